@@ -1,4 +1,4 @@
-// What callbacks of the program share that return a status: room for a message, and the error that they make.
+// Common code for callbacks of the program that return a status: the message buffer and the resulting error.
 #pragma once
 
 #include <array>
@@ -12,13 +12,13 @@
 
 namespace tsr::capi {
 
-// Of one call of a callback. A callback that says nothing, and returns the code of a call of this library that failed in
-// it, is taken to tell of that.
+// The reply of one callback call. If the callback writes no message but returns the code of a library call that failed
+// in it, that call's message is used.
 class Reply {
    public:
     [[nodiscard]] char* message() { return text_.data(); }
 
-    // Throws unless the callback returned 0; `what()` says what failed then.
+    // Throws unless the callback returned 0; `what()` then describes what failed.
     template <class What>
     void check(int32_t returned, What&& what) const {
         if (returned != TSR_OK) throw error(returned, what());

@@ -1,5 +1,5 @@
-// tessera/checkpoint.h: savers and committed checkpoints. A callback may destroy the one that it serves, so what may call
-// one holds the object itself.
+// tessera/checkpoint.h: savers and committed checkpoints. A callback may destroy the object that it serves, so
+// functions that may call one hold the object.
 #include "tessera/checkpoint.h"
 
 #include "base/env.hpp"
@@ -65,12 +65,12 @@ SaverOptions saver_options_in(const tsr_saver_options* options) {
         out.format = SaveFormat::torch_dcp;
     } else if (format != "tessera") {
         throw Error(Code::invalid_argument,
-                    fmt::format("format is '{}'; it is 'tessera' or '{}'", format, torch_dcp_format));
+                    fmt::format("format is '{}'; it must be 'tessera' or '{}'", format, torch_dcp_format));
     }
     out.timeout = milliseconds{o.timeout_ms};
     if (o.when_busy < TSR_BUSY_WAIT || o.when_busy > TSR_BUSY_REPLACE) {
         throw Error(Code::invalid_argument,
-                    fmt::format("when_busy is {}; it is 0 to 2 (wait, refuse or replace)", o.when_busy));
+                    fmt::format("when_busy is {}; it must be 0 to 2 (wait, refuse or replace)", o.when_busy));
     }
     out.when_busy = static_cast<WhenBusy>(o.when_busy);
     out.priority = flag(o.low_priority, "low_priority") ? Priority::low : Priority::normal;
@@ -89,7 +89,7 @@ SaverOptions saver_options_in(const tsr_saver_options* options) {
 
 constexpr tsr_open_options default_open_options{.struct_size = sizeof(tsr_open_options), .storage = nullptr};
 
-// A storage's files live as long as what uses them.
+// The files of a storage live as long as the object that uses them.
 struct SaverAndFiles {
     std::unique_ptr<FileSystem> files;
     std::unique_ptr<Saver> saver;
@@ -114,7 +114,7 @@ LoadOptions load_options_in(const tsr_load_options& o) {
     out.progress = progress_in(o.progress, o.progress_data);
     if (o.comm != nullptr) out.comm = object_of(o.comm, "comm");
     if (o.only != nullptr && o.only_count == 0) {
-        throw Error(Code::invalid_argument, "only has no pattern; leave it out to load all names");
+        throw Error(Code::invalid_argument, "only has no patterns; leave it out to load all names");
     }
     for (size_t i = 0; i < o.only_count; ++i) {
         out.only.push_back(text((&required(o.only, "only"))[i], fmt::format("only[{}]", i).c_str()));
@@ -139,8 +139,9 @@ ExportOptions export_options_in(const tsr_export_options& o) {
     const std::string_view format = o.format != nullptr ? o.format : "safetensors";
     const auto known = export_format(format);
     if (!known) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("format is '{}'; it is 'safetensors', 'torch_dcp', 'torch_save' or 'npz'", format));
+        throw Error(
+            Code::invalid_argument,
+            fmt::format("format is '{}'; it must be 'safetensors', 'torch_dcp', 'torch_save' or 'npz'", format));
     }
     out.format = *known;
     out.shard_bytes = o.max_file_bytes;
@@ -216,7 +217,7 @@ tsr_status tsr_saver_should_stop(tsr_saver* saver, int64_t step, int32_t told, i
         required(stop, "stop") = 0;
         const auto s = object_of(saver, "saver");
         const bool asked = flag(told, "told");
-        const bool preempted = preempt_requested();  // also tells the launcher that this rank asks
+        const bool preempted = preempt_requested();  // also tells the launcher that this rank polls
         *stop = s->should_stop(step, asked || preempted) ? 1 : 0;
     });
 }
@@ -276,7 +277,8 @@ tsr_status tsr_checkpoint_tensor(const tsr_checkpoint* checkpoint, size_t index,
         const auto& c = object_of(checkpoint, "checkpoint");
         if (index >= c->names().size()) {
             throw Error(Code::invalid_argument,
-                        fmt::format("tensor {} of {}; indices begin at 0", index, c->names().size()));
+                        fmt::format("tensor {} does not exist; the checkpoint has {} tensors, counted from 0", index,
+                                    c->names().size()));
         }
         const std::string& found = c->names()[index];
         const SavedTensor& tensor = *c->manifest().find(found);
@@ -338,7 +340,7 @@ tsr_status tsr_checkpoint_export(const tsr_checkpoint* checkpoint, tsr_comm* com
         const Exported exported = export_checkpoint(*source, peers, place, how);
         if (exported.unreadable.empty() || peers.rank() != 0) return;
         const auto& [name, why] = *exported.unreadable.begin();
-        log::warning("the export of {} into {} leaves out what cannot be read, {} of it: '{}' ({}){}", source->path(),
+        log::warning("the export of {} to {} leaves out what cannot be read ({} in all): '{}' ({}){}", source->path(),
                      place, exported.unreadable.size(), name, why, exported.unreadable.size() > 1 ? " and others" : "");
     });
 }

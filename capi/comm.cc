@@ -51,7 +51,7 @@ void issue(Communicator& comm, const Request& request, tsr_work** work) {
     create(work, [&] { return comm.submit(request); });
 }
 
-// `n` tensors of the caller; one, as most calls have it, takes no allocation.
+// `n` tensors of the caller; a single one, the usual case, needs no allocation.
 class TensorList {
    public:
     TensorList(const tsr_tensor* tensors, size_t n, const char* what) {
@@ -304,8 +304,7 @@ tsr_status tsr_work_staged(const tsr_work* work, tsr_work** staged) {
         create(staged, [&] {
             const auto save = std::dynamic_pointer_cast<SaveWork>(own_object_of(work, "work"));
             if (save == nullptr) {
-                throw Error(Code::invalid_argument,
-                            "the work is not one of tsr_saver_save_async; nothing else is staged");
+                throw Error(Code::invalid_argument, "the work is not from tsr_saver_save_async; only saves are staged");
             }
             return save->staged();
         });

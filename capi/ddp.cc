@@ -50,7 +50,7 @@ DdpOptions core_options(const tsr_ddp_options* options) {
     return core;
 }
 
-// A hook of the caller's with the communicator handle that it is lent.
+// The caller's hook, with the communicator handle lent to it.
 class Hook {
    public:
     Hook(const std::shared_ptr<Communicator>& comm, tsr_ddp_hook_fn fn) : fn_(fn) { comm_.object = comm; }
@@ -60,7 +60,7 @@ class Hook {
     Hook(const Hook&) = delete;
     Hook& operator=(const Hook&) = delete;
 
-    // From here on the user's data is freed with this object.
+    // From now on the user's data is freed with this object.
     void own(void* user_data, tsr_destroy_fn destroy_data) {
         user_data_ = user_data;
         destroy_data_ = destroy_data;
@@ -73,7 +73,7 @@ class Hook {
         const tsr_ddp_bucket view{bucket.bucket, grads.size(), bucket.params.data(), grads.data(), &comm_};
         const int32_t failed = fn_(&view, user_data_);
         if (failed == 0) return;
-        // A hook whose collective failed has nothing of its own to tell.
+        // If a collective of the hook failed, report that error.
         if (const auto error = comm_.object->error()) throw Error(*error);
         const int rank = comm_.object->rank();
         throw Error(Code::user, fmt::format("rank {}: the hook for bucket {} returned {}", rank, bucket.bucket, failed))

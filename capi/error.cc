@@ -40,7 +40,7 @@ tsr_status fail(const Error& error) noexcept {
     try {
         last = wrap(error.record());
     } catch (...) {
-        last.reset();  // no memory left even for the error: the code alone must do
+        last.reset();  // no memory even for the error: only the code is returned
     }
     return static_cast<tsr_status>(error.code());
 }

@@ -43,7 +43,7 @@ FsdpOptions core_options(const tsr_fsdp_options* options) {
     return core;
 }
 
-// A parameter without data is one whose values come later.
+// A parameter without data gets its values later.
 NamedTensor param_in(const tsr_param& param, const std::string& unit, size_t index) {
     const std::string name = text(param.name, "a parameter's name");
     const std::string what = fmt::format("parameter {} (\"{}\") of unit \"{}\"", index, name, unit);
@@ -103,7 +103,7 @@ tsr_status tsr_fsdp_unit_init(tsr_fsdp_unit* unit, size_t struct_size) {
         tsr_fsdp_unit& out = required(unit, "unit");
         if (struct_size != sizeof out) {
             throw Error(Code::invalid_argument,
-                        fmt::format("struct_size is {}; a unit of this library has {} bytes", struct_size, sizeof out));
+                        fmt::format("struct_size is {}; a unit has {} bytes in this library", struct_size, sizeof out));
         }
         out = {};
         out.reshard_after_forward = 1;

@@ -48,8 +48,8 @@ void throw_bad_handle(const char* what, uint64_t magic) {
 void throw_of_parent(const char* what) {
     throw Error(
         Code::invalid_state,
-        fmt::format("{} belongs to the process that this one was forked from; make one of its own here, or start "
-                    "children by exec (spawn)",
+        fmt::format("{} belongs to the parent of this forked process; create a new one here, or start children with "
+                    "exec (spawn)",
                     what));
 }
 
@@ -76,12 +76,11 @@ Tensor tensor_in(const tsr_tensor* tensor, const char* what) {
     }
     if (in.ndim > 0 && in.shape == nullptr) throw Error(Code::invalid_argument, fmt::format("{} has no shape", what));
     for (const uint64_t word : in.reserved) {
-        if (word != 0)
-            throw Error(Code::invalid_argument, fmt::format("{} has reserved words that are not zero", what));
+        if (word != 0) throw Error(Code::invalid_argument, fmt::format("{} has non-zero reserved words", what));
     }
     out.shape = Dims(std::span<const int64_t>(in.shape, static_cast<size_t>(in.ndim)));
     try {
-        check_shape(out.shape, out.dtype, {});  // what it is called is put together only for an error
+        check_shape(out.shape, out.dtype, {});  // its name is built only for an error
     } catch (const Error& error) {
         throw Error(Code::invalid_argument, fmt::format("{}{}", what, error.what()));
     }
@@ -107,7 +106,7 @@ std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* 
     if (n > 0) required(tensors, what);
     std::vector<Tensor> out;
     out.reserve(n);
-    // The usual single tensor costs no formatting of a name that only an error would show.
+    // The usual single tensor avoids formatting a name that only an error would show.
     if (n == 1) out.push_back(tensor_in(tensors, what));
     for (size_t i = 0; n > 1 && i < n; ++i) {
         out.push_back(tensor_in(&tensors[i], fmt::format("{}[{}]", what, i).c_str()));
@@ -126,7 +125,7 @@ tsr_tensor tensor_out(const Tensor& tensor) {
     return out;
 }
 
-// More is no struct of options, whatever version it is of: it was never set.
+// A larger struct_size cannot be valid in any version: it was never initialised.
 constexpr size_t most_struct_bytes = 4096;
 
 void read_options(const void* from, void* defaults, size_t own_size, const char* what) {
@@ -152,7 +151,7 @@ void read_options(const void* from, void* defaults, size_t own_size, const char*
 void write_options(void* to, size_t struct_size, const void* defaults, size_t own_size, const char* what) {
     if (to == nullptr) throw Error(Code::invalid_argument, fmt::format("{} is NULL", what));
     if (struct_size < sizeof struct_size || struct_size > most_struct_bytes) {
-        throw Error(Code::invalid_argument, fmt::format("struct_size {} of {}; pass sizeof", struct_size, what));
+        throw Error(Code::invalid_argument, fmt::format("struct_size of {} is {}; pass its sizeof", what, struct_size));
     }
     std::memset(to, 0, struct_size);
     std::memcpy(to, defaults, std::min(struct_size, own_size));

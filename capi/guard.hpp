@@ -1,7 +1,7 @@
-// The border between C and C++: the only place where exceptions become status codes and pointers become objects.
-// Every function of capi/ is one guard() over src/. A handle carries a magic word, poisoned when it is destroyed;
-// destroyed handles rest in a bounded quarantine, so that a late use reads the poison, not freed memory. A handle is its
-// process's: what a forked child inherits it may read (const handles) and destroy, and not use.
+// The boundary between C and C++: the only place where exceptions become status codes and pointers become objects.
+// Every function of capi/ is one guard() over src/. A handle carries a magic word, which is poisoned on destroy;
+// destroyed handles stay in a bounded quarantine, so that a late use reads the poison instead of freed memory. A handle
+// belongs to its process: a forked child may read (const handles) and destroy what it inherits, but not use it.
 #pragma once
 
 #include <fmt/core.h>
@@ -24,15 +24,15 @@ namespace tsr::capi {
 // Sets the calling thread's last error; returns its code.
 tsr_status fail(const Error& error) noexcept;
 
-// What the calling thread's last error tells; nullptr if there is none.
+// The record of the calling thread's last error; nullptr if there is none.
 std::shared_ptr<const ErrorRecord> last_record() noexcept;
-// The same, also when the caller has taken it.
+// The same, even if the caller has taken the error.
 std::shared_ptr<const ErrorRecord> newest_record() noexcept;
 
 // A detached error object for the caller, freed by tsr_error_destroy.
 tsr_error* detached(const Error& error);
 
-// Runs `body`; TSR_OK, or the status of what it threw.
+// Runs `body`; returns TSR_OK or the status of the exception.
 template <class Body>
 tsr_status guard(Body&& body) noexcept {
     try {
@@ -45,10 +45,10 @@ tsr_status guard(Body&& body) noexcept {
 
 inline constexpr uint64_t dead_magic = 0xdeaddeaddeaddead;
 
-// What the calls on a handle that is not const are in a child that was forked from its process.
+// How calls on a non-const handle are treated in a forked child of its process.
 enum class InChild { refused, left_to_object };
 
-// What every handle is: a magic word of its type, then a shared pointer to the object.
+// The layout of every handle: a magic word of its type, then a shared pointer to the object.
 template <class T, uint64_t Magic, InChild Use = InChild::refused>
 struct Handle {
     static constexpr uint64_t type_magic = Magic;
@@ -73,7 +73,8 @@ auto& object_of(const H* handle, const char* what) {
     return handle->object;
 }
 
-// The same; throws INVALID_STATE in a forked child, too, where the object's threads, locks and peers are its parent's.
+// The same; also throws INVALID_STATE in a forked child, where the object's threads, locks and peers belong to the
+// parent.
 template <class H>
 auto& own_object_of(const H* handle, const char* what) {
     auto& object = object_of(handle, what);
@@ -92,7 +93,7 @@ T& required(T* out, const char* what) {
     return *out;
 }
 
-// Creates a handle for `object` into `*out`, which is NULL if anything throws before.
+// Stores a handle for the object from `make` in `*out`, which is NULL if anything throws first.
 template <class H, class Make>
 void create(H** out, Make&& make) {
     H*& slot = required(out, "out");
@@ -102,7 +103,7 @@ void create(H** out, Make&& make) {
     slot = handle.release();
 }
 
-// Destroys a handle: NULL is taken, one destroyed before is left alone.
+// Destroys a handle; NULL and already destroyed handles are ignored.
 template <class H>
 void destroy(H* handle) noexcept {
     if (handle == nullptr || handle->magic != H::type_magic) return;
@@ -114,18 +115,18 @@ void destroy(H* handle) noexcept {
 // A C string argument: not NULL.
 inline std::string text(const char* value, const char* what) { return std::string(&required(value, what)); }
 
-// An int32_t of the options that means yes or no: 0 or 1.
+// A flag of the options: 0 or 1.
 inline bool flag(int32_t value, const char* what) {
     if (value == 0 || value == 1) return value == 1;
-    throw Error(Code::invalid_argument, fmt::format("{} is {}; it is 0 or 1", what, value));
+    throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be 0 or 1", what, value));
 }
 
-// Of a wait; negative: a year, which is longer than any operation may take.
+// The deadline of a wait; negative: a year, which is longer than any operation may take.
 inline Deadline patience(int32_t timeout_ms) {
     return Deadline::in(timeout_ms < 0 ? milliseconds{std::chrono::hours{24 * 365}} : milliseconds{timeout_ms});
 }
 
-// Copies `value` and a final 0 into buf if it fits; always tells the size.
+// Copies `value` and a terminating 0 into buf if it fits; always sets the size.
 void text_out(const std::string& value, char* buf, size_t capacity, size_t* size);
 
 // Checks and converts a tensor argument: known dtype, sane shape, contiguous, not NULL unless empty.
@@ -134,8 +135,8 @@ std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* 
 // A view of `tensor`; `tensor.shape` must outlive it.
 tsr_tensor tensor_out(const Tensor& tensor);
 
-// Reads min(struct_size, sizeof) bytes of the caller's options over the defaults; non-zero bytes beyond what this
-// library knows are UNSUPPORTED; struct_size 0 is INVALID_ARGUMENT; NULL gives the defaults.
+// Copies min(struct_size, sizeof) bytes of the caller's options over the defaults. Non-zero bytes beyond the fields
+// that this library knows are UNSUPPORTED; struct_size 0 is INVALID_ARGUMENT; NULL gives the defaults.
 void read_options(const void* from, void* defaults, size_t own_size, const char* what);
 template <class O>
 O options_in(const O* from, O defaults, const char* what) {

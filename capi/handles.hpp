@@ -1,5 +1,5 @@
-// What each opaque handle of types.h is. Magic words are ASCII of the type's name. The objects are only named here: who
-// looks into one includes its header.
+// Definitions of the opaque handles of types.h. Magic words are ASCII of the type's name. The objects are only declared
+// here; code that uses one includes its header.
 #pragma once
 
 #include "guard.hpp"
@@ -26,7 +26,7 @@ struct MeshObject;
 }
 }  // namespace tsr
 
-// A store makes connections of its own in a child. A communicator refuses by its name and rank.
+// A store opens its own connections in a child. A communicator refuses the call itself, naming itself and its rank.
 struct tsr_store : tsr::capi::Handle<tsr::Store, 0x545352'53544f5245, tsr::capi::InChild::left_to_object> {};
 struct tsr_store_server : tsr::capi::Handle<tsr::StoreServer, 0x545352'53525652> {};
 struct tsr_comm : tsr::capi::Handle<tsr::Communicator, 0x545352'434f4d4d, tsr::capi::InChild::left_to_object> {};

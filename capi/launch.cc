@@ -1,4 +1,4 @@
-// tessera/launch.h: what the launcher tells the ranks.
+// tessera/launch.h: messages between the launcher and the ranks.
 #include "tessera/launch.h"
 
 #include <fmt/core.h>
@@ -21,10 +21,10 @@ tsr_status tsr_record_error(const char* message, const char* traceback) {
         const std::string said = text(message, "message");
         const std::string trace = traceback == nullptr ? "" : traceback;
         const bool tells_of_it =
-            last && !last->message.empty() &&  // an exception may have another as its cause
+            last && !last->message.empty() &&  // an exception may contain the message of its cause
             (said.find(last->message) != std::string::npos || trace.find(last->message) != std::string::npos);
         const ErrorRecord* facts = tells_of_it ? last.get() : nullptr;
-        // What follows from a cause tells less: that the communicator was out of use.
+        // The root cause says more than its consequence, that the communicator could no longer be used.
         for (const ErrorRecord* record = facts; record != nullptr; record = record->cause.get()) {
             if (record->launcher_peer >= 0) facts = record;
         }
@@ -37,7 +37,7 @@ tsr_status tsr_record_error_about(const char* message, const char* traceback, ts
         const std::string said = text(message, "message");
         if (code < TSR_E_INVALID_ARGUMENT || code > TSR_E_INTERNAL) {
             throw Error(Code::invalid_argument,
-                        fmt::format("the code is {}; those of errors are 1 to {}", code, int{TSR_E_INTERNAL}));
+                        fmt::format("code is {}; it must be 1 to {}", code, int{TSR_E_INTERNAL}));
         }
         const auto facts = Error(static_cast<Code>(code), said).with_launcher_peer(peer).record();
         record_error(said, traceback == nullptr ? "" : traceback, facts.get());

@@ -34,7 +34,7 @@ Layout layout_in(const int64_t* shape, int32_t ndim, const int32_t* mesh_sizes, 
                  int32_t mesh_ndim) {
     if (mesh_ndim < 1 || mesh_ndim > TSR_MAX_NDIM) {
         throw Error(Code::invalid_argument,
-                    fmt::format("a mesh of {} dimensions; 1 to {} are supported", mesh_ndim, TSR_MAX_NDIM));
+                    fmt::format("the mesh has {} dimensions; 1 to {} are supported", mesh_ndim, TSR_MAX_NDIM));
     }
     required(mesh_sizes, "mesh_sizes");
     required(placements, "placements");
@@ -57,13 +57,14 @@ std::vector<Box> boxes_in(const tsr_box* boxes, int64_t count, int32_t ndim) {
 Layout layout_in(const int64_t* shape, int32_t ndim, const tsr_box* boxes, const int32_t* counts, int32_t world_size) {
     if (world_size < 1 || world_size > 4096) {
         throw Error(Code::invalid_argument,
-                    fmt::format("a layout of {} ranks; explicit boxes take 1 to 4096", world_size));
+                    fmt::format("world_size is {}; a layout from boxes supports 1 to 4096 ranks", world_size));
     }
     required(counts, "counts");
     int64_t total = 0;
     for (int32_t rank = 0; rank < world_size; ++rank) {
         if (counts[rank] < 0) {
-            throw Error(Code::invalid_argument, fmt::format("rank {} has {} boxes", rank, counts[rank]));
+            throw Error(Code::invalid_argument,
+                        fmt::format("rank {} has {} boxes; the count must not be negative", rank, counts[rank]));
         }
         total += counts[rank];
     }
@@ -96,7 +97,8 @@ tsr_status tsr_layout_gather(tsr_comm* comm, const int64_t* shape, int32_t ndim,
         const auto& ranks = object_of(comm, "comm");
         create(out, [&] {
             return std::make_shared<Layout>(gather_layout(ranks, [&] {
-                if (count < 0) throw Error(Code::invalid_argument, fmt::format("{} boxes", count));
+                if (count < 0)
+                    throw Error(Code::invalid_argument, fmt::format("count is {}; it must not be negative", count));
                 Dims whole = shape_in(shape, ndim);
                 return OwnBoxes{whole, boxes_in(boxes, count, ndim)};
             }));
@@ -113,8 +115,8 @@ tsr_status tsr_layout_box(const tsr_layout* layout, int32_t rank, int32_t index,
     return guard([&] {
         const auto boxes = object_of(layout, "layout")->boxes_of(rank);
         if (index < 0 || static_cast<size_t>(index) >= boxes.size()) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("box {} of rank {}, which holds {}", index, rank, boxes.size()));
+            throw Error(Code::invalid_argument, fmt::format("box {} of rank {} does not exist; the rank holds {} boxes",
+                                                            index, rank, boxes.size()));
         }
         tsr_box& out = required(box, "box");
         const Box& from = boxes[static_cast<size_t>(index)];

@@ -12,7 +12,7 @@ extern "C" {
 tsr_status tsr_log_set_level(int32_t level) {
     return guard([&] {
         if (level < TSR_LOG_DEBUG || level > TSR_LOG_OFF) {
-            throw Error(Code::invalid_argument, fmt::format("log level {}; 1 to 5 are known", level));
+            throw Error(Code::invalid_argument, fmt::format("the log level is {}; it must be 1 to 5", level));
         }
         log::set_level(static_cast<log::Level>(level));
     });

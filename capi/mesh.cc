@@ -8,7 +8,7 @@
 
 namespace tsr::capi {
 
-// A mesh owns the handles that it lends by tsr_mesh_comm, one a dimension.
+// A mesh owns the handles that tsr_mesh_comm lends, one per dimension.
 struct MeshObject {
     explicit MeshObject(DeviceMesh of) : mesh(std::move(of)) {
         for (int d = 0; d < mesh.shape().ndim(); ++d) {
@@ -26,7 +26,7 @@ namespace {
 std::vector<std::string> names_in(const char* const* names, int32_t ndim) {
     if (ndim < 1 || ndim > TSR_MAX_NDIM) {
         throw Error(Code::invalid_argument,
-                    fmt::format("a mesh of {} dimensions; 1 to {} are supported", ndim, TSR_MAX_NDIM));
+                    fmt::format("the mesh has {} dimensions; 1 to {} are supported", ndim, TSR_MAX_NDIM));
     }
     required(names, "names");
     std::vector<std::string> copied;
@@ -89,7 +89,7 @@ tsr_status tsr_mesh_slice(const tsr_mesh* mesh, const char* const* names, int32_
 tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* name, tsr_mesh** out) {
     return guard([&] {
         create(out, [&] {
-            if (comm == nullptr) (void)object_of(mesh, "mesh");  // of two that are wrong the first is told
+            if (comm == nullptr) (void)object_of(mesh, "mesh");  // if both are invalid, report the first
             Communicator& ranks = *object_of(comm, "comm");
             const auto whole = or_refuse_on_all_ranks(ranks, [&] { return object_of(mesh, "mesh"); });
             return std::make_shared<MeshObject>(whole->mesh.flatten(ranks, name == nullptr ? "" : name));

@@ -34,7 +34,7 @@ void create_over(Model* model, const char* what, tsr_optimizer** out, Make&& mak
     create(out, [&] { return optimizer_of(object_of(model, what), make); });
 }
 
-// One of each kind: the caller's options to an optimizer over `params`.
+// One function per kind: creates an optimizer over `params` with the caller's options.
 std::shared_ptr<Optimizer> sgd(std::vector<OptimizerParam> params, const tsr_sgd_options* options,
                                std::shared_ptr<SharedCopy> copy = {}) {
     const auto o = options_in(options, default_sgd, "options");
@@ -161,7 +161,8 @@ tsr_status tsr_optimizer_steps(const tsr_optimizer* optimizer, int64_t* steps) {
 }
 
 void tsr_optimizer_destroy(tsr_optimizer* optimizer) {
-    // A state may hold the object on, but its memory is the caller's from here on, and a save may have yet to copy it.
+    // A state may keep the object alive, but its memory belongs to the caller again, and a save may still have to copy
+    // it.
     if (optimizer != nullptr && optimizer->magic == tsr_optimizer::type_magic) {
         optimizer->object->barrier()->before_write_all();
     }

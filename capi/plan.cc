@@ -32,7 +32,7 @@ tsr_status tsr_plan_create(tsr_comm* comm, int32_t collective, const tsr_tensor*
             const auto& object = object_of(comm, "comm");
             if (collective < TSR_COLLECTIVE_BARRIER || collective > TSR_COLLECTIVE_ALL_TO_ALL) {
                 throw Error(Code::invalid_argument,
-                            fmt::format("collective is {}; a TSR_COLLECTIVE_ value is wanted", collective));
+                            fmt::format("collective is {}; it must be a TSR_COLLECTIVE_ value", collective));
             }
             if (stream != nullptr) {
                 throw Error(Code::unsupported, "a CUDA stream was given, but this communicator has no CUDA transport");

@@ -1,5 +1,5 @@
-// tessera/state.h: what a checkpoint saves and loads. Objects of the program's are adapted to StateSource here. A callback of
-// an object may destroy the state that it serves, so what may call one holds the state itself.
+// tessera/state.h: what a checkpoint saves and loads. Adapts objects of the program to StateSource. A callback of an
+// object may destroy the state that it serves, so functions that may call one hold the state.
 #include "tessera/state.h"
 
 #include <optional>
@@ -18,7 +18,7 @@ namespace tsr::capi {
 
 namespace {
 
-// Values in a state of their own, which a callback is lent for its time.
+// Values in a separate state, lent to a callback for the duration of its call.
 class LentValues {
    public:
     LentValues() {
@@ -36,7 +36,7 @@ class LentValues {
     tsr_state* handle_ = nullptr;
 };
 
-// What tsr_state_add_source was given. Its owner destroys the program's data.
+// The arguments of tsr_state_add_source. The owner of this object destroys the program's data.
 class Callbacks {
    public:
     explicit Callbacks(const tsr_state_source& table) : table_(table) {}
@@ -52,7 +52,7 @@ class Callbacks {
     tsr_state_source table_;
 };
 
-// "<prefix>.<name>", by the program's callbacks.
+// The values "<prefix>.<name>", through the program's callbacks.
 class ProgramValues final : public StateSource {
    public:
     ProgramValues(std::string prefix, Callbacks callbacks)
@@ -68,8 +68,8 @@ class ProgramValues final : public StateSource {
                     [&] { return fmt::format("collecting the values of '{}' failed", prefix_); });
         if (!lent.state().has_values_alone()) {
             throw Error(Code::invalid_argument,
-                        fmt::format("collecting the values of '{}' gave more than values; add tensors, objects and "
-                                    "metrics to the state that is saved",
+                        fmt::format("collecting the values of '{}' added more than values; add tensors, objects and "
+                                    "metrics to the saved state instead",
                                     prefix_));
         }
         Values values;
@@ -180,7 +180,7 @@ tsr_status tsr_state_add_sampler(tsr_state* state, const char* prefix, tsr_sampl
 
 tsr_status tsr_state_add_source(tsr_state* state, const char* prefix, const tsr_state_source* source) {
     return guard([&] {
-        // Read first: whatever else is wrong, the program's data is the library's from here.
+        // Read first: from now on the library owns the program's data, whatever else fails.
         std::optional<Callbacks> callbacks;
         const auto refused = attempt([&] { callbacks.emplace(callbacks_in(source)); });
         const auto& s = object_of(state, "state");

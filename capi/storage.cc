@@ -18,7 +18,7 @@ void check(const Reply& reply, int32_t returned, const char* what, const std::st
     reply.check(returned, [&] { return fmt::format("the storage's {} of '{}' failed", what, key); });
 }
 
-// The calling thread is in a callback while this lives.
+// Marks the calling thread as inside a callback while it lives.
 class InCallback {
    public:
     explicit InCallback(const Callbacks& callbacks) : callbacks_(&callbacks) { innermost_ = this; }
@@ -39,7 +39,7 @@ class InCallback {
 };
 thread_local const InCallback* InCallback::innermost_ = nullptr;
 
-// What the callbacks are, and the program's data, which goes when nothing uses it any more.
+// The callbacks and the program's data, which is destroyed when nothing uses it any more.
 struct Callbacks {
     tsr_storage_vtable table{};
     void* user_data = nullptr;
@@ -133,13 +133,14 @@ class VtableStorage final : public Storage {
         if (returned == TSR_E_NOT_FOUND) return std::nullopt;
         check(reply, returned, "status", key);
         if (kind != TSR_STORAGE_OBJECT && kind != TSR_STORAGE_DIRECTORY) {
-            throw Error(Code::io, fmt::format("the storage says that '{}' is of kind {}", key, kind));
+            throw Error(Code::io, fmt::format("the storage returned for '{}' the unknown kind {}", key, kind));
         }
         check_size(size, key);
         constexpr int64_t most_ms = INT64_MAX / 1'000'000 / 2;
         if (modified_ms < -most_ms || modified_ms > most_ms) {
             throw Error(Code::io,
-                        fmt::format("the storage says that '{}' was modified {} ms after 1970", key, modified_ms));
+                        fmt::format("the storage returned for '{}' the modification time {} ms, which is out of range",
+                                    key, modified_ms));
         }
         FileStatus found;
         found.kind = kind == TSR_STORAGE_OBJECT ? FileStatus::Kind::file : FileStatus::Kind::directory;
@@ -154,7 +155,7 @@ class VtableStorage final : public Storage {
         const int32_t returned = call(table().open, key.c_str(), &object, &size, reply.message());
         if (returned == TSR_E_NOT_FOUND) return nullptr;
         check(reply, returned, "open", key);
-        auto opened = std::make_unique<VtableObject>(callbacks_, key, object, size);  // closes it, whatever follows
+        auto opened = std::make_unique<VtableObject>(callbacks_, key, object, size);  // closes it even after an error
         check_size(size, key);
         return opened;
     }
@@ -190,13 +191,13 @@ class VtableStorage final : public Storage {
     }
 
    private:
-    // Called by the program: nothing may be thrown through it.
+    // Called by the program, so it must not throw.
     static void add_name(const char* name, void* names) noexcept {
         if (name != nullptr) static_cast<std::vector<std::string>*>(names)->emplace_back(name);
     }
     static void check_size(int64_t size, const std::string& key) {
         if (size >= 0) return;
-        throw Error(Code::io, fmt::format("the storage says that '{}' has {} bytes", key, size));
+        throw Error(Code::io, fmt::format("the storage returned for '{}' the negative size {}", key, size));
     }
     [[nodiscard]] const tsr_storage_vtable& table() const { return callbacks_->table; }
     template <class Callback, class... Arguments>
@@ -227,11 +228,11 @@ tsr_storage_vtable vtable_in(const tsr_storage_vtable* given) {
     need(table.remove != nullptr, "remove");
     if ((table.capabilities & ~known_capabilities) != 0 || table.reserved != 0) {
         throw Error(Code::unsupported,
-                    fmt::format("vtable.capabilities is {}; this library knows {}, and reserved is 0",
+                    fmt::format("vtable.capabilities is {}; this library knows {}, and reserved must be 0",
                                 table.capabilities, known_capabilities));
     }
     if (table.part_bytes != 0 && table.part_bytes < min_part_bytes) {
-        throw Error(Code::invalid_argument, fmt::format("vtable.part_bytes is {}; it is 0 ({}) or at least {}",
+        throw Error(Code::invalid_argument, fmt::format("vtable.part_bytes is {}; it must be 0 ({}) or at least {}",
                                                         table.part_bytes, default_part_bytes, min_part_bytes));
     }
     return table;
@@ -249,7 +250,7 @@ tsr_status tsr_storage_create(const tsr_storage_vtable* vtable, void* user_data,
             callbacks->table = vtable_in(vtable);
             auto storage = std::make_shared<VtableStorage>(callbacks);
             callbacks->user_data = user_data;
-            callbacks->destroy = destroy_data;  // nothing can fail any more
+            callbacks->destroy = destroy_data;  // nothing can fail from here on
             return storage;
         });
     });

@@ -1,4 +1,4 @@
-// tessera/version.h: which library this is.
+// tessera/version.h: the version and path of the library.
 #include "tessera/version.h"
 
 #include <dlfcn.h>

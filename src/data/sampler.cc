@@ -22,20 +22,20 @@ std::vector<int64_t> shuffled_order(uint64_t seed, int64_t epoch, int64_t length
 Sampler::Sampler(int rank, int world_size, int64_t length, const SamplerOptions& options)
     : rank_(rank), world_size_(world_size), length_(length), options_(options) {
     if (world_size < 1 || rank < 0 || rank >= world_size) {
-        throw Error(Code::invalid_argument, fmt::format("a sampler for rank {} of {}", rank, world_size));
+        throw Error(Code::invalid_argument, fmt::format("rank {} is out of range for world size {}", rank, world_size));
     }
     if (length < 1) {
-        throw Error(Code::invalid_argument, fmt::format("a sampler of {} samples; at least 1 is needed", length));
+        throw Error(Code::invalid_argument, fmt::format("the sampler's length is {}; it must be at least 1", length));
     }
     if (options.drop_last && length < world_size) {
         throw Error(Code::invalid_argument,
-                    fmt::format("drop_last would drop all {} samples of the data set, since there are {} ranks", length,
-                                world_size));
+                    fmt::format("drop_last would drop all {} samples of the data set, because there are {} ranks",
+                                length, world_size));
     }
 }
 
 size_t Sampler::next(std::span<int64_t> indices) {
-    if (indices.empty()) throw Error(Code::invalid_argument, "a batch of 0 samples; ask for at least 1");
+    if (indices.empty()) throw Error(Code::invalid_argument, "the batch size is 0; it must be at least 1");
     if (options_.shuffle && order_epoch_ != epoch_) {
         order_ = shuffled_order(options_.seed, epoch_, length_);
         order_epoch_ = epoch_;
@@ -51,7 +51,7 @@ size_t Sampler::next(std::span<int64_t> indices) {
     return static_cast<size_t>(count);
 }
 
-// Steps over the end of an epoch, so that the position always names a sample that is still to come.
+// Moves past the end of an epoch, so that the position always names a sample still to be taken.
 void Sampler::move_to(int64_t epoch, int64_t consumed) {
     const int64_t left = length_ - consumed;
     const bool used_up = options_.drop_last ? left < world_size_ : left == 0;
@@ -60,7 +60,7 @@ void Sampler::move_to(int64_t epoch, int64_t consumed) {
 }
 
 void Sampler::set_epoch(int64_t epoch) {
-    if (epoch < 0) throw Error(Code::invalid_argument, fmt::format("epoch {}; epochs count from 0", epoch));
+    if (epoch < 0) throw Error(Code::invalid_argument, fmt::format("epoch is {}; it must not be negative", epoch));
     move_to(epoch, 0);
 }
 
@@ -71,9 +71,10 @@ SamplerState Sampler::state() const {
 void Sampler::load_state(const SamplerState& saved) {
     const auto must_match = [](const char* what, auto saved_value, auto own_value) {
         if (saved_value == own_value) return;
-        throw Error(Code::mismatch, fmt::format("the saved position belongs to a sampler with {} {}, this one has {}; "
-                                                "create the sampler as it was when it was saved",
-                                                what, saved_value, own_value));
+        throw Error(Code::mismatch,
+                    fmt::format("the saved position belongs to a sampler with {} {}, but this one has {}; "
+                                "create the sampler with the saved options",
+                                what, saved_value, own_value));
     };
     must_match("length", saved.length, length_);
     must_match("seed", saved.seed, options_.seed);
@@ -81,8 +82,8 @@ void Sampler::load_state(const SamplerState& saved) {
     must_match("drop_last", saved.drop_last, options_.drop_last);
     if (saved.epoch < 0 || saved.consumed < 0 || saved.consumed > length_) {
         throw Error(Code::mismatch,
-                    fmt::format("the saved position, epoch {} sample {}, is not one of a data set of {}", saved.epoch,
-                                saved.consumed, length_));
+                    fmt::format("the saved position, epoch {} sample {}, is outside a data set of {} samples",
+                                saved.epoch, saved.consumed, length_));
     }
     move_to(saved.epoch, saved.consumed);
 }

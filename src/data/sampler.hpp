@@ -1,11 +1,11 @@
-// The distributed sampler: which samples each rank takes next. All ranks walk one global order of the epoch together,
-// `size * world` samples a step; rank r takes every world-th of them, beginning with the r-th. The position is one
-// number, the samples that all ranks together have taken, so training goes on in mid-epoch at any world size with no
-// sample lost or doubled.
+// The distributed sampler: which samples each rank takes next. All ranks advance together through one global order of
+// the epoch, `size * world` samples per step; rank r takes every world-th of them, starting with the r-th. The position
+// is one number, the samples that all ranks together have taken, so training can continue in mid-epoch at any world
+// size without losing or repeating a sample.
 //
-// The order of an epoch is a function of (seed, epoch, length) alone: Fisher-Yates from the last place down, driven by
-// SplitMix64 with the state mix(mix(seed) + epoch). Any language can compute it again; it never changes within a major
-// version, since checkpoints hold positions in it. Owned by one thread; const methods may be called by others between
+// The order of an epoch depends only on (seed, epoch, length): Fisher-Yates from the last place down, driven by
+// SplitMix64 with the state mix(mix(seed) + epoch). Any language can reproduce it; it never changes within a major
+// version, because checkpoints hold positions in it. Owned by one thread; other threads may call const methods between
 // its calls.
 #pragma once
 
@@ -22,7 +22,7 @@ struct SamplerOptions {
     bool drop_last = false;
 };
 
-// What a checkpoint keeps. `epoch` and `consumed` are the position; the rest says which order it is a position in.
+// The state saved in a checkpoint. `epoch` and `consumed` are the position; the rest identifies the order.
 struct SamplerState {
     int64_t length = 0;
     uint64_t seed = 0;
@@ -37,9 +37,9 @@ class Sampler {
    public:
     Sampler(int rank, int world_size, int64_t length, const SamplerOptions& options);
 
-    // Fills the front of `indices` with this rank's next samples and returns how many: all of them, or fewer at the end
-    // of an epoch (the same number on every rank). Without drop_last the epoch's last step is filled up from the
-    // beginning of its order; with it, fewer than world_size left samples are dropped.
+    // Writes this rank's next samples to the front of `indices` and returns their number: indices.size(), or fewer at
+    // the end of an epoch (the same on every rank). Without drop_last, the epoch's last step is filled up from the
+    // beginning of its order; with it, a rest of fewer than world_size samples is dropped.
     size_t next(std::span<int64_t> indices);
 
     // The epoch that the next batch belongs to, and how many of its samples all ranks together have taken.
@@ -48,7 +48,7 @@ class Sampler {
     void set_epoch(int64_t epoch);
 
     [[nodiscard]] SamplerState state() const;
-    // Throws MISMATCH, changing nothing, if the state is a position in another order than this sampler's.
+    // Throws MISMATCH, and changes nothing, if the state belongs to another order than this sampler's.
     void load_state(const SamplerState& state);
 
    private:

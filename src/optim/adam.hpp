@@ -1,5 +1,5 @@
-// Adam and AdamW as torch.optim's: bias-corrected moments; weight decay in the gradient (Adam) or applied to the
-// parameter (AdamW).
+// Adam and AdamW as in torch.optim: bias-corrected moments, with weight decay added to the gradient (Adam) or applied
+// to the parameter (AdamW).
 #pragma once
 
 #include "optim/optimizer.hpp"
@@ -27,7 +27,7 @@ class Adam final : public Optimizer {
     [[nodiscard]] Settings own_settings() const override;
     void load_own_settings(const Settings& settings) override;
 
-    AdamOptions options_;  // lr apart, which the base owns
+    AdamOptions options_;  // except lr, which the base class owns
 };
 
 }  // namespace tsr

@@ -9,7 +9,7 @@ namespace tsr {
 
 namespace {
 
-// Several sums side by side: one after the other would wait for each addition.
+// Several independent sums: a single one would wait for each addition.
 template <class T, class Term>
 double sum_of(std::span<const T> values, Term&& term) {
     constexpr size_t lanes = 8;
@@ -83,7 +83,7 @@ bool scale_grads_finitely(std::span<const OptimizerParam> params, double factor)
     bool finite = true;
     for (const OptimizerParam& param : params) {
         each_grad(param, [&]<class T>(std::span<T> grad) {
-            unsigned found = 0;  // without a branch, so that it is vectorised
+            unsigned found = 0;  // branch-free, so that it is vectorised
             for (T& g : grad) {
                 g *= static_cast<T>(factor);
                 found |= static_cast<unsigned>(!(std::abs(g) <= std::numeric_limits<T>::max()));

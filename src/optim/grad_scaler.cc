@@ -11,14 +11,14 @@ namespace tsr {
 
 namespace {
 
-// Losses are f32 more often than not.
+// Losses are usually f32.
 bool is_scale(double value) { return value >= FLT_MIN && value <= FLT_MAX; }
 
 void check(const GradScalerOptions& options, const char* scale) {
     const auto refuse_unless = [](bool right, const char* name, auto value, const char* wanted) {
-        if (!right) throw Error(Code::invalid_argument, fmt::format("{} is {}; it is {}", name, value, wanted));
+        if (!right) throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be {}", name, value, wanted));
     };
-    refuse_unless(is_scale(options.init_scale), scale, options.init_scale, "a normal number of f32 above 0");
+    refuse_unless(is_scale(options.init_scale), scale, options.init_scale, "a positive normal f32 number");
     refuse_unless(options.growth_factor > 1 && is_scale(options.growth_factor), "growth_factor", options.growth_factor,
                   "finite and above 1");
     refuse_unless(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor", options.backoff_factor,
@@ -42,15 +42,18 @@ GradScaler::Stage GradScaler::unscaled(const std::shared_ptr<Optimizer>& optimiz
 void GradScaler::unscale(const std::shared_ptr<Optimizer>& optimizer) {
     if (const auto known = stages_.find(optimizer); known != stages_.end()) {
         throw Error(Code::invalid_state,
-                    known->second.stepped ? "the optimizer made its step since the scaler's last update; update first"
-                                          : "the optimizer's gradients are unscaled already, since the last update");
+                    known->second.stepped
+                        ? "this optimizer already stepped since the scaler's last update; call update() first"
+                        : "this optimizer's gradients are already unscaled since the scaler's last update; "
+                          "call update() first");
     }
     (void)unscaled(optimizer);
 }
 
 bool GradScaler::step(const std::shared_ptr<Optimizer>& optimizer) {
     if (const auto known = stages_.find(optimizer); known != stages_.end() && known->second.stepped) {
-        throw Error(Code::invalid_state, "the scaler made this optimizer's step since its last update; update first");
+        throw Error(Code::invalid_state,
+                    "this optimizer already stepped since the scaler's last update; call update() first");
     }
     optimizer->check_step();  // before it changes the gradients
     const Stage stage = unscaled(optimizer);
@@ -62,7 +65,7 @@ bool GradScaler::step(const std::shared_ptr<Optimizer>& optimizer) {
 void GradScaler::update() {
     if (stages_.empty()) {
         throw Error(Code::invalid_state,
-                    "no optimizer's gradients were unscaled since the scaler's last update; step or unscale first");
+                    "no gradients were unscaled since the scaler's last update; call step() or unscale() first");
     }
     const bool finite = std::ranges::all_of(stages_, [](const auto& each) { return each.second.finite; });
     stages_.clear();
@@ -91,7 +94,7 @@ void GradScaler::load_settings(const Settings& settings) {
     check(options, "scale");
     const auto tracker = setting<int64_t>(settings, "_growth_tracker");
     if (tracker < 0) {
-        throw Error(Code::invalid_argument, fmt::format("_growth_tracker is {}; it is not negative", tracker));
+        throw Error(Code::invalid_argument, fmt::format("_growth_tracker is {}; it must not be negative", tracker));
     }
     options_ = options;
     scale_ = options.init_scale;

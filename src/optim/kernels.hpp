@@ -1,5 +1,5 @@
-// The element loops of the optimizers, for float and double. Compiled with -ffp-contract=off, so that no machine and no
-// compiler fuses a multiplication with an addition: every build and every width of vectors gives the same bits.
+// The element loops of the optimizers, for float and double. Compiled with -ffp-contract=off, so that no compiler fuses
+// a multiplication with an addition: every build and every vector width gives the same bits.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct SgdStep {
     bool first;  // the momentum buffer is not set yet
 };
 
-// `buffer` is not read or written without momentum.
+// Without momentum `buffer` is not accessed.
 template <class T>
 void sgd_update(T* param, const T* grad, T* buffer, size_t n, const SgdStep<T>& step,
                 Vectors vectors = widest_vectors());

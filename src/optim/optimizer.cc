@@ -27,15 +27,16 @@ void check(const OptimizerParam& param) {
         throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" {}", param.name, why));
     };
     if (param.value.dtype != DType::f32 && param.value.dtype != DType::f64) {
-        refuse(fmt::format("is {}; optimizers update f32 and f64", name_of(param.value.dtype)));
+        refuse(fmt::format("is {}; optimizers update only f32 and f64", name_of(param.value.dtype)));
     }
     if (param.value.device.type != DeviceType::cpu) refuse("is not on the CPU");
     if (param.grad.dtype != param.value.dtype || param.grad.device != param.value.device) {
-        refuse(fmt::format("is {}, its gradient is {} or on another device", name_of(param.value.dtype),
+        refuse(fmt::format("is {}, but its gradient is {} or on another device", name_of(param.value.dtype),
                            name_of(param.grad.dtype)));
     }
     if (param.grad.shape != param.value.shape) {
-        refuse(fmt::format("has the shape {}, its gradient {}", param.value.shape.str(), param.grad.shape.str()));
+        refuse(fmt::format("has shape {}, but its gradient has shape {}", param.value.shape.str(),
+                           param.grad.shape.str()));
     }
 }
 
@@ -59,7 +60,7 @@ std::shared_ptr<std::byte> own_memory(size_t size) {
 Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names,
                      std::shared_ptr<SharedCopy> copy)
     : params_(std::move(params)), moments_per_param_(moment_names.size()), copy_(std::move(copy)), lr_(lr) {
-    if (params_.empty()) throw Error(Code::invalid_argument, "an optimizer without parameters");
+    if (params_.empty()) throw Error(Code::invalid_argument, "the optimizer has no parameters");
     left_out_.assign(params_.size(), 0);
     check_not_negative("lr", lr);
     std::unordered_set<std::string_view> names;
@@ -122,7 +123,7 @@ void Optimizer::refuse_if_others_step(const char* why) const {
 }
 
 void Optimizer::check_step() const {
-    refuse_if_others_step("it has made the step");
+    refuse_if_others_step("the step is already done");
     if (before_step_) before_step_();
 }
 
@@ -165,11 +166,11 @@ void Optimizer::zero_grad() {
 double Optimizer::clip_grad_norm(double max_norm, double p) {
     check_not_negative("max_norm", max_norm);
     if (!(p >= 1))
-        throw Error(Code::invalid_argument, fmt::format("the norm's p is {}; it is 1 or more, or infinite", p));
-    refuse_if_others_step("its gradients cannot be bounded");
+        throw Error(Code::invalid_argument, fmt::format("the norm's p is {}; it must be at least 1 or infinite", p));
+    refuse_if_others_step("its gradients cannot be clipped");
     if (gate_) gate_();
     double sum = power_sum(params_, p);
-    if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // which the largest of the ranks' is, too
+    if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // as the maximum over the ranks is, too
     if (together_) sum = together_(sum, std::isinf(p) ? Over::max : Over::sum);
     const double norm = std::isinf(p) || p == 1 ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
     constexpr double eps = 1e-6;  // PyTorch's
@@ -179,8 +180,8 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
 }
 
 void Optimizer::clip_grad_value(double most) {
-    check_not_negative("the largest gradient", most);
-    refuse_if_others_step("its gradients cannot be bounded");
+    check_not_negative("the clip value", most);
+    refuse_if_others_step("its gradients cannot be clipped");
     if (gate_) gate_();
     bound_grads(params_, most);
 }
@@ -198,7 +199,7 @@ bool Optimizer::unscale_grads(double scale) {
 
 void Optimizer::set_lr(double lr) {
     check_not_negative("lr", lr);
-    if (others_step_ && gate_) gate_();  // their thread reads it
+    if (others_step_ && gate_) gate_();  // their thread reads lr_
     lr_ = lr;
 }
 
@@ -209,7 +210,8 @@ Settings Optimizer::settings() const {
     return result;
 }
 
-// The count of steps that the moments of a parameter show; where they show none, `steps`, unless they were never written.
+// The step count stored in the moments of a parameter; if they store none, `steps`, or 0 if the moments were never
+// written.
 int64_t Optimizer::steps_of(size_t param, int64_t steps) const {
     bool is_written = moments_per_param_ == 0;
     for (size_t i = param * moments_per_param_; i < (param + 1) * moments_per_param_; ++i) {
@@ -220,14 +222,16 @@ int64_t Optimizer::steps_of(size_t param, int64_t steps) const {
     return is_written ? steps : 0;
 }
 
-// The count of steps that the moments show, which is `steps` if they may be of that one.
+// The step count stored in the moments; `steps` if the moments are consistent with it.
 int64_t Optimizer::of_moments(int64_t steps) const {
     std::optional<float> shown;
     for (const Moment& moment : moments_) {
         if (moment.name != step_moment) continue;
         const float count = moment.tensor.as<float>()[0];
         if (!(count >= 0 && count < 0x1p62F)) {
-            throw Error(Code::invalid_argument, fmt::format("the step of \"{}\" is {}", moment.param, count));
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("the step of \"{}\" is {}; it must be at least 0 and below 2^62", moment.param, count));
         }
         shown = std::max(shown.value_or(0), count);
     }
@@ -235,7 +239,7 @@ int64_t Optimizer::of_moments(int64_t steps) const {
     const auto is_used = [](const Moment& moment) {
         return std::ranges::any_of(memory_of(moment.tensor), [](std::byte b) { return b != std::byte{0}; });
     };
-    return steps == 0 && std::ranges::any_of(moments_, is_used) ? 1 : steps;  // momentum is not overwritten then
+    return steps == 0 && std::ranges::any_of(moments_, is_used) ? 1 : steps;  // so that momentum is not overwritten
 }
 
 void Optimizer::load_settings(const Settings& settings) {
@@ -253,7 +257,7 @@ void Optimizer::load_settings(const Settings& settings) {
         steps = setting<int64_t>(settings, "step");
     }
     if (steps < 0 || steps >= int64_t{1} << 62) {
-        throw Error(Code::invalid_argument, fmt::format("step is {}; steps count from 0, to 2^62", steps));
+        throw Error(Code::invalid_argument, fmt::format("step is {}; it must be at least 0 and below 2^62", steps));
     }
     steps = of_moments(steps);
     load_own_settings(settings);
@@ -267,7 +271,7 @@ T setting(const Settings& settings, std::string_view name) {
     for (const auto& [key, value] : settings) {
         if (key != name) continue;
         if (const T* found = std::get_if<T>(&value)) return *found;
-        throw Error(Code::invalid_argument, fmt::format("the setting \"{}\" has another type", name));
+        throw Error(Code::invalid_argument, fmt::format("the setting \"{}\" has the wrong type", name));
     }
     throw Error(Code::invalid_argument, fmt::format("the setting \"{}\" is missing", name));
 }

@@ -75,7 +75,7 @@ void Sgd::load_own_settings(const Settings& settings) {
     loaded.nesterov = setting<bool>(settings, "nesterov");
     check(loaded);
     if ((loaded.momentum != 0) != (options_.momentum != 0)) {
-        throw Error(Code::invalid_argument, "one of the saved and this SGD has momentum, the other has none");
+        throw Error(Code::invalid_argument, "the saved SGD and this one must both have momentum or both have none");
     }
     options_ = loaded;
 }

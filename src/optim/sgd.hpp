@@ -1,5 +1,5 @@
-// Stochastic gradient descent as torch.optim.SGD: weight decay in the gradient, momentum (the first step's buffer is the
-// gradient itself, undampened), Nesterov.
+// Stochastic gradient descent as in torch.optim.SGD: weight decay added to the gradient, momentum (the first step's
+// buffer is the undampened gradient), and Nesterov momentum.
 #pragma once
 
 #include "optim/optimizer.hpp"
@@ -24,7 +24,7 @@ class Sgd final : public Optimizer {
     [[nodiscard]] Settings own_settings() const override;
     void load_own_settings(const Settings& settings) override;
 
-    SgdOptions options_;  // lr apart, which the base owns
+    SgdOptions options_;  // except lr, which the base class owns
 };
 
 }  // namespace tsr

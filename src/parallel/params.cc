@@ -21,15 +21,16 @@ std::string without_wrappers(std::string name) {
 }
 
 void check_params(std::span<const NamedTensor> params) {
-    if (params.empty()) throw Error(Code::invalid_argument, "a model without parameters");
+    if (params.empty()) throw Error(Code::invalid_argument, "the model has no parameters");
     std::unordered_set<std::string_view> names;
     for (const auto& [name, tensor] : params) {
         if (name.empty()) throw Error(Code::invalid_argument, "a parameter's name is empty");
         if (!names.insert(name).second) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("two parameters are named \"{0}\"; names are of the whole model, whatever unit or "
-                                    "layer they are in: begin each with its own, such as \"fc1.{0}\"",
-                                    name));
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("two parameters are named \"{0}\"; names must be unique in the model: add a prefix, "
+                            "such as \"fc1.{0}\"",
+                            name));
         }
         if (tensor.device.type != DeviceType::cpu) {
             throw Error(Code::unsupported, fmt::format("parameter \"{}\" is not on the CPU", name));
@@ -39,8 +40,8 @@ void check_params(std::span<const NamedTensor> params) {
 
 void check_trained(const NamedTensor& param) {
     if (is_floating(param.tensor.dtype)) return;
-    throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" is {}; a parameter with a gradient is a "
-                                                    "floating-point tensor",
+    throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" is {}; a parameter with a gradient must be "
+                                                    "a floating-point tensor",
                                                     param.name, name_of(param.tensor.dtype)));
 }
 
@@ -55,8 +56,8 @@ std::vector<std::string> description(std::span<const NamedTensor> tensors, std::
 }
 
 Error no_such(std::string_view what, size_t index, size_t count) {
-    return Error(Code::invalid_argument,
-                 fmt::format("{0} {1} of a model with {2} {0}s, numbered 0 to {3}", what, index, count, count - 1));
+    return Error(Code::invalid_argument, fmt::format("{0} {1} does not exist; the model has {2} {0}s (0 to {3})", what,
+                                                     index, count, count - 1));
 }
 
 }  // namespace tsr

@@ -1,5 +1,4 @@
-// Named parameters and buffers of a model, as the trainer registers them: what every way of training in parallel asks of
-// them.
+// Named parameters and buffers of a model, as the trainer registers them, and the checks that DDP and FSDP share.
 #pragma once
 
 #include <cstddef>
@@ -21,17 +20,17 @@ struct NamedTensor {
 // The name without leading "module." and "_orig_mod.", however many.
 [[nodiscard]] std::string without_wrappers(std::string name);
 
-// Throws INVALID_ARGUMENT or UNSUPPORTED unless there are some, their names differ and are not empty, and all are on the
-// CPU.
+// Throws INVALID_ARGUMENT or UNSUPPORTED unless the list is not empty, names are unique and not empty, and all tensors
+// are on the CPU.
 void check_params(std::span<const NamedTensor> params);
 
-// INVALID_ARGUMENT unless it can have a gradient: a floating-point tensor.
+// Throws INVALID_ARGUMENT unless the parameter can have a gradient, that is, is a floating-point tensor.
 void check_trained(const NamedTensor& param);
 
-// A line each for check_same_on_all_ranks (comm/fingerprint.hpp): `parameter 3 "fc1.bias" f32 [128]`.
+// One line per tensor for check_same_on_all_ranks (comm/fingerprint.hpp): `parameter 3 "fc1.bias" f32 [128]`.
 [[nodiscard]] std::vector<std::string> description(std::span<const NamedTensor> tensors, std::string_view kind);
 
-// INVALID_ARGUMENT: of the `what`s ("unit") of a model there are `count`.
+// An INVALID_ARGUMENT error: the model has only `count` of `what` ("unit").
 [[nodiscard]] Error no_such(std::string_view what, size_t index, size_t count);
 
 }  // namespace tsr

@@ -21,7 +21,7 @@ std::vector<OptimizerParam> params_in(const Ddp& ddp) {
     return out;
 }
 
-// Each step is of gradients that were reduced since the step before.
+// Each step requires gradients reduced since the previous step.
 template <class Model>
 void set_gate(Optimizer& optimizer, const std::shared_ptr<Model>& model, const char* what) {
     const auto stepped = std::make_shared<int64_t>(0);
@@ -31,7 +31,7 @@ void set_gate(Optimizer& optimizer, const std::shared_ptr<Model>& model, const c
     optimizer.set_model(model.get());
 }
 
-// Deletes an optimizer of a DDP model: a bucket that is just being updated is finished before, and no other is begun.
+// Deletes an optimizer of a DDP model, after a bucket that is being updated is finished; no other update begins.
 struct Delete {
     std::shared_ptr<Optimizer> made;
     std::shared_ptr<Ddp> model;
@@ -81,7 +81,7 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Fsdp>& model, Make
 void step_in_backward(Ddp& model, Optimizer& optimizer) {
     if (optimizer.model() != &model) {
         throw Error(Code::invalid_argument,
-                    "the optimizer was not made from this model; only one that was can step in its backward pass");
+                    "the optimizer was not created from this model; only one that was can step in its backward pass");
     }
     model.step_in_backward(optimizer);
 }

@@ -26,7 +26,7 @@ Json to_value(const Setting& setting) {
     return Json(std::move(list));
 }
 
-// Of the same type as `like`, which is the setting that it will replace.
+// Converts to the type of `like`, the setting that it will replace.
 Setting to_setting(const Json& value, const Setting& like, const std::string& name) {
     if (std::holds_alternative<bool>(like) && value.is(Json::Kind::boolean)) return value.as_bool();
     if (std::holds_alternative<int64_t>(like)) return int_of(value, name);
@@ -40,7 +40,8 @@ Setting to_setting(const Json& value, const Setting& like, const std::string& na
             return list;
         }
     }
-    throw Error(Code::mismatch, fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
+    throw Error(Code::mismatch,
+                fmt::format("the saved setting '{}' is {}, which has the wrong type", name, value.dump()));
 }
 
 constexpr const char* below_optimizer = ".param_groups.0.";
@@ -99,10 +100,10 @@ uint64_t unsigned_of(const Json& value, const std::string& name) {
         const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
         if (error == std::errc{} && end == digits.data() + digits.size()) return number;
     }
-    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}, not an unsigned number", name, value.dump()));
+    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}, not an unsigned integer", name, value.dump()));
 }
 
-// "<prefix>.epoch", "<prefix>.consumed" and the order that they are a position in.
+// "<prefix>.epoch", "<prefix>.consumed" and the values that identify the order of samples.
 class SamplerValues final : public StateSource {
    public:
     SamplerValues(std::string prefix, std::shared_ptr<Sampler> sampler)
@@ -140,7 +141,7 @@ class SamplerValues final : public StateSource {
         const auto take_bool = [&](const char* name, bool& out) {
             take(name, [&](const Json& value, const std::string& what) {
                 if (!value.is(Json::Kind::boolean)) {
-                    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}", what, value.dump()));
+                    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}, not a boolean", what, value.dump()));
                 }
                 out = value.as_bool();
             });
@@ -158,7 +159,7 @@ class SamplerValues final : public StateSource {
     std::shared_ptr<Sampler> sampler_;
 };
 
-// This rank's boxes of a larger tensor, one after the other in `tensor`; none if it is empty.
+// Adds this rank's boxes of a larger tensor, stored one after another in `tensor`; none if it is empty.
 void add_held(State& state, const std::string& name, const Tensor& tensor, const Held& held) {
     std::vector<Tensor> pieces;
     std::byte* at = tensor.data;
@@ -169,7 +170,7 @@ void add_held(State& state, const std::string& name, const Tensor& tensor, const
     state.add_sharded(name, held.layout, tensor.dtype, pieces, held.rank);
 }
 
-// `copy`: what the tensor lies in, if ranks of a host share it.
+// `copy`: the shared copy that contains the tensor, if ranks of a host share it.
 void add_whole(State& state, const std::string& name, const Tensor& tensor, const std::shared_ptr<SharedCopy>& copy) {
     if (copy) {
         state.add_shared(name, tensor, copy);
@@ -210,7 +211,7 @@ void add_optimizer(State& state, const std::string& prefix, const std::shared_pt
         }
     }
     part.add_barrier(optimizer->barrier());
-    // Shards of different steps are no model. Replicas may step on their own.
+    // Shards of different steps do not form a model. Replicas may step independently.
     const auto is_held = [](const OptimizerParam& param) { return param.held.has_value(); };
     if (std::ranges::any_of(optimizer->params(), is_held)) part.require_same(prefix + below_optimizer + "step");
     state.add_all(std::move(part));

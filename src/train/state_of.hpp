@@ -1,5 +1,5 @@
-// What a state has of models, optimizers, scalers and samplers: their tensors under their names, and their numbers as values.
-// A state keeps alive what was added. Each adds all or, when it throws, nothing.
+// Adds models, optimizers, scalers and samplers to a state: their tensors under their names, and their numbers as
+// values. A state keeps alive what was added. Each function adds everything or, if it throws, nothing.
 #pragma once
 
 #include <memory>
@@ -16,13 +16,13 @@ namespace tsr {
 
 // "<prefix>.<parameter>"
 void add_ddp(State& state, const std::string& prefix, const std::shared_ptr<Ddp>& model);
-// The same names; of each tensor this rank's shard.
+// The same names, with this rank's shard of each tensor.
 void add_fsdp(State& state, const std::string& prefix, const std::shared_ptr<Fsdp>& model);
 // PyTorch's names: "<prefix>.state.<parameter>.<moment>" and "<prefix>.param_groups.0.<setting>".
 void add_optimizer(State& state, const std::string& prefix, const std::shared_ptr<Optimizer>& optimizer);
 // "<prefix>.<setting>"
 void add_grad_scaler(State& state, const std::string& prefix, const std::shared_ptr<GradScaler>& scaler);
-// "<prefix>.epoch", "<prefix>.consumed" and the order that they are a position in.
+// "<prefix>.epoch", "<prefix>.consumed" and the values that identify the order of samples.
 void add_sampler(State& state, const std::string& prefix, const std::shared_ptr<Sampler>& sampler);
 
 }  // namespace tsr

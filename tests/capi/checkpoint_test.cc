@@ -202,7 +202,7 @@ TEST(CheckpointApi, IsExportedToOtherFormats) {
     EXPECT_GE(calls, 6);
     options.format = "zip";
     EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, "/nowhere", &options), TSR_E_INVALID_ARGUMENT,
-                 "format is 'zip'; it is 'safetensors', 'torch_dcp', 'torch_save' or 'npz'");
+                 "format is 'zip'; it must be 'safetensors', 'torch_dcp', 'torch_save' or 'npz'");
     options.format = "torch_save";
     options.max_file_bytes = 1000;
     EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, "/nowhere", &options), TSR_E_INVALID_ARGUMENT,

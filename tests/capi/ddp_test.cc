@@ -51,9 +51,9 @@ TEST(DdpApi, TrainsAModelOnThreeRanks) {
         EXPECT_EQ(grad.shape[1], 2);
         for (float& g : floats(grad)) g = static_cast<float>(rank);
         EXPECT_OK(tsr_ddp_ready(ddp, 0));
-        EXPECT_FAILS(tsr_ddp_ready(ddp, 0), TSR_E_INVALID_STATE, "\"weight\" was said to be ready twice");
+        EXPECT_FAILS(tsr_ddp_ready(ddp, 0), TSR_E_INVALID_STATE, "\"weight\" was marked ready twice");
         EXPECT_FAILS(tsr_ddp_ready(ddp, 2), TSR_E_INVALID_ARGUMENT,
-                     "parameter 2 of a model with 2 parameters, numbered 0 to 1");
+                     "parameter 2 does not exist; the model has 2 parameters (0 to 1)");
         EXPECT_FAILS(tsr_ddp_wait(ddp), TSR_E_INVALID_STATE, "\"bias\"");
         EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "being reduced");
         EXPECT_FAILS(tsr_optimizer_zero_grad(optimizer), TSR_E_INVALID_STATE, "being reduced");
@@ -120,7 +120,7 @@ TEST(DdpApi, AccumulatesFindsUnusedAndTellsStatistics) {
         EXPECT_OK(tsr_ddp_set_sync(ddp, 0));
         for (float& g : floats(grad)) g += static_cast<float>(rank);
         EXPECT_OK(tsr_ddp_ready(ddp, 0));
-        EXPECT_FAILS(tsr_ddp_set_sync(ddp, 1), TSR_E_INVALID_STATE, "synchronisation cannot be switched");
+        EXPECT_FAILS(tsr_ddp_set_sync(ddp, 1), TSR_E_INVALID_STATE, "synchronisation cannot be changed");
         EXPECT_OK(tsr_ddp_wait(ddp));
         EXPECT_OK(tsr_ddp_set_sync(ddp, 1));
         EXPECT_OK(tsr_ddp_wait(ddp));
@@ -141,7 +141,7 @@ TEST(DdpApi, AccumulatesFindsUnusedAndTellsStatistics) {
         EXPECT_EQ(stats.size_bytes, 128U);
         EXPECT_GT(stats.end_ns, stats.start_ns);
         EXPECT_FAILS(tsr_ddp_stats(ddp, 1, &stats), TSR_E_INVALID_ARGUMENT,
-                     "bucket 1 of a model with 1 buckets, numbered 0 to 0");
+                     "bucket 1 does not exist; the model has 1 buckets (0 to 0)");
     });
 }
 
@@ -271,7 +271,7 @@ TEST(DdpApi, AnOptimizerThatStepsInBackwardMayGoAtAnyTime) {
             ASSERT_OK(tsr_ddp_sgd(ddp, &options, optimizer.out()));
             EXPECT_OK(tsr_ddp_step_in_backward(ddp, optimizer));
             EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, optimizer), TSR_E_INVALID_STATE, "steps in backward");
-            EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "has made the step");
+            EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "the step is already done");
             EXPECT_OK(tsr_ddp_ready_all(ddp));
             EXPECT_FAILS(tsr_optimizer_set_lr(optimizer, 1), TSR_E_INVALID_STATE, "being reduced");
             if (round % 2 == 0) optimizer.reset();
@@ -295,10 +295,12 @@ TEST(DdpApi, AnOptimizerThatIsNotTheModelsDoesNotStepInBackwardThoughItHasItsGra
     {
         api::Owned<tsr_optimizer> strangers;
         ASSERT_OK(tsr_sgd_create(params.data(), grads.data(), grads.size(), nullptr, strangers.out()));
-        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, strangers), TSR_E_INVALID_ARGUMENT, "was not made from this model");
+        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, strangers), TSR_E_INVALID_ARGUMENT,
+                     "was not created from this model");
         api::Owned<tsr_optimizer> anothers;
         ASSERT_OK(tsr_ddp_sgd(other, nullptr, anothers.out()));
-        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, anothers), TSR_E_INVALID_ARGUMENT, "was not made from this model");
+        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, anothers), TSR_E_INVALID_ARGUMENT,
+                     "was not created from this model");
     }
     EXPECT_OK(tsr_ddp_ready_all(ddp));
     EXPECT_OK(tsr_ddp_wait(ddp));
@@ -311,7 +313,7 @@ TEST(DdpApi, RanksJoinWithTheirBuffers) {
         tsr_ddp_options options = ddp_options();
         api::Owned<tsr_ddp> plain;
         ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, plain.out()));
-        EXPECT_FAILS(tsr_ddp_join(plain, 1), TSR_E_INVALID_STATE, "without the option join");
+        EXPECT_FAILS(tsr_ddp_join(plain, 1), TSR_E_INVALID_STATE, "without the join option");
         EXPECT_FAILS(tsr_ddp_broadcast_buffers(plain), TSR_E_INVALID_STATE, "no buffers were registered");
         options.join = TSR_DDP_JOIN_DIVIDE_BY_ACTIVE;
         api::Owned<tsr_ddp> ddp;
@@ -365,18 +367,18 @@ TEST(DdpApi, TheRanksOfAHostShareTheParameters) {
         api::Owned<tsr_ddp> plain;
         ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, plain.out()));
         int64_t steps = -1;
-        EXPECT_FAILS(tsr_ddp_shared_step(plain, &steps), TSR_E_INVALID_STATE, "without share_params");
+        EXPECT_FAILS(tsr_ddp_shared_step(plain, &steps), TSR_E_INVALID_STATE, "create it with share_params");
         options.share_params = 1;
         options.find_unused = 1;
         api::Owned<tsr_ddp> ddp;
         EXPECT_FAILS(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()), TSR_E_UNSUPPORTED,
-                     "share_params with find_unused");
+                     "share_params cannot be combined with find_unused");
         options.find_unused = 0;
         ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()));
         tsr_param weight{};
         ASSERT_OK(tsr_ddp_param(ddp, 0, &weight));
         EXPECT_NE(weight.tensor.data, params[0].tensor.data);
-        EXPECT_FAILS(tsr_ddp_ready_all(ddp), TSR_E_INVALID_STATE, "before there is an optimizer");
+        EXPECT_FAILS(tsr_ddp_ready_all(ddp), TSR_E_INVALID_STATE, "needs an optimizer");
         tsr_sgd_options sgd{};
         ASSERT_OK(tsr_sgd_options_init(&sgd, sizeof sgd));
         sgd.lr = 0.5;
@@ -469,7 +471,7 @@ TEST(DdpApi, BadArgumentsAreRefused) {
     auto params = model.params();
     api::Owned<tsr_ddp> ddp;
     EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 0, nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT,
-                 "without parameters");
+                 "the model has no parameters");
     EXPECT_FAILS(tsr_ddp_create(comm, nullptr, 2, nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT, "params is NULL");
     EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 2, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "out is NULL");
     params[1].name = nullptr;
@@ -527,12 +529,12 @@ TEST(OptimizerApi, BadParametersAreRefused) {
     tsr_tensor g = grad.tensor();
     api::Owned<tsr_optimizer> optimizer;
     EXPECT_FAILS(tsr_adam_create(&param, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
-                 "shape [4], its gradient [3]");
+                 "shape [4], but its gradient has shape [3]");
     EXPECT_FAILS(tsr_adam_create(&param, nullptr, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
                  "grads is NULL");
     EXPECT_FAILS(tsr_adam_create(nullptr, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT, "params is NULL");
     EXPECT_FAILS(tsr_adam_create(&param, &g, 0, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
-                 "without parameters");
+                 "the optimizer has no parameters");
     g.dtype = 0;
     EXPECT_FAILS(tsr_adam_create(&param, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
                  "the gradient of parameter 0 (\"w\") has the unknown dtype 0");

@@ -30,12 +30,13 @@ TEST(FsdpApi, BadArgumentsAreRefused) {
     refused([](auto& unit, auto&) { unit.params = nullptr; }, TSR_E_INVALID_ARGUMENT, "params is NULL");
     refused([](auto& unit, auto&) { unit.n = 0; }, TSR_E_INVALID_ARGUMENT, "has no parameters");
     refused([](auto& unit, auto&) { unit.reshard_after_forward = 2; }, TSR_E_INVALID_ARGUMENT,
-            "of which 1 ranks are a multiple");
+            "a divisor of the 1 ranks of a shard group");
     refused([](auto& unit, auto&) { unit.reshard_after_forward = -1; }, TSR_E_INVALID_ARGUMENT,
             "reshard_after_forward is -1");
     refused([](auto& unit, auto&) { unit.flat = 2; }, TSR_E_INVALID_ARGUMENT, "flat is 2");
     refused([](auto& unit, auto&) { unit.row_block = -3; }, TSR_E_INVALID_ARGUMENT, "row_block is -3");
-    refused([](auto& unit, auto&) { unit.flat = unit.row_block = 1; }, TSR_E_INVALID_ARGUMENT, "one of these");
+    refused([](auto& unit, auto&) { unit.flat = unit.row_block = 1; }, TSR_E_INVALID_ARGUMENT,
+            "a flat unit cannot have a row_block");
     refused([](auto& unit, auto&) { unit.reserved = 1; }, TSR_E_UNSUPPORTED, "reserved");
     refused([](auto& unit, auto&) { unit.param_dtype = 99; }, TSR_E_INVALID_ARGUMENT, "param_dtype is unknown");
     refused([](auto& unit, auto&) { unit.reduce_dtype = -1; }, TSR_E_INVALID_ARGUMENT, "reduce_dtype is unknown");
@@ -50,21 +51,23 @@ TEST(FsdpApi, BadArgumentsAreRefused) {
     const std::array<int32_t, 2> flags{1, 5};
     refused([&](auto& unit, auto&) { unit.trained = flags.data(); }, TSR_E_INVALID_ARGUMENT, "trained is 5");
     EXPECT_FAILS(tsr_fsdp_create(comm, nullptr, 1, nullptr, fsdp.out()), TSR_E_INVALID_ARGUMENT, "units is NULL");
-    EXPECT_FAILS(tsr_fsdp_create(comm, nullptr, 0, nullptr, fsdp.out()), TSR_E_INVALID_ARGUMENT, "without units");
+    EXPECT_FAILS(tsr_fsdp_create(comm, nullptr, 0, nullptr, fsdp.out()), TSR_E_INVALID_ARGUMENT,
+                 "the model has no units");
     EXPECT_FAILS(tsr_fsdp_create(comm, model.units.data(), 2, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "out is NULL");
     const auto well = model.create(comm);
     EXPECT_FAILS(tsr_fsdp_param(well, 3, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
-                 "parameter 3 of a model with 3 parameters, numbered 0 to 2");
+                 "parameter 3 does not exist; the model has 3 parameters (0 to 2)");
     const char* name = nullptr;
     EXPECT_FAILS(tsr_fsdp_unit_name(well, 2, &name), TSR_E_INVALID_ARGUMENT,
-                 "unit 2 of a model with 2 units, numbered 0 to 1");
+                 "unit 2 does not exist; the model has 2 units (0 to 1)");
     EXPECT_FAILS(tsr_fsdp_unit_name(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "name is NULL");
     int32_t phase = 0;
     EXPECT_FAILS(tsr_fsdp_unit_phase(well, 2, &phase), TSR_E_INVALID_ARGUMENT,
-                 "unit 2 of a model with 2 units, numbered 0 to 1");
+                 "unit 2 does not exist; the model has 2 units (0 to 1)");
     EXPECT_FAILS(tsr_fsdp_unit_phase(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "phase is NULL");
-    EXPECT_FAILS(tsr_fsdp_forward(well, 2), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2 units, numbered 0 to 1");
-    EXPECT_FAILS(tsr_fsdp_whole(well, 0, nullptr), TSR_E_INVALID_STATE, "not whole");
+    EXPECT_FAILS(tsr_fsdp_forward(well, 2), TSR_E_INVALID_ARGUMENT,
+                 "unit 2 does not exist; the model has 2 units (0 to 1)");
+    EXPECT_FAILS(tsr_fsdp_whole(well, 0, nullptr), TSR_E_INVALID_STATE, "is sharded; access it between");
     EXPECT_FAILS(tsr_fsdp_shard(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "shard is NULL");
 }
 
@@ -130,8 +133,8 @@ TEST(FsdpApi, AModelThatOneRankRegistersBadlyIsRefusedOnAll) {
     static const std::array<int64_t, 2> columns{1, 5};
     const std::vector<Bad> cases{
         {[](auto& model, auto&) { model.second_params[0] = model.first_params[1]; }, TSR_E_INVALID_ARGUMENT,
-         "two parameters are named \"fc1.bias\", one of unit \"fc1\" and one of unit \"fc2\"; names are of the whole "
-         "model"},
+         "two parameters are named \"fc1.bias\", one in unit \"fc1\" and one in unit \"fc2\"; names must be unique "
+         "in the model"},
         {[](auto& model, auto&) { model.first_params[0].tensor.strides = columns.data(); }, TSR_E_INVALID_ARGUMENT,
          "parameter 0 (\"module.fc1.weight\") of unit \"fc1\" is not contiguous"},
         {[](auto& model, auto&) { model.units[1].name = nullptr; }, TSR_E_INVALID_ARGUMENT, "a unit's name is NULL"},
@@ -232,7 +235,7 @@ TEST(FsdpApi, WhoWaitsForARankThatDestroyedItsModelIsToldSo) {
             auto fsdp = model.create(comm);
             if (rank == 1) return fsdp.reset();
             EXPECT_FAILS(wait(fsdp), TSR_E_PEER_LOST, "rank 1");
-            EXPECT_FAILS(tsr_fsdp_forward(fsdp, 0), TSR_E_ABORTED, "out of use since an earlier error");
+            EXPECT_FAILS(tsr_fsdp_forward(fsdp, 0), TSR_E_ABORTED, "cannot be used after an earlier error");
         });
     }
 }
@@ -249,11 +252,12 @@ TEST(FsdpApi, NoStepIsMadeAfterACollectiveThatFailed) {
             return fsdp.reset();
         }
         EXPECT_NE(tsr_fsdp_backward(fsdp, 1), TSR_OK);
-        EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_ABORTED, "out of use since an earlier error");
-        EXPECT_FAILS(tsr_optimizer_clip_grad_norm(optimizer, 1, 2, nullptr), TSR_E_ABORTED, "out of use");
-        EXPECT_FAILS(tsr_optimizer_zero_grad(optimizer), TSR_E_ABORTED, "out of use");
-        EXPECT_FAILS(tsr_fsdp_zero_grad(fsdp), TSR_E_ABORTED, "out of use");
-        EXPECT_FAILS(tsr_fsdp_abandon(fsdp), TSR_E_ABORTED, "out of use");
+        EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_ABORTED, "cannot be used after an earlier error");
+        EXPECT_FAILS(tsr_optimizer_clip_grad_norm(optimizer, 1, 2, nullptr), TSR_E_ABORTED,
+                     "cannot be used after an earlier error");
+        EXPECT_FAILS(tsr_optimizer_zero_grad(optimizer), TSR_E_ABORTED, "cannot be used after an earlier error");
+        EXPECT_FAILS(tsr_fsdp_zero_grad(fsdp), TSR_E_ABORTED, "cannot be used after an earlier error");
+        EXPECT_FAILS(tsr_fsdp_abandon(fsdp), TSR_E_ABORTED, "cannot be used after an earlier error");
         tsr_param shard{};
         ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
         EXPECT_THAT(floats(shard.tensor), Each(2.0F)) << "as it was before";

@@ -45,7 +45,8 @@ TEST(FsdpApi, TrainsAModelOnThreeRanks) {
         api::Owned<tsr_optimizer> optimizer;
         ASSERT_OK(tsr_fsdp_sgd(fsdp, &options, optimizer.out()));
         tsr_tensor whole{};
-        EXPECT_FAILS(tsr_fsdp_whole(fsdp, 0, &whole), TSR_E_INVALID_STATE, "\"fc1.weight\" is not whole");
+        EXPECT_FAILS(tsr_fsdp_whole(fsdp, 0, &whole), TSR_E_INVALID_STATE,
+                     "parameter \"fc1.weight\" of unit \"fc1\" is sharded");
         for (const size_t unit : {0, 1}) {
             ASSERT_OK(tsr_fsdp_forward(fsdp, unit));
             ASSERT_OK(tsr_fsdp_whole(fsdp, unit * 2, &whole));
@@ -54,7 +55,7 @@ TEST(FsdpApi, TrainsAModelOnThreeRanks) {
             ASSERT_OK(tsr_fsdp_forward_done(fsdp, unit));
         }
         EXPECT_FAILS(tsr_fsdp_wait(fsdp), TSR_E_INVALID_STATE, "\"fc1\", \"fc2\"");
-        EXPECT_FAILS(tsr_fsdp_grads_ready(fsdp, 0), TSR_E_INVALID_STATE, "did not begin");
+        EXPECT_FAILS(tsr_fsdp_grads_ready(fsdp, 0), TSR_E_INVALID_STATE, "without a backward in this step");
         backward(fsdp, static_cast<float>(rank));
         tsr_tensor grad{};
         ASSERT_OK(tsr_fsdp_shard_grad(fsdp, 0, &grad));
@@ -213,7 +214,7 @@ TEST(FsdpApi, UnitsAreMadeWholeByHand) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t) {
         Model model(3);
         const auto fsdp = model.create(comm);
-        EXPECT_FAILS(tsr_fsdp_await(fsdp, 1), TSR_E_INVALID_STATE, "unshard it first");
+        EXPECT_FAILS(tsr_fsdp_await(fsdp, 1), TSR_E_INVALID_STATE, "call unshard() first");
         ASSERT_OK(tsr_fsdp_unshard(fsdp, 1));
         ASSERT_OK(tsr_fsdp_unshard(fsdp, 1));
         int32_t phase = -1;
@@ -225,7 +226,7 @@ TEST(FsdpApi, UnitsAreMadeWholeByHand) {
         tsr_tensor whole{};
         ASSERT_OK(tsr_fsdp_whole(fsdp, 2, &whole));
         EXPECT_THAT(floats(whole), Each(3.0F));
-        EXPECT_FAILS(tsr_fsdp_zero_grad(fsdp), TSR_E_INVALID_STATE, "is whole");
+        EXPECT_FAILS(tsr_fsdp_zero_grad(fsdp), TSR_E_INVALID_STATE, "is unsharded");
         ASSERT_OK(tsr_fsdp_reshard(fsdp, 1));
         ASSERT_OK(tsr_fsdp_reshard(fsdp, 1));
         EXPECT_OK(tsr_fsdp_zero_grad(fsdp));
@@ -256,9 +257,9 @@ TEST(FsdpApi, AccumulatesInEachWay) {
         tsr_tensor whole{};
         ASSERT_OK(tsr_fsdp_grad(fsdp, 2, &whole));
         EXPECT_THAT(floats(whole), Each(0.0F)) << "what adds up is zero at first";
-        EXPECT_FAILS(tsr_fsdp_set_sync(fsdp, 1), TSR_E_INVALID_STATE, "in the middle of a backward");
-        EXPECT_FAILS(tsr_fsdp_set_accumulate(fsdp, 1), TSR_E_INVALID_STATE, "in the middle of a backward");
-        EXPECT_FAILS(tsr_fsdp_set_all_reduce(fsdp, 0), TSR_E_INVALID_STATE, "in the middle of a backward");
+        EXPECT_FAILS(tsr_fsdp_set_sync(fsdp, 1), TSR_E_INVALID_STATE, "during a backward pass");
+        EXPECT_FAILS(tsr_fsdp_set_accumulate(fsdp, 1), TSR_E_INVALID_STATE, "during a backward pass");
+        EXPECT_FAILS(tsr_fsdp_set_all_reduce(fsdp, 0), TSR_E_INVALID_STATE, "during a backward pass");
         EXPECT_OK(tsr_fsdp_unused(fsdp, 2));
         EXPECT_OK(tsr_fsdp_grads_ready(fsdp, 1));
         EXPECT_OK(tsr_fsdp_wait(fsdp));
@@ -373,7 +374,8 @@ TEST(FsdpApi, ParametersMayComeWithoutValues) {
         if (tsr::testing::sanitized) return;  // what cannot be had ends the program there
         param.tensor.shape = shape.data();
         api::Owned<tsr_fsdp> fsdp;
-        EXPECT_FAILS(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()), TSR_E_NO_MEMORY, "no memory for its shards");
+        EXPECT_FAILS(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()), TSR_E_NO_MEMORY,
+                     "not have enough memory for its shards");
     });
 }
 

@@ -255,12 +255,12 @@ TEST(GradScalerApi, BadArgumentsAndOrdersAreRefused) {
     EXPECT_FAILS(tsr_grad_scaler_scale(scaler, nullptr), TSR_E_INVALID_ARGUMENT, "scale is NULL");
     EXPECT_FAILS(tsr_grad_scaler_step(scaler, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "optimizer is NULL");
     EXPECT_FAILS(tsr_grad_scaler_unscale(nullptr, local.optimizer), TSR_E_INVALID_ARGUMENT, "scaler is NULL");
-    EXPECT_FAILS(tsr_grad_scaler_update(scaler), TSR_E_INVALID_STATE, "no optimizer's gradients were unscaled");
+    EXPECT_FAILS(tsr_grad_scaler_update(scaler), TSR_E_INVALID_STATE, "no gradients were unscaled");
     ASSERT_OK(tsr_grad_scaler_unscale(scaler, local.optimizer));
-    EXPECT_FAILS(tsr_grad_scaler_unscale(scaler, local.optimizer), TSR_E_INVALID_STATE, "unscaled already");
+    EXPECT_FAILS(tsr_grad_scaler_unscale(scaler, local.optimizer), TSR_E_INVALID_STATE, "already unscaled");
     ASSERT_OK(tsr_grad_scaler_step(scaler, local.optimizer, nullptr));
-    EXPECT_FAILS(tsr_grad_scaler_unscale(scaler, local.optimizer), TSR_E_INVALID_STATE, "made its step");
-    EXPECT_FAILS(tsr_grad_scaler_step(scaler, local.optimizer, nullptr), TSR_E_INVALID_STATE, "update first");
+    EXPECT_FAILS(tsr_grad_scaler_unscale(scaler, local.optimizer), TSR_E_INVALID_STATE, "already stepped");
+    EXPECT_FAILS(tsr_grad_scaler_step(scaler, local.optimizer, nullptr), TSR_E_INVALID_STATE, "call update() first");
     ASSERT_OK(tsr_grad_scaler_update(scaler));
 
     // Another optimizer at the address of one that has ended is another.
@@ -329,9 +329,9 @@ TEST(GradScalerApi, AnOptimizerThatStepsInBackwardIsRefused) {
     ASSERT_OK(tsr_ddp_sgd(ddp, nullptr, optimizer.out()));
     ASSERT_OK(tsr_ddp_step_in_backward(ddp, optimizer));
     const auto scaler = scaler_with(4, 1);
-    EXPECT_FAILS(tsr_grad_scaler_step(scaler, optimizer, nullptr), TSR_E_INVALID_STATE, "has made the step");
+    EXPECT_FAILS(tsr_grad_scaler_step(scaler, optimizer, nullptr), TSR_E_INVALID_STATE, "the step is already done");
     EXPECT_FAILS(tsr_grad_scaler_unscale(scaler, optimizer), TSR_E_INVALID_STATE, "cannot be unscaled");
-    EXPECT_FAILS(tsr_grad_scaler_update(scaler), TSR_E_INVALID_STATE, "no optimizer's");
+    EXPECT_FAILS(tsr_grad_scaler_update(scaler), TSR_E_INVALID_STATE, "no gradients were unscaled");
 }
 
 }  // namespace

@@ -367,7 +367,7 @@ void use_inherited(const char*, R (*)(A...), std::vector<Called>&, Handles&) {}
 std::string refusals_missing(const std::vector<Called>& calls) {
     std::string missing;
     for (const Called& call : calls) {
-        if (call.status == TSR_E_INVALID_STATE && call.message.find("forked from") != std::string::npos) continue;
+        if (call.status == TSR_E_INVALID_STATE && call.message.find("forked process") != std::string::npos) continue;
         missing += call.name + ": " + tsr_status_name(call.status) + " " + call.message + "\n";
     }
     return missing;

@@ -28,7 +28,7 @@ TEST(LayoutApi, TellsWhoHoldsWhat) {
     EXPECT_FAILS(tsr_layout_create(shape.data(), 2, nullptr, placements.data(), 2, other.out()), TSR_E_INVALID_ARGUMENT,
                  "mesh_sizes is NULL");
     EXPECT_FAILS(tsr_layout_create(shape.data(), 1, mesh.data(), placements.data(), 9, other.out()),
-                 TSR_E_INVALID_ARGUMENT, "mesh of 9 dimensions");
+                 TSR_E_INVALID_ARGUMENT, "the mesh has 9 dimensions");
     const std::array<tsr_placement, 1> unknown{{{7, 0}}};
     EXPECT_FAILS(tsr_layout_create(shape.data(), 2, mesh.data(), unknown.data(), 1, other.out()),
                  TSR_E_INVALID_ARGUMENT, "unknown kind 7");
@@ -90,7 +90,7 @@ TEST(LayoutApi, RanksGatherWhatEachHolds) {
         EXPECT_FAILS(tsr_layout_gather(comm, shape.data(), 2, nullptr, rank == 0 ? 1 : 0, layout.out()),
                      TSR_E_INVALID_ARGUMENT, "rank 0: boxes is NULL");
         EXPECT_FAILS(tsr_layout_gather(comm, shape.data(), 2, boxes.data(), -rank, layout.out()),
-                     TSR_E_INVALID_ARGUMENT, "rank 1: -1 boxes");
+                     TSR_E_INVALID_ARGUMENT, "rank 1: count is -1");
         EXPECT_FAILS(tsr_layout_gather(comm, shape.data(), 2 - rank, nullptr, 0, layout.out()), TSR_E_MISMATCH,
                      "rank 1 gives boxes of a tensor of shape [4], rank 0 of one of [4, 3]");
         EXPECT_EQ(static_cast<tsr_layout*>(layout), nullptr);

@@ -92,7 +92,7 @@ TEST(MeshApi, AMeshThatOneRankAsksForBadlyIsRefusedOnAll) {
         {[](Asked& asked) { asked.names[1] = "dp"; }, "two mesh dimensions are named \"dp\""},
         {[](Asked& asked) { asked.names[0] = ""; }, "mesh dimension 0 has no name"},
         {[](Asked& asked) { asked.names[0] = nullptr; }, "a dimension's name is NULL"},
-        {[](Asked& asked) { asked.names.clear(); }, "a mesh of 0 dimensions"}};
+        {[](Asked& asked) { asked.names.clear(); }, "the mesh has 0 dimensions"}};
     for (const Bad& bad : cases) {
         api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
             const auto create = [&](const Asked& asked, tsr_mesh** out) {

@@ -40,7 +40,7 @@ void expect_init_is_sound(Init<O> init) {
     EXPECT_EQ(earlier[sizeof(size_t) + 1], 0xab) << "nothing is written beyond the caller's struct";
 
     EXPECT_FAILS(init(nullptr, sizeof(O)), TSR_E_INVALID_ARGUMENT, "NULL");
-    EXPECT_FAILS(init(&options, 0), TSR_E_INVALID_ARGUMENT, "struct_size 0");
+    EXPECT_FAILS(init(&options, 0), TSR_E_INVALID_ARGUMENT, "struct_size of options is 0");
 }
 
 // `use` calls a function that takes the options and returns its status.

@@ -279,7 +279,7 @@ TEST(SaverApi, WhatIsWrittenAfterTheFirstFenceIsNotSaved) {
     EXPECT_THAT(weight.values, Each(1.0F));
 
     api::Owned<tsr_work> none;
-    EXPECT_FAILS(tsr_work_staged(staged, none.out()), TSR_E_INVALID_ARGUMENT, "not one of tsr_saver_save_async");
+    EXPECT_FAILS(tsr_work_staged(staged, none.out()), TSR_E_INVALID_ARGUMENT, "not from tsr_saver_save_async");
     EXPECT_EQ(static_cast<tsr_work*>(none), nullptr);
 }
 

@@ -433,11 +433,11 @@ TEST_F(StateSource, GivesValuesAlone) {
         const tsr_tensor tensor = array.tensor();
         return tsr_state_add_tensor(values, "x", &tensor);
     };
-    EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_ARGUMENT, "gave more than values");
+    EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_ARGUMENT, "added more than values");
     loader.on_collect = [](tsr_state* values, char*) { return tsr_state_set_metric(values, "loss", 1); };
-    EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_ARGUMENT, "gave more than values");
+    EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_ARGUMENT, "added more than values");
     loader.on_collect = [&](tsr_state* values, char*) { return another.add_to(values, "x"); };
-    EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_ARGUMENT, "gave more than values");
+    EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_ARGUMENT, "added more than values");
     EXPECT_EQ(another.destroyed, 1);
     const std::string longest(1024, 'n');
     loader.on_collect = [&](tsr_state* values, char*) { return tsr_state_set_int64(values, longest.c_str(), 1); };

@@ -278,8 +278,9 @@ TEST_F(SharedCopyOfProcesses, ADeathBetweenBucketsTearsItAndTheJobGoesOnFromTheL
         if (all_share()) {
             for (const int rank : {0, 1, 2}) {
                 EXPECT_THAT(said[static_cast<size_t>(rank)],
-                            AllOf(HasSubstr("torn: "), HasSubstr("this rank has ended step 3"),
-                                  HasSubstr("that of place 3 is between step 3 and step 4"), Not(HasSubstr("whole "))));
+                            AllOf(HasSubstr("torn: "), HasSubstr("this rank finished step 3"),
+                                  HasSubstr("the slice of local rank 3 is between step 3 and step 4"),
+                                  Not(HasSubstr("whole "))));
             }
             EXPECT_THAT(said[0], HasSubstr("begins 2 "));
         }

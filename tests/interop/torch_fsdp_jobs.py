@@ -1107,8 +1107,8 @@ def ranks_that_differ() -> None:
     model = sharded(ours, net())
     which = (0, 2) if rank == 1 else (0, 1, 2)
     # A rank may wait for another of this unit's messages when it is told of the first one.
-    refused((ts.Mismatch, ts.Aborted), '"blocks.1" whole', lambda: loss_of(model, 0, which=which).backward())
-    refused(ts.Aborted, "out of use", lambda: model(tokens(0)))
+    refused((ts.Mismatch, ts.Aborted), 'unshards unit "blocks.1"', lambda: loss_of(model, 0, which=which).backward())
+    refused(ts.Aborted, "cannot be used after an earlier error", lambda: model(tokens(0)))
     model = net()
     if rank == 1:
         ours(model.blocks[0])  # a unit more
@@ -1324,7 +1324,7 @@ def dies() -> None:
         since = time.monotonic()
         refused(ts.PeerLost, f"rank {ranks - 1}", loss.backward)
         assert time.monotonic() - since < NOTICED_S
-        refused(ts.Aborted, "out of use", lambda: model(tokens(0)))
+        refused(ts.Aborted, "cannot be used after an earlier error", lambda: model(tokens(0)))
         os._exit(0)  # Gloo's store has lost a rank
 
 

@@ -340,10 +340,10 @@ TEST(Optimizer, BadParametersAreRefusedByName) {
     const Tensor f64{reinterpret_cast<std::byte*>(memory.data()), Dims{2}, DType::f64, {}};
     const Tensor f16{reinterpret_cast<std::byte*>(memory.data()), Dims{2}, DType::f16, {}};
     const Tensor matrix{reinterpret_cast<std::byte*>(memory.data()), Dims{2, 1}, DType::f32, {}};
-    EXPECT_THAT(message({}), HasSubstr("without parameters"));
+    EXPECT_THAT(message({}), HasSubstr("the optimizer has no parameters"));
     EXPECT_THAT(message({{"w", f16, f16}}), HasSubstr("\"w\" is f16"));
-    EXPECT_THAT(message({{"w", f32, f64}}), HasSubstr("\"w\" is f32, its gradient is f64"));
-    EXPECT_THAT(message({{"w", f32, matrix}}), HasSubstr("shape [2], its gradient [2, 1]"));
+    EXPECT_THAT(message({{"w", f32, f64}}), HasSubstr("\"w\" is f32, but its gradient is f64"));
+    EXPECT_THAT(message({{"w", f32, matrix}}), HasSubstr("shape [2], but its gradient has shape [2, 1]"));
     EXPECT_THAT(message({{"w", f32, f32}, {"w", f64, f64}}), HasSubstr("two parameters are named \"w\""));
 }
 

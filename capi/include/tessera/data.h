@@ -8,12 +8,13 @@
 extern "C" {
 #endif
 
-/** Options of a sampler. `_init` writes the defaults; then every field is literal. */
+/** Options of a sampler. `_init` writes the defaults; afterwards every field is taken literally. */
 typedef struct tsr_sampler_options {
     size_t struct_size;
-    uint64_t seed;      /* the seed of the shuffle, the same on every rank; default 0 */
-    tsr_flag shuffle;   /* 1 (default): a new order each epoch; 0: 0, 1, 2, ... */
-    tsr_flag drop_last; /* 0 (default): an epoch's short end is filled from its beginning; 1: it is dropped */
+    uint64_t seed;    /* the shuffle seed, the same on every rank; default 0 */
+    tsr_flag shuffle; /* 1 (default): a new order each epoch; 0: 0, 1, 2, ... */
+    /* 0 (default): an incomplete last step of an epoch is filled up from the epoch's beginning; 1: it is dropped */
+    tsr_flag drop_last;
 } tsr_sampler_options;
 
 /** Write the defaults into `options`.
@@ -23,10 +24,10 @@ typedef struct tsr_sampler_options {
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_sampler_options_init(tsr_sampler_options *options, size_t struct_size);
 
-/** A sampler of `length` samples over the ranks of `comm`. The order of an epoch depends on seed, epoch and length
- *  alone, not on the world size, so that training goes on in mid-epoch at another one.
+/** Create a sampler of `length` samples over the ranks of `comm`. The order of an epoch depends only on seed, epoch and
+ *  length, not on the world size, so training can continue in mid-epoch at another world size.
  *  @param comm     borrowed for the call (rank and world size are read)
- *  @param length   samples of the data set, at least 1
+ *  @param length   number of samples in the data set, at least 1
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the sampler
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
@@ -34,12 +35,12 @@ TSR_API TSR_MUST_USE tsr_status tsr_sampler_options_init(tsr_sampler_options *op
 TSR_API TSR_MUST_USE tsr_status tsr_sampler_create(const tsr_comm *comm, int64_t length,
                                                    const tsr_sampler_options *options, tsr_sampler **out);
 
-/** This rank's next batch. All ranks must ask for the same size in the same order. Begins the next epoch by itself when
- *  one is used up; a batch never spans two epochs, so the last one of an epoch may be shorter (the same on all ranks).
+/** This rank's next batch. All ranks must ask for the same size in the same order. It moves on to the next epoch when
+ *  one is used up; a batch never spans two epochs, so the last batch of an epoch may be shorter (equally on all ranks).
  *  @param sampler  borrowed for the call
  *  @param indices  out: at least `size` numbers
- *  @param size     samples wanted on this rank, at least 1
- *  @param count    out: samples given, 1 to size
+ *  @param size     number of samples requested on this rank, at least 1
+ *  @param count    out: number of samples returned, 1 to size
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_sampler_next(tsr_sampler *sampler, int64_t *indices, size_t size, size_t *count);
@@ -59,7 +60,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_sampler_position(const tsr_sampler *sampler,
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_sampler_set_epoch(tsr_sampler *sampler, int64_t epoch);
 
-/** Free the sampler. NULL is taken.
+/** Free the sampler. NULL is ignored.
  *  @param sampler  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_sampler_destroy(tsr_sampler *sampler);

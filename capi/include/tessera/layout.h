@@ -1,4 +1,4 @@
-/* Tessera: how a global tensor lies on the ranks. Arithmetic; only tsr_layout_gather sends messages. */
+/* Tessera: how a global tensor is distributed over the ranks. Pure arithmetic; only tsr_layout_gather communicates. */
 #ifndef TESSERA_LAYOUT_H
 #define TESSERA_LAYOUT_H
 
@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/** What one mesh dimension does to a tensor. */
+/** What one mesh dimension does with a tensor. */
 enum { TSR_PLACE_REPLICATE = 1, TSR_PLACE_SHARD = 2 };
 
 typedef struct tsr_placement {
@@ -22,7 +22,7 @@ typedef struct tsr_box {
     int64_t sizes[TSR_MAX_NDIM];
 } tsr_box;
 
-/** A layout from placements: mesh dimensions are applied in order; SHARD cuts like torch.chunk (equal parts of
+/** Create a layout from placements. Mesh dimensions are applied in order; SHARD splits like torch.chunk (equal parts of
  *  ceil(size / parts), then a shorter one, then empty ones).
  *  @param shape       ndim sizes, borrowed for the call
  *  @param ndim        0 to 8
@@ -35,8 +35,8 @@ typedef struct tsr_box {
 TSR_API TSR_MUST_USE tsr_status tsr_layout_create(const int64_t *shape, int32_t ndim, const int32_t *mesh_sizes,
                                                   const tsr_placement *placements, int32_t mesh_ndim, tsr_layout **out);
 
-/** A layout from explicit boxes: `counts[r]` boxes belong to rank r, listed in rank order. Boxes must lie inside the
- *  tensor; two boxes are equal (replicas) or disjoint.
+/** Create a layout from explicit boxes: `counts[r]` boxes belong to rank r, listed in rank order. Boxes must lie inside
+ *  the tensor, and any two must be equal (replicas) or disjoint.
  *  @param shape       ndim sizes, borrowed for the call
  *  @param ndim        0 to 8
  *  @param boxes       borrowed for the call
@@ -48,22 +48,22 @@ TSR_API TSR_MUST_USE tsr_status tsr_layout_create(const int64_t *shape, int32_t 
 TSR_API TSR_MUST_USE tsr_status tsr_layout_from_boxes(const int64_t *shape, int32_t ndim, const tsr_box *boxes,
                                                       const int32_t *counts, int32_t world_size, tsr_layout **out);
 
-/** A layout from explicit boxes of which each rank knows its own alone. The ranks tell each other their tables of offsets
- *  and sizes, and nothing else; then all have the layout that tsr_layout_from_boxes would make of all boxes.
+/** Create a layout from explicit boxes when each rank knows only its own. The ranks exchange only their tables of
+ *  offsets and sizes; all get the layout that tsr_layout_from_boxes would create from all boxes.
  *  @param comm   borrowed for the call
- *  @param shape  ndim sizes of the whole tensor, the same on every rank; borrowed for the call
+ *  @param shape  ndim sizes of the global tensor, the same on every rank; borrowed for the call
  *  @param ndim   0 to 8
- *  @param boxes  this rank's, in the order of its pieces; NULL if there is none; borrowed for the call
+ *  @param boxes  this rank's boxes, in the order of its pieces; NULL if there are none; borrowed for the call
  *  @param count  their number
- *  @param out    the layout, of as many ranks as the communicator has
- *  @return TSR_OK, INVALID_ARGUMENT (also: a box outside of the tensor, two that overlap in part), MISMATCH (shapes differ,
- *          or a rank calls another collective), INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED. What is wrong with
- *          one rank's arguments all ranks get, with its rank
+ *  @param out    the layout, with the communicator's world size
+ *  @return TSR_OK, INVALID_ARGUMENT (also: a box outside the tensor, or two boxes that overlap in part), MISMATCH
+ *          (shapes differ, or a rank calls another collective), INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST,
+ *          INTERRUPTED. An error in one rank's arguments is returned on all ranks and names that rank
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_layout_gather(tsr_comm *comm, const int64_t *shape, int32_t ndim,
                                                   const tsr_box *boxes, int32_t count, tsr_layout **out);
 
-/** How many boxes `rank` holds; empty boxes are not counted (0-d tensors have one box).
+/** The number of boxes that `rank` holds; empty boxes are not counted (a 0-d tensor has one box).
  *  @param layout  borrowed for the call
  *  @param rank    0 to world size - 1
  *  @param count   out
@@ -80,7 +80,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_layout_box_count(const tsr_layout *layout, i
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_layout_box(const tsr_layout *layout, int32_t rank, int32_t index, tsr_box *box);
 
-/** Free the layout. NULL is taken.
+/** Free the layout. NULL is ignored.
  *  @param layout  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_layout_destroy(tsr_layout *layout);

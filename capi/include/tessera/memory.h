@@ -1,4 +1,4 @@
-/* Tessera: memory that a communicator's transport reaches without copies. */
+/* Tessera: memory that a communicator's transport accesses without copies. */
 #ifndef TESSERA_MEMORY_H
 #define TESSERA_MEMORY_H
 
@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-/** Allocate a buffer on every rank of `comm`. On one host it is shared memory that the peers reach, so that
- *  collectives on tensors inside it need no staging. The content is zero, the start aligned to 4096.
- *  @param comm  borrowed for the call; the buffer keeps what it needs of it
+/** Allocate a buffer on every rank of `comm`. On one host it is shared memory that the peers can access, so collectives
+ *  on tensors inside it need no staging. Its content is zero and its start is aligned to 4096 bytes.
+ *  @param comm  borrowed for the call; the buffer keeps alive what it needs
  *  @param size  bytes, the same on every rank
  *  @param out   the buffer
  *  @return TSR_OK, INVALID_ARGUMENT, MISMATCH (sizes differ), NO_MEMORY, TIMEOUT, PEER_LOST, ABORTED
@@ -25,7 +25,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_buffer_create(tsr_comm *comm, size_t size, t
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_buffer_data(const tsr_buffer *buffer, void **data, size_t *size);
 
-/** Free this rank's hold of the buffer. NULL is taken. No collective may be using it.
+/** Release this rank's reference to the buffer. NULL is ignored. No collective may be using it.
  *  @param buffer  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_buffer_destroy(tsr_buffer *buffer);

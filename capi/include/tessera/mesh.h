@@ -8,11 +8,11 @@
 extern "C" {
 #endif
 
-/** Arrange the ranks of `comm`, row-major, and make a communicator per dimension (of the ranks that differ in that
- *  coordinate alone). What one rank alone asks for badly is INVALID_ARGUMENT on all, which names that rank; shapes that are
- *  well, but differ, are MISMATCH. The communicator can be used on.
+/** Arrange the ranks of `comm` in row-major order and create a communicator per dimension (of the ranks that differ
+ *  only in that coordinate). Invalid arguments on one rank are INVALID_ARGUMENT on all ranks, which names that rank;
+ *  valid shapes that differ between ranks are MISMATCH. The communicator stays usable.
  *  @param comm   borrowed for the call
- *  @param names  ndim different names ("dp", "tp"), borrowed for the call
+ *  @param names  ndim unique names ("dp", "tp"), borrowed for the call
  *  @param sizes  ndim sizes whose product is the world size, borrowed for the call
  *  @param ndim   1 to 8
  *  @param out    the mesh
@@ -38,8 +38,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_mesh_ndim(const tsr_mesh *mesh, int32_t *ndi
 TSR_API TSR_MUST_USE tsr_status tsr_mesh_dim(const tsr_mesh *mesh, const char *name, int32_t *size,
                                              int32_t *coordinate);
 
-/** The communicator of dimension `name`. Slices have the same one by handles of their own: who uses it through one does
- *  not use it through another at the same time.
+/** The communicator of dimension `name`. Slices share it through handles of their own; do not use it through two
+ *  handles at the same time.
  *  @param mesh  borrowed for the call
  *  @param name  borrowed for the call
  *  @param comm  out: borrowed until destroy of the mesh; must not be destroyed
@@ -47,28 +47,28 @@ TSR_API TSR_MUST_USE tsr_status tsr_mesh_dim(const tsr_mesh *mesh, const char *n
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_mesh_comm(const tsr_mesh *mesh, const char *name, tsr_comm **comm);
 
-/** A mesh of some of the dimensions, with their communicators.
+/** Create a mesh of some of the dimensions, with their communicators.
  *  @param mesh   borrowed for the call
- *  @param names  ndim of its dimensions, in its order, borrowed for the call
- *  @param ndim   1 to the mesh's
- *  @param out    the slice: an object of its own, which does not need `mesh`
+ *  @param names  ndim names of its dimensions, in its order, borrowed for the call
+ *  @param ndim   1 to the mesh's ndim
+ *  @param out    the slice, which is independent of `mesh`
  *  @return TSR_OK, INVALID_ARGUMENT (another order), NOT_FOUND, INVALID_STATE
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_mesh_slice(const tsr_mesh *mesh, const char *const *names, int32_t ndim,
                                                tsr_mesh **out);
 
-/** A mesh of one dimension in the place of all that `mesh` has, with a communicator of the ranks that differ in their
- *  coordinates alone: of a slice ("dp", "cp"), all ranks that work on different data.
+/** Create a mesh with one dimension in place of all dimensions of `mesh`, with a communicator of the ranks that differ
+ *  only in their coordinates. For a slice ("dp", "cp"), these are all ranks that work on different data.
  *  @param mesh  borrowed for the call
- *  @param comm  the communicator that the mesh was made of, or that its mesh was, if it is a slice; borrowed for the call
- *  @param name  of the dimension, borrowed for the call; NULL: theirs, joined by "_"
- *  @param out   the mesh: an object of its own, which does not need `mesh`
+ *  @param comm  the communicator from which the mesh was created (for a slice: its parent mesh); borrowed for the call
+ *  @param name  of the new dimension, borrowed for the call; NULL: the names of the old ones, joined by "_"
+ *  @param out   the new mesh, which is independent of `mesh`
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_mesh_flatten(const tsr_mesh *mesh, tsr_comm *comm, const char *name,
                                                  tsr_mesh **out);
 
-/** Free the mesh and its communicators, but those that a slice of it has too. NULL is taken.
+/** Free the mesh and its communicators, except those that a slice of it still uses. NULL is ignored.
  *  @param mesh  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_mesh_destroy(tsr_mesh *mesh);

@@ -8,12 +8,12 @@
 extern "C" {
 #endif
 
-/** What a plan does: each as the function of comm.h of that name. In-place ones (barrier has none, all_reduce, broadcast)
- *  have their tensors as outputs. */
+/** What a plan does: each value stands for the function of that name in comm.h. The in-place ones, all_reduce and
+ *  broadcast, take their tensors as outputs; barrier takes none. */
 enum {
     TSR_COLLECTIVE_BARRIER = 1,
     TSR_COLLECTIVE_ALL_REDUCE = 2,
-    TSR_COLLECTIVE_REDUCE_SCATTER = 3, /* of one pair of tensors, or of several as tsr_comm_reduce_scatter_coalesced */
+    TSR_COLLECTIVE_REDUCE_SCATTER = 3, /* one pair of tensors, or several as in tsr_comm_reduce_scatter_coalesced */
     TSR_COLLECTIVE_ALL_GATHER = 4,     /* likewise */
     TSR_COLLECTIVE_ALL_GATHER_V = 5,
     TSR_COLLECTIVE_BROADCAST = 6,
@@ -23,17 +23,17 @@ enum {
     TSR_COLLECTIVE_ALL_TO_ALL = 10
 };
 
-/** Prepare a collective: check it, once. A launch then costs no check, and between ranks of one host no allocation; the
- *  ranks still compare what they launch, and a plan may meet the ordinary call of another rank. Local: every rank prepares
- *  for itself.
+/** Prepare a collective and check its arguments once. A launch then needs no check and, between ranks of one host, no
+ *  allocation. The ranks still compare what they launch, and a plan may be matched with the ordinary call on another
+ *  rank. Local: every rank prepares its own plan.
  *  @param comm        borrowed until destroy
  *  @param collective  a TSR_COLLECTIVE_ value
- *  @param inputs      n_inputs tensors; their memory is borrowed until destroy, the structs for the call
+ *  @param inputs      n_inputs tensors; memory borrowed until destroy, structs for the call
  *  @param n_inputs    0 for the in-place ones
- *  @param outputs     n_outputs tensors, likewise
- *  @param n_outputs   0 where this rank gets nothing
- *  @param op          a TSR_REDUCE_ value for a reduction, else 0
- *  @param root        a rank for broadcast, reduce, gather and scatter, else -1
+ *  @param outputs     n_outputs tensors; likewise
+ *  @param n_outputs   0 if this rank receives nothing
+ *  @param op          a TSR_REDUCE_ value for a reduction, otherwise 0
+ *  @param root        a rank for broadcast, reduce, gather and scatter, otherwise -1
  *  @param stream      CUDA stream, or NULL on the CPU
  *  @param out         the plan
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, ABORTED, UNSUPPORTED
@@ -44,26 +44,26 @@ TSR_API TSR_MUST_USE tsr_status tsr_plan_create(tsr_comm *comm, int32_t collecti
 
 /** Launch the collective and return when it is done.
  *  @param plan  borrowed for the call
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (a start is not done; the communicator is destroyed or finalized),
- *          TIMEOUT, ABORTED, PEER_LOST, MISMATCH, INTERRUPTED
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (a previous start is not done; the communicator is destroyed or
+ *          finalized), TIMEOUT, ABORTED, PEER_LOST, MISMATCH, INTERRUPTED
  *  @threadsafety exclusive plan and its comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_plan_run(tsr_plan *plan);
 
 /** Launch the collective in the background, in the order of the communicator's calls.
  *  @param plan  borrowed until the launch is done
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (the start before is not done; the communicator is destroyed or
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (the previous start is not done; the communicator is destroyed or
  *          finalized), ABORTED
  *  @threadsafety exclusive plan and its comm  @collective yes  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_plan_start(tsr_plan *plan);
 
-/** Wait for what was started last; of a plan that was never started it returns at once.
+/** Wait for the last tsr_plan_start; returns immediately if the plan was never started.
  *  @param plan        borrowed for the call
- *  @param timeout_ms  negative: as long as the collective may take
- *  @return TSR_OK, NOT_READY (it goes on), the collective's error, INTERRUPTED, INVALID_ARGUMENT, INVALID_STATE
+ *  @param timeout_ms  negative: until the collective's own deadline
+ *  @return TSR_OK, NOT_READY (it continues), the collective's error, INTERRUPTED, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_plan_wait(const tsr_plan *plan, int32_t timeout_ms);
 
-/** Forget the plan; a launch that is not done goes on, and its tensors must live until then. NULL is taken.
+/** Free the plan. A launch that is not done continues, and its tensors must live until it is done. NULL is ignored.
  *  @param plan  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_plan_destroy(tsr_plan *plan);

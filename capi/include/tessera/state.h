@@ -8,29 +8,28 @@
 extern "C" {
 #endif
 
-/** An empty state.
+/** Create an empty state.
  *  @param out  the state
  *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_create(tsr_state **out);
 
-/** Add a tensor that every rank holds whole and equal.
+/** Add a tensor that every rank holds in full, with the same content.
  *  @param state   borrowed for the call
- *  @param name    UTF-8, not empty, at most 1 KiB, different from every other name; a "module." or "_orig_mod." part is
- *                 stripped
+ *  @param name    UTF-8, not empty, at most 1 KiB, unique in the state; a "module." or "_orig_mod." part is stripped
  *  @param tensor  contiguous, on the CPU; its memory is borrowed until destroy
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_tensor(tsr_state *state, const char *name, const tsr_tensor *tensor);
 
-/** Add this rank's pieces of a tensor that lies on the ranks by `layout`.
- *  @param state    borrowed for the call
- *  @param name     as tsr_state_add_tensor
- *  @param layout   borrowed for the call (copied); its world size is the saver's
- *  @param dtype    of the whole tensor
- *  @param pieces   contiguous tensors, one per box that the layout gives this rank, of the boxes' sizes; memory borrowed
- *                  until destroy; NULL if there is none
- *  @param rank     this rank
+/** Add this rank's pieces of a tensor that is distributed over the ranks by `layout`.
+ *  @param state   borrowed for the call
+ *  @param name    as tsr_state_add_tensor
+ *  @param layout  borrowed for the call (copied); its world size is the saver's
+ *  @param dtype   of the global tensor
+ *  @param pieces  contiguous tensors, one per box that the layout gives this rank, with the boxes' sizes; memory
+ *                 borrowed until destroy; NULL if there are none
+ *  @param rank    this rank
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_sharded(tsr_state *state, const char *name, const tsr_layout *layout,
@@ -38,34 +37,35 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_sharded(tsr_state *state, const ch
 
 /** Add a DDP model's parameters as `<prefix>.<parameter>`.
  *  @param state   borrowed for the call
- *  @param prefix  "model", say; borrowed for the call
+ *  @param prefix  for example "model"; borrowed for the call
  *  @param ddp     borrowed until destroy of the state
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_ddp(tsr_state *state, const char *prefix, tsr_ddp *ddp);
 
-/** Add the shards of an FSDP model's parameters as `<prefix>.<parameter>`: saved and loaded in any layout, at any number of
- *  ranks, where this rank's rows are. While a unit is whole, or its gradients are reduced, a load is INVALID_STATE.
+/** Add the shards of an FSDP model's parameters as `<prefix>.<parameter>`: this rank's rows are saved and loaded in
+ *  place, whatever the layout and number of ranks of the checkpoint. While a unit is unsharded or its gradients are
+ *  being reduced, a load is INVALID_STATE.
  *  @param state   borrowed for the call
- *  @param prefix  "model", say; borrowed for the call
+ *  @param prefix  for example "model"; borrowed for the call
  *  @param fsdp    borrowed until destroy of the state
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_fsdp(tsr_state *state, const char *prefix, tsr_fsdp *fsdp);
 
 /** Add an optimizer's moments as `<prefix>.state.<parameter>.<moment>` and its settings as
- *  `<prefix>.param_groups.0.<setting>`. A load sets the settings too; the steps are counted on from the moments.
+ *  `<prefix>.param_groups.0.<setting>`. A load also sets the settings; the step count continues from the moments.
  *  @param state      borrowed for the call
- *  @param prefix     "optim", say; borrowed for the call
+ *  @param prefix     for example "optim"; borrowed for the call
  *  @param optimizer  borrowed until destroy of the state
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_optimizer(tsr_state *state, const char *prefix, tsr_optimizer *optimizer);
 
-/** Add a scaler's scale, its count of steps and its options as `<prefix>.*`, with the names of PyTorch's state_dict. A load sets
+/** Add a scaler's scale, step count and options as `<prefix>.*`, with the names of PyTorch's state_dict. A load sets
  *  them all.
  *  @param state   borrowed for the call
- *  @param prefix  "scaler", say; borrowed for the call
+ *  @param prefix  for example "scaler"; borrowed for the call
  *  @param scaler  borrowed until destroy of the state
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
@@ -74,60 +74,62 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_grad_scaler(tsr_state *state, cons
 
 /** Add a sampler's position as `<prefix>.*`.
  *  @param state    borrowed for the call
- *  @param prefix   "data", say; borrowed for the call
+ *  @param prefix   for example "data"; borrowed for the call
  *  @param sampler  borrowed until destroy of the state
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler);
 
-/* An object of yours that a state saves and loads: callbacks.
+/* An object of your own that a state saves and loads through callbacks.
  *
- * They get a state of their own, which lives for the call and holds values alone: `collect` sets them (tsr_state_set_int64,
- * tsr_state_set_double, tsr_state_set_value), `check` and `apply` read them (tsr_state_get_...), by their names without the
- * prefix. Tensors of the object are added to the state as any other, under the prefix or not.
+ * The callbacks get a separate state, which lives for the call and holds only values: `collect` sets them
+ * (tsr_state_set_int64, tsr_state_set_double, tsr_state_set_value), `check` and `apply` read them (tsr_state_get_...),
+ * by their names without the prefix. Add tensors of the object to the state like any others, under the prefix or not.
  *
- * All are called on the thread that calls the save or load, and before that returns, a save in the background too:
- * - a save calls `collect`. Rank 0's values are saved; all ranks give the same names. With the prefix `rank/<r>/...` a rank
- *   has values of its own.
- * - a load calls `collect` for the names that are wanted, `check`, and, when the tensors are in place, `apply`. Both get a
- *   value for each name that `collect` gave: as it was saved, whatever its type, and what the load allowed to be missing as
- *   `collect` gave it. The rules of tsr_load_options on missing and unexpected names hold.
- * - tsr_state_get_... of a name under the prefix calls `collect`.
+ * All are called on the thread that calls the save or load, before that call returns, even for a background save:
+ * - A save calls `collect`. Rank 0's values are saved; all ranks must give the same names. Under the prefix
+ *   `rank/<r>/...` each rank has its own values.
+ * - A load calls `collect` for the names it needs, then `check` and, when the tensors are in place, `apply`. Both get a
+ *   value for each name from `collect`: the saved value, whatever its type, or the value from `collect` if the load
+ *   allowed the name to be missing. The rules of tsr_load_options on missing and unexpected names apply.
+ * - tsr_state_get_... on a name under the prefix calls `collect`.
  *
- * Each returns 0, or why not: a TSR_E_ code of error.h, which becomes that of the call; or any other number, which the call
- * returns as USER, with the number as native code. `message` has room for TSR_MESSAGE_BYTES; text put there (UTF-8, ended by
- * 0) stands in the error. Without it that of a tsr_ function which failed in the callback with that code does. A save or
- * load of several ranks fails alike on all of them: where `collect` or `check` did, nothing was saved or overwritten; where
- * `apply` did, tensors and objects before it are loaded.
+ * Each callback returns 0 or a reason for failure: a TSR_E_ code of error.h, which becomes the code of the call, or any
+ * other number, which the call returns as USER with the number as native code. `message` has room for
+ * TSR_MESSAGE_BYTES; text written there (UTF-8, terminated by 0) becomes part of the error. Otherwise the error
+ * contains the message of a tsr_ function that failed in the callback with the returned code, if any. A save or load
+ * over several ranks fails in the same way on all of them: if `collect` or `check` failed, nothing was saved or
+ * overwritten; if `apply` failed, the tensors and the objects before it are loaded.
  *
- * A callback must not unwind. What it calls on the state or saver that it serves is INVALID_STATE; if it destroys them, they
- * end when the call has. It may use communicators if all ranks' callbacks do alike. */
+ * A callback must not unwind. Calls on the state or saver that it serves are INVALID_STATE; if it destroys them, they
+ * are freed when the call ends. It may use communicators if the callbacks of all ranks do the same. */
 
-/** Sets the values that are saved, in `values`. */
+/** Sets in `values` the values to save. */
 typedef int32_t (*tsr_state_collect_fn)(tsr_state *values, char *message, void *user_data);
-/** Takes `values`, or only looks whether it would (`check`): if not, nothing of the load has been overwritten yet. */
+/** Applies `values` (`apply`), or only checks whether it would (`check`). If `check` fails, the load has not
+ *  overwritten anything yet. */
 typedef int32_t (*tsr_state_take_fn)(const tsr_state *values, char *message, void *user_data);
 
-/** An object's callbacks and data. Zero the struct, set struct_size and what you have. */
+/** An object's callbacks and data. Zero the struct, then set struct_size and the fields you need. */
 typedef struct tsr_state_source {
     size_t struct_size;
-    tsr_state_collect_fn collect; /* needed */
-    tsr_state_take_fn check;      /* may be NULL: all values are taken */
-    tsr_state_take_fn apply;      /* needed */
+    tsr_state_collect_fn collect; /* required */
+    tsr_state_take_fn check;      /* may be NULL: all values are accepted */
+    tsr_state_take_fn apply;      /* required */
     tsr_destroy_fn destroy;       /* may be NULL; see tsr_state_add_source */
     void *user_data;              /* passed to each */
 } tsr_state_source;
 
-/** Add an object of yours, whose values are collected at each save and given back at each load, as `<prefix>.<name>`.
- *  destroy(user_data) is called exactly once: on the thread that destroys the state, or, if this call fails, before it
- *  returns. Only a `source` that cannot be read stays the caller's: NULL, of a wrong struct_size, or with fields that this
- *  library does not know.
+/** Add an object of your own as `<prefix>.<name>`; its values are collected at each save and returned at each load.
+ *  destroy(user_data) is called exactly once: on the thread that destroys the state or, if this call fails, before it
+ *  returns. It is not called for a `source` that cannot be read: NULL, a wrong struct_size, or fields that this library
+ *  does not know.
  *  @param state   borrowed for the call
- *  @param prefix  "loader", say; borrowed for the call. No other source (optimizer, sampler) and no value may be under it, nor
- *                 it under another's.
+ *  @param prefix  for example "loader"; borrowed for the call. It must not contain another source (optimizer, sampler)
+ *                 or value, or be inside another source's prefix.
  *  @param source  copied; its user_data is borrowed until destroy
- *  @return TSR_OK, INVALID_ARGUMENT (the prefix, or a callback that is NULL), INVALID_STATE, UNSUPPORTED (fields that are
- *          not known)
+ *  @return TSR_OK, INVALID_ARGUMENT (invalid prefix, or a callback is NULL), INVALID_STATE, UNSUPPORTED (unknown
+ *          fields)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_source(tsr_state *state, const char *prefix,
                                                      const tsr_state_source *source);
@@ -144,7 +146,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_set_int64(tsr_state *state, const char
  *  @param state  borrowed for the call
  *  @param name   borrowed for the call
  *  @param value  out
- *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT (of another kind), INVALID_STATE
+ *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT (the value has another type), INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_get_int64(const tsr_state *state, const char *name, int64_t *value);
 
@@ -160,7 +162,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_set_double(tsr_state *state, const cha
  *  @param state  borrowed for the call
  *  @param name   borrowed for the call
  *  @param value  out
- *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT (of another kind), INVALID_STATE
+ *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT (the value has another type), INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_get_double(const tsr_state *state, const char *name, double *value);
 
@@ -169,16 +171,17 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_get_double(const tsr_state *state, con
  *  @param state  borrowed for the call
  *  @param name   UTF-8, borrowed for the call
  *  @param json   UTF-8, borrowed for the call
- *  @return TSR_OK, INVALID_ARGUMENT (says where the JSON is wrong), INVALID_STATE
+ *  @return TSR_OK, INVALID_ARGUMENT (the message says where the JSON is invalid), INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_set_value(tsr_state *state, const char *name, const char *json);
 
 /** The value `name` as typed JSON.
  *  @param state     borrowed for the call
  *  @param name      borrowed for the call
- *  @param json      out: `capacity` bytes, ended by 0; not written if it does not fit; may be NULL if capacity is 0
+ *  @param json      out: `capacity` bytes, terminated by 0; not written if it does not fit; may be NULL if capacity is
+ *                   0
  *  @param capacity  bytes
- *  @param size      out: bytes needed, the final 0 included
+ *  @param size      out: bytes needed, including the terminating 0
  *  @return TSR_OK (compare size with capacity), NOT_FOUND, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_get_value(const tsr_state *state, const char *name, char *json,
@@ -191,29 +194,29 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_get_value(const tsr_state *state, cons
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_tensor_count(const tsr_state *state, size_t *count);
 
-/** What a tensor is, as a whole. They are in the order of their names.
+/** The name, dtype and global shape of a tensor. Tensors are in the order of their names.
  *  @param state   borrowed for the call
  *  @param index   0 to tensor count - 1
- *  @param tensor  out: name, dtype and the whole shape, borrowed until destroy; data is NULL
+ *  @param tensor  out: name, dtype and global shape, borrowed until destroy; data is NULL
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_tensor(const tsr_state *state, size_t index, tsr_param *tensor);
 
-/** Gather a whole tensor of which each rank holds a part. One after the other they are a full state, for which no rank needs
- *  memory all at once; of those that a rank holds whole, it is a copy.
+/** Gather a tensor of which each rank holds a part. Gathering the tensors one after another gives a full state without
+ *  any rank needing memory for all of it at once. A tensor that a rank holds in full is copied.
  *  @param state  borrowed for the call; its tensor is the same on every rank
  *  @param comm   borrowed for the call: the ranks that hold the parts
- *  @param name   of the tensor, borrowed for the call
- *  @param root   the rank that gets it, or -1: all do
- *  @param whole  out, borrowed for the call: contiguous memory of its dtype and whole shape where it is gathered; else not
- *                looked at, may be NULL
- *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT, INVALID_STATE, MISMATCH (the ranks name different tensors, or another rank
- *          has one of these errors), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
+ *  @param name   the tensor's name; borrowed for the call
+ *  @param root   the rank that gets it; -1: all ranks
+ *  @param whole  out, borrowed for the call: contiguous memory with the tensor's dtype and global shape on ranks that
+ *                get it; ignored on the others, may be NULL there
+ *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT, INVALID_STATE, MISMATCH (the ranks name different tensors, or another
+ *          rank got one of these errors), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
  *  @threadsafety exclusive state and comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_gather(tsr_state *state, tsr_comm *comm, const char *name, int32_t root,
                                                  const tsr_tensor *whole);
 
-/** Set a metric of the next save ("loss"), which takes it, whatever comes of it; shown by `tessera ckpt ls`.
+/** Set a metric ("loss") for the next save, which consumes it even if it fails. `tessera ckpt ls` shows it.
  *  @param state  borrowed for the call
  *  @param name   UTF-8, borrowed for the call
  *  @param value  any double
@@ -221,7 +224,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_gather(tsr_state *state, tsr_comm *com
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_set_metric(tsr_state *state, const char *name, double value);
 
-/** Free the state. NULL is taken. No save or load may be using it.
+/** Free the state. NULL is ignored. No save or load may be using it.
  *  @param state  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_state_destroy(tsr_state *state);

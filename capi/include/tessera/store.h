@@ -1,4 +1,4 @@
-/* Tessera: the key-value store by which the ranks of a job find each other. */
+/* Tessera: the key-value store through which the ranks of a job find each other. */
 #ifndef TESSERA_STORE_H
 #define TESSERA_STORE_H
 
@@ -8,10 +8,10 @@
 extern "C" {
 #endif
 
-/** Options of a store. `_init` writes the defaults; then every field is literal. */
+/** Options of a store. `_init` writes the defaults; afterwards every field is taken literally. */
 typedef struct tsr_store_options {
     size_t struct_size;
-    int32_t timeout_ms; /* connection and default deadline of calls; default 60000 */
+    int32_t timeout_ms; /* deadline of the connection, and default deadline of calls; default 60000 */
     tsr_flag insecure;  /* 1: no job token, no handshake; default 0 (1 if TESSERA_INSECURE=1) */
     const char *token;  /* job token, hexadecimal, 64 digits; NULL (default): TESSERA_TOKEN_FD, TESSERA_TOKEN_FILE,
                              TESSERA_TOKEN, else on loopback a 0600 file in the user's runtime directory */
@@ -26,11 +26,11 @@ typedef struct tsr_store_options {
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_options_init(tsr_store_options *options, size_t struct_size);
 
-/** Start a store's TCP server on exactly the named address.
+/** Start a store's TCP server on exactly the given address.
  *  @param host     numeric address or name, borrowed for the call
- *  @param port     0 takes a free one
+ *  @param port     0: any free port
  *  @param options  borrowed for the call; NULL: all defaults
- *  @param out      the server; it serves from its own thread until destroyed
+ *  @param out      the server, which runs on its own thread until destroyed
  *  @return TSR_OK, INVALID_ARGUMENT, IO (address in use), PERMISSION (no token)
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_serve(const char *host, uint16_t port, const tsr_store_options *options,
@@ -43,7 +43,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_store_serve(const char *host, uint16_t port,
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_server_port(const tsr_store_server *server, uint16_t *port);
 
-/** Stop the server: connected clients get errors. NULL is taken.
+/** Stop the server; connected clients get errors. NULL is ignored.
  *  @param server  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_store_server_destroy(tsr_store_server *server);
@@ -52,11 +52,11 @@ TSR_API void tsr_store_server_destroy(tsr_store_server *server);
  *  @param uri      "tcp://host:port", or "file:///directory" (an empty or common directory on a shared file system)
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the store
- *  @return TSR_OK, INVALID_ARGUMENT, TIMEOUT (nobody answers), PERMISSION (token refused), IO, VERSION, INTERRUPTED
+ *  @return TSR_OK, INVALID_ARGUMENT, TIMEOUT (no answer), PERMISSION (token refused), IO, VERSION, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_open(const char *uri, const tsr_store_options *options, tsr_store **out);
 
-/** Disconnect. NULL is taken. Keys stay.
+/** Disconnect. NULL is ignored. Keys stay.
  *  @param store  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_store_destroy(tsr_store *store);
@@ -70,7 +70,7 @@ TSR_API void tsr_store_destroy(tsr_store *store);
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_set(const tsr_store *store, const char *key, const void *value, size_t size);
 
-/** Read `key` as it is now.
+/** Read the current value of `key`.
  *  @param store     borrowed for the call
  *  @param key       borrowed for the call
  *  @param value     out, `capacity` bytes; may be NULL if capacity is 0
@@ -84,7 +84,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_store_get(const tsr_store *store, const char
 /** Wait until `key` exists.
  *  @param store       borrowed for the call
  *  @param key         borrowed for the call
- *  @param timeout_ms  a negative number takes the store's default
+ *  @param timeout_ms  negative: the store's default
  *  @return TSR_OK, TIMEOUT, INVALID_ARGUMENT, IO, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_wait(const tsr_store *store, const char *key, int32_t timeout_ms);
@@ -94,18 +94,18 @@ TSR_API TSR_MUST_USE tsr_status tsr_store_wait(const tsr_store *store, const cha
  *  @param key     borrowed for the call
  *  @param delta   any number
  *  @param result  out, may be NULL: the new value
- *  @return TSR_OK, INVALID_ARGUMENT (the value is no integer), IO, TIMEOUT, INTERRUPTED
+ *  @return TSR_OK, INVALID_ARGUMENT (the value is not an integer), IO, TIMEOUT, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_add(const tsr_store *store, const char *key, int64_t delta, int64_t *result);
 
-/** Set `key` to `desired` if it holds `expected`, atomically. expected NULL means: if the key is absent.
+/** Set `key` to `desired` if it holds `expected`, atomically. `expected` NULL means that the key must be absent.
  *  @param store          borrowed for the call
  *  @param key            borrowed for the call
  *  @param expected       borrowed for the call; NULL: absent
  *  @param expected_size  bytes
  *  @param desired        borrowed for the call
  *  @param desired_size   bytes
- *  @param swapped        out: 1 if the key was set, 0 if it holds something else
+ *  @param swapped        out: 1 if the key was set, 0 if its value is different
  *  @return TSR_OK, INVALID_ARGUMENT, IO, TIMEOUT, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_compare_set(const tsr_store *store, const char *key, const void *expected,
@@ -115,7 +115,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_store_compare_set(const tsr_store *store, co
 /** Delete `key`.
  *  @param store    borrowed for the call
  *  @param key      borrowed for the call
- *  @param existed  out, may be NULL: 1 if there was such a key
+ *  @param existed  out, may be NULL: 1 if the key existed, otherwise 0
  *  @return TSR_OK, INVALID_ARGUMENT, IO, TIMEOUT, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_delete(const tsr_store *store, const char *key, tsr_flag *existed);

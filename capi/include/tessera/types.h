@@ -20,12 +20,12 @@ extern "C" {
 /** 0 or 1. */
 typedef int32_t tsr_flag;
 
-/** What every call that can fail returns: 0 (TSR_OK) or a TSR_E_ code of error.h. */
+/** The result of every call that can fail: 0 (TSR_OK) or a TSR_E_ code of error.h. */
 typedef int32_t tsr_status;
 
-/* Handles. Each is created by a `_create`/`_open` function and freed by its own `_destroy`. It is its process's: a child that was
- * forked may read its copy (calls that take it as const, of a work and a plan none) and destroy it; all else is INVALID_STATE.
- * A store may be used there. */
+/* Handles. Each is created by a `_create` or `_open` function and freed by its own `_destroy`. A handle belongs to the
+ * process that created it. A forked child may destroy its copy and make the calls that take the handle as const, except
+ * for a work or a plan; every other call there is INVALID_STATE. A store may be used in the child. */
 typedef struct tsr_error tsr_error;
 typedef struct tsr_store tsr_store;
 typedef struct tsr_store_server tsr_store_server;
@@ -55,17 +55,17 @@ enum {
     TSR_DTYPE_U8 = 6,
     TSR_DTYPE_I32 = 7,
     TSR_DTYPE_I64 = 8,
-    TSR_DTYPE_I16 = 9,   /* saved and moved; to reduce it is UNSUPPORTED */
+    TSR_DTYPE_I16 = 9,   /* can be saved and moved; reducing it is UNSUPPORTED */
     TSR_DTYPE_BOOL = 10, /* one byte, 0 or 1; likewise */
-    /* The following likewise, and not converted. */
+    /* Likewise; these are not converted either. */
     TSR_DTYPE_U16 = 11,
     TSR_DTYPE_U32 = 12,
     TSR_DTYPE_U64 = 13,
-    TSR_DTYPE_F8_E4M3 = 14, /* without infinities: float8_e4m3fn of PyTorch and ml_dtypes */
+    TSR_DTYPE_F8_E4M3 = 14, /* no infinities; float8_e4m3fn in PyTorch and ml_dtypes */
     TSR_DTYPE_F8_E5M2 = 15,
-    TSR_DTYPE_F8_E8M0 = 16, /* an exponent alone: float8_e8m0fnu */
+    TSR_DTYPE_F8_E8M0 = 16, /* exponent only; float8_e8m0fnu */
     TSR_DTYPE_C64 = 17,     /* two f32: real, imaginary */
-    TSR_DTYPE_C128 = 18     /* two f64; not in the native format, whose files are safetensors */
+    TSR_DTYPE_C128 = 18     /* two f64; not in the native format, which uses safetensors files */
 };
 typedef int32_t tsr_dtype;
 
@@ -93,13 +93,13 @@ typedef struct tsr_tensor {
     uint64_t reserved[3];
 } tsr_tensor;
 
-/** A named tensor: one parameter of a model. `name` is UTF-8, dots between modules ("fc1.weight"). */
+/** A named tensor: one parameter of a model. `name` is UTF-8, with dots between modules ("fc1.weight"). */
 typedef struct tsr_param {
     const char *name;
     tsr_tensor tensor;
 } tsr_param;
 
-/** Room for the message of a callback that has one, the final 0 included. */
+/** Size of the message buffer of a callback that has one, terminating 0 included. */
 #define TSR_MESSAGE_BYTES 1024
 
 /** Frees `user_data` of a callback, once, when the library no longer needs it. May be NULL. */
@@ -118,8 +118,9 @@ typedef void (*tsr_destroy_fn)(void *user_data);
 #ifdef __cplusplus
 }
 
-/** A tensor that holds its shape. Pass it where a call takes a `const tsr_tensor *`. A tsr_tensor or tsr_param made of it
- *  points to its shape, so the object must be named (`const auto w = tsr_f32_2d(...)`) and outlive that. */
+/** A tensor that holds its shape. Pass it where a call takes a `const tsr_tensor *`. A tsr_tensor or tsr_param made
+ *  from it points to its shape, so the object must be a named variable (`const auto w = tsr_f32_2d(...)`) that outlives
+ *  it. */
 template <int NDIM>
 class tsr_shaped_tensor {
    public:
@@ -134,7 +135,7 @@ class tsr_shaped_tensor {
 
     operator const tsr_tensor *() const noexcept { return &tensor_; }
     operator tsr_tensor() const & noexcept { return tensor_; }
-    operator tsr_tensor() const && = delete; /* its shape would be gone at once */
+    operator tsr_tensor() const && = delete; /* its shape would dangle */
 
    private:
     int64_t shape_[NDIM];

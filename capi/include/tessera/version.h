@@ -1,4 +1,4 @@
-/* Tessera: which library this is. Bindings compare tsr_abi_version() when they load. */
+/* Tessera: the version of the library. Bindings compare tsr_abi_version() when they load. */
 #ifndef TESSERA_VERSION_H
 #define TESSERA_VERSION_H
 
@@ -7,7 +7,7 @@
 #define TSR_VERSION_MAJOR 0
 #define TSR_VERSION_MINOR 1
 #define TSR_VERSION_PATCH 0
-/** The ABI of these headers: major * 1000 + minor before 1.0. A binding built against another refuses to load. */
+/** The ABI of these headers: major * 1000 + minor before 1.0. A binding built against another ABI refuses to load. */
 #define TSR_ABI_VERSION 1
 
 #ifdef __cplusplus

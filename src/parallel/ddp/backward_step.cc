@@ -32,7 +32,7 @@ void BackwardStep::end_step() {
 void BackwardStep::with(const std::function<void(Optimizer& optimizer)>& call) {
     const std::lock_guard lock(mutex_);
     if (optimizer_ == nullptr) {
-        throw Error(Code::invalid_state, "the optimizer of a model with share_params was destroyed in a step");
+        throw Error(Code::invalid_state, "the optimizer of a model with share_params was destroyed during a step");
     }
     call(*optimizer_);
 }

@@ -48,7 +48,7 @@ std::vector<size_t> reverse_order(size_t n) {
 std::vector<Bucket> plan_buckets(std::span<const Tensor> params, BucketLimits limits, std::span<const size_t> order) {
     struct Open {
         Bucket bucket;
-        size_t last = 0;  // place in `order` of the gradient that came last
+        size_t last = 0;  // place in `order` of the last gradient
     };
     using Key = std::tuple<DType, DeviceType, int>;
     std::vector<Open> done;
@@ -71,7 +71,7 @@ std::vector<Bucket> plan_buckets(std::span<const Tensor> params, BucketLimits li
         open.erase(key);
     }
     for (auto& [key, current] : open) done.push_back(std::move(current));
-    // Those left open at the end were completed by their own last gradient, before others may have been closed.
+    // A bucket left open at the end was complete with its last gradient, possibly before others were closed.
     std::sort(done.begin(), done.end(), [](const Open& a, const Open& b) { return a.last < b.last; });
     std::vector<Bucket> buckets;
     buckets.reserve(done.size());

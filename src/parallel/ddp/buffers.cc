@@ -1,4 +1,4 @@
-// What a model has besides parameters, and gets from one rank.
+// The buffers of a model, which all ranks get from one rank.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace tsr {
 void Ddp::register_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     check_idle("buffers cannot be registered");
     if (!buffers_.empty()) {
-        throw Error(Code::invalid_state, "buffers were registered before; all are registered in one call");
+        throw Error(Code::invalid_state, "buffers are already registered; register all of them in one call");
     }
     comm_->in_one_call([&] { take_buffers(make); });
 }
@@ -41,7 +41,7 @@ void Ddp::take_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     try {
         move_buffers(0);
     } catch (...) {
-        buffers_.clear();  // whoever learns that they are not registered may free them
+        buffers_.clear();  // the caller may free them after the error
         throw;
     }
 }

@@ -31,7 +31,7 @@ Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, co
     reducer_->zero_memory();
 }
 
-// Reductions that are still in the queue use the reducer, which they keep; nothing of this object.
+// Queued reductions keep the reducer alive and use nothing else of this object.
 Ddp::~Ddp() = default;
 
 const NamedTensor& Ddp::param(size_t index) const {
@@ -50,8 +50,8 @@ void Ddp::begin_step() {
     if (step_.begun) return;
     if (shared_ && !stepping_->is_on()) {
         throw refusal(Code::invalid_state,
-                      "a step of a model with share_params before there is an optimizer made of it, which updates the "
-                      "parameters within the step; make one first");
+                      "a model with share_params needs an optimizer, which updates the parameters during the step; "
+                      "create one from this model before the first step");
     }
     if (shared_) shared_->copy()->check_whole();  // a load may have failed
     if (sync_ && options_.join != DdpJoin::off) {
@@ -67,19 +67,20 @@ void Ddp::ready(size_t index) {
     if (step_.ready[index] != 0) {
         throw refusal(
             Code::invalid_state,
-            fmt::format("the gradient of \"{}\" was said to be ready twice in one step; each is said once, when "
-                        "its last part is written, then all are waited for",
+            fmt::format("the gradient of \"{}\" was marked ready twice in one step; call ready() once per step, after "
+                        "its last write, then wait()",
                         name));
     }
     if (!may_be_ready(index)) {
-        throw refusal(Code::invalid_state,
-                      fmt::format("the gradient of \"{}\" is ready, which it was not in the first step; a model whose "
-                                  "steps differ needs find_unused in place of static_graph",
-                                  name));
+        throw refusal(
+            Code::invalid_state,
+            fmt::format("the gradient of \"{}\" was marked ready, but not in the first step; if steps differ, "
+                        "use find_unused instead of static_graph",
+                        name));
     }
     const size_t bucket = bucket_of_[index];
     const bool fills = bucket == step_.launched && step_.missing[bucket] == 1;
-    if (!fills && (step_.begun || options_.join == DdpJoin::off)) {  // it issues nothing
+    if (!fills && (step_.begun || options_.join == DdpJoin::off)) {  // nothing is issued
         begin_step();
         return count_ready(index);
     }
@@ -105,7 +106,7 @@ void Ddp::ready_all() {
     if (failed_) throw failure();
     if (step_.all_said) {
         throw refusal(Code::invalid_state,
-                      "all gradients were said to be ready twice in one step; wait for them before the next");
+                      "all gradients were marked ready twice in one step; call wait() before the next step");
     }
     issue([&] {
         begin_step();
@@ -121,7 +122,7 @@ WorkPtr Ddp::submit(std::function<void()> job) {
     try {
         return comm_->submit_job(std::move(job));
     } catch (const Error& error) {
-        // What was issued before it in this step may be why, and says more.
+        // An earlier job of this step may be the cause, and its error says more.
         if (error.code() == Code::aborted) await_works();
         failed_ = error;
         throw;
@@ -143,7 +144,7 @@ void Ddp::launch(size_t bucket, Role role) {
         return;
     }
     const bool steps = stepping_->is_on();
-    std::vector<size_t> update;  // by the optimizer as soon as the bucket is reduced
+    std::vector<size_t> update;  // updated by the optimizer as soon as the bucket is reduced
     if (role == Role::own) {
         for (const size_t i : view.params) {
             if (has_grad_[i] == 0) {
@@ -161,7 +162,7 @@ void Ddp::launch(size_t bucket, Role role) {
         }));
 }
 
-// This rank adds nothing to a gradient that it does not have. If no rank has it, it will be as it was.
+// This rank contributes zeros for a gradient that it does not have. If no rank has it, the old values are restored.
 void Ddp::set_aside(size_t param) {
     const Tensor& grad = grads_[param];
     if (grad.size_bytes() == 0) return;
@@ -171,10 +172,10 @@ void Ddp::set_aside(size_t param) {
     std::memset(grad.data, 0, grad.size_bytes());
 }
 
-// The end of backward: what is not ready now is missing, or was not used.
+// End of backward: a gradient that is not ready now is missing or unused.
 void Ddp::close_step() {
-    std::vector<size_t> unsaid;  // this step
-    std::vector<size_t> absent;  // nor in a step without synchronisation before it
+    std::vector<size_t> unsaid;  // in this step
+    std::vector<size_t> absent;  // nor in an earlier step without synchronisation
     for (size_t i = 0; i < params_.size(); ++i) {
         if (step_.ready[i] != 0 || (!expected_.empty() && expected_[i] == 0)) continue;
         unsaid.push_back(i);
@@ -184,10 +185,11 @@ void Ddp::close_step() {
     if (!absent.empty() && !may_lack) {
         const char* const advice =
             expected_.empty()
-                ? "say so (a gradient that this step does not have is zero) and wait again, or create the model with "
-                  "find_unused"
-                : "this rank's first step had them: say so and wait again, or use find_unused in place of static_graph";
-        throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never said to be ready: {}; {}",
+                ? "mark them ready (with zeros if this step did not use them) and call wait() again, or create the "
+                  "model with find_unused"
+                : "the first step on this rank had them: mark them ready and call wait() again, or use find_unused "
+                  "instead of static_graph";
+        throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never marked ready: {}; {}",
                                                        absent.size(), params_.size(), names_of(absent), advice));
     }
     const bool all_issued =
@@ -216,8 +218,8 @@ void Ddp::launch_used() {
     if (shares_used()) step_.works.push_back(submit([reducer = reducer_] { reducer->share_used(); }));
 }
 
-// After all else of the first step: every rank groups its buckets by what it learns from rank 0. What rank 0 has not seen
-// comes last.
+// Last in the first step: every rank groups its buckets by rank 0's order of arrival. Parameters that rank 0 did not
+// see come last.
 void Ddp::launch_order() {
     if (!learns_order()) return;
     step_.order = std::make_shared<std::vector<int64_t>>(step_.arrivals.begin(), step_.arrivals.end());
@@ -244,9 +246,9 @@ void Ddp::wait() {
 }
 
 void Ddp::await_works() {
-    // Each collective ends by its own deadline; this one only guards against a work that is never finished, such as a
-    // hook. PowerSGD takes three collectives a bucket.
-    constexpr milliseconds most = std::chrono::hours{24 * 365};  // more may not fit the clock
+    // Each collective has its own deadline; this one only guards against work that never finishes, such as a hook.
+    // PowerSGD needs three collectives per bucket.
+    constexpr milliseconds most = std::chrono::hours{24 * 365};  // a longer time may overflow the clock
     const auto deadline = Deadline::in(std::min(
         most, comm_->options().timeout * static_cast<int64_t>(3 * step_.works.size() + 1) + milliseconds{10000}));
     for (const WorkPtr& work : step_.works) {
@@ -267,14 +269,15 @@ void Ddp::finish_step(Role role) {
         std::fill(globally_used_.begin(), globally_used_.end(), char{1});
     }
     if (role == Role::own) {
-        // Backwards: of one that was set aside again, after its bucket could not be launched, the first counts.
+        // In reverse: if a gradient was set aside again because its bucket could not be launched, the first copy
+        // counts.
         for (auto one = step_.set_aside.rbegin(); one != step_.set_aside.rend(); ++one) {
             const auto& [param, bytes] = *one;
             if (globally_used_[param] == 0) std::memcpy(grads_[param].data, bytes.data(), bytes.size());
         }
         if (options_.static_graph && expected_.empty()) expected_ = has_grad_;
         if (stepping_->is_on()) {
-            std::vector<size_t> rest;  // whose bucket came before it was known what their gradient would be
+            std::vector<size_t> rest;  // their bucket was reduced before their gradients were known
             for (size_t i = 0; i < params_.size(); ++i) {
                 if (has_grad_[i] == 0) rest.push_back(i);
             }
@@ -327,7 +330,7 @@ void Ddp::take_stats() {
 }
 
 void Ddp::zero_grad() {
-    check_idle("gradients cannot be set to zero");
+    check_idle("gradients cannot be zeroed");
     reducer_->zero_memory();
 }
 
@@ -336,23 +339,22 @@ void Ddp::zero_grad() {
 void Ddp::check_reduced_after(int64_t steps) const {
     check_idle("the optimizer cannot use the gradients");
     if (!sync_ || synced_steps_ != steps) return;
-    throw refusal(Code::invalid_state,
-                  steps == 0
-                      ? "the optimizer steps before any gradients were reduced: each rank would use its own; say "
-                        "that they are ready and wait for them first, or switch synchronisation off for such a step"
-                      : "the optimizer steps, and no gradients were reduced since its last step: each rank would "
-                        "use its own; say that they are ready and wait for them first, or switch synchronisation "
-                        "off for such a step");
+    throw refusal(
+        Code::invalid_state,
+        steps == 0 ? "the optimizer steps before any gradients were reduced: each rank would use its own; mark "
+                     "them ready and call wait() first, or turn synchronisation off for this step"
+                   : "the optimizer steps, but no gradients were reduced since its last step: each rank would "
+                     "use its own; mark them ready and call wait() first, or turn synchronisation off for this step");
 }
 
 void Ddp::set_sync(bool sync) {
-    check_idle("synchronisation cannot be switched");
+    check_idle("synchronisation cannot be changed");
     sync_ = sync;
 }
 
 bool Ddp::used(size_t index) const {
     (void)param(index);
-    check_idle("which gradients are used is not known");
+    check_idle("the used gradients are not known");
     return globally_used_[index] != 0;
 }
 
@@ -369,7 +371,8 @@ void Ddp::set_hook(BucketHook hook) {
 void Ddp::step_in_backward(Optimizer& optimizer) {
     check_idle("the optimizer cannot be changed");
     if (stepping_->is_on()) {
-        throw Error(Code::invalid_state, "an optimizer steps in backward of this model already; destroy it first");
+        throw Error(Code::invalid_state,
+                    "this model already has an optimizer that steps in backward; destroy it first");
     }
     optimizer.let_others_step();
     stepping_->set(optimizer);
@@ -386,10 +389,9 @@ const std::shared_ptr<HostCopy>& Ddp::host_copy() const {
 
 void Ddp::check_idle(const char* what) const {
     if (failed_)
-        throw refusal(Code::invalid_state, fmt::format("{}: their reduction failed", what)).caused_by(*failed_);
+        throw refusal(Code::invalid_state, fmt::format("{}: an earlier reduction failed", what)).caused_by(*failed_);
     if (!step_.begun) return;
-    throw refusal(Code::invalid_state,
-                  fmt::format("{} while gradients are being reduced; wait for the gradients first", what));
+    throw refusal(Code::invalid_state, fmt::format("{} while gradients are being reduced; call wait() first", what));
 }
 
 std::string Ddp::names_of(const std::vector<size_t>& indices) const {
@@ -406,7 +408,7 @@ Error Ddp::refusal(Code code, const std::string& why) const {
 }
 
 Error Ddp::failure() const {
-    return refusal(Code::aborted, fmt::format("gradients cannot be reduced any more: {}", failed_->what()))
+    return refusal(Code::aborted, fmt::format("gradients can no longer be reduced: {}", failed_->what()))
         .caused_by(*failed_);
 }
 

@@ -1,16 +1,15 @@
-// Data-parallel training: every rank holds the whole model, gradients are averaged in buckets while the trainer's
-// backward pass goes on. The trainer writes gradients into views of the buckets and says which are ready, in any order;
-// buckets are launched strictly in their own order, so that all ranks issue the same collectives. What happens to a full
-// bucket is the reducer's.
+// Data-parallel training: every rank holds the full model, and gradients are averaged in buckets during the trainer's
+// backward pass. The trainer writes gradients into views of the buckets and marks them ready in any order. Buckets are
+// launched strictly in their own order, so that all ranks issue the same collectives. The Reducer handles full buckets.
 //
-// A step:   idle --ready--> reducing --wait--> idle        a collective failed: failed, for good
+// A step:   idle --ready--> reducing --wait--> idle        after a failed collective: failed, permanently
 //
-// What is issued in a synchronised step, the same on every rank:
+// Issued in a synchronised step, the same on every rank:
 //
-//     [who has data left] bucket 0, 1, ... [used parameters] [order of arrival, after the first step]
+//     [ranks with data left] bucket 0, 1, ... [used parameters] [order of arrival, after the first step]
 //
-// Gradients lie where the first plan put them for as long as the object lives. A rebuild only groups them anew: a bucket
-// is then a list of ranges of that memory.
+// Gradients stay where the first plan put them for the life of the object. A rebuild only regroups them: a bucket is
+// then a list of ranges of that memory.
 //
 // Owned by one thread; the reductions run on the communicator's.
 #pragma once
@@ -34,28 +33,29 @@
 
 namespace tsr {
 
-// Of the last synchronised step; without times before the first, and after one that grouped the buckets anew. Times are since
-// its first ready.
+// Statistics of the last synchronised step. Times are relative to its first ready(); they are zero before the first
+// step and after a step that regrouped the buckets.
 struct BucketStats {
     size_t size_bytes = 0;
     size_t params = 0;
     std::chrono::nanoseconds ready{};    // its last gradient was ready
     std::chrono::nanoseconds start{};    // its reduction began
     std::chrono::nanoseconds end{};      // its reduction was done
-    std::chrono::nanoseconds exposed{};  // how long wait() stood for it
+    std::chrono::nanoseconds exposed{};  // how long wait() waited for it
 };
 
 class Ddp {
    public:
-    // Collective: checks that all ranks register the same and gives every rank the values of rank 0. The tensors' memory
-    // must outlive this object, unless the ranks of a host share the parameters: these have memory of their own then.
+    // Collective: checks that all ranks register the same parameters and copies rank 0's values to every rank. The
+    // tensors' memory must outlive this object, unless the ranks of a host share the parameters, which then have their
+    // own memory.
     Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options);
     ~Ddp();
     Ddp(const Ddp&) = delete;
     Ddp& operator=(const Ddp&) = delete;
 
     [[nodiscard]] const std::shared_ptr<Communicator>& comm() const { return comm_; }
-    // Their names are without wrappers' prefixes.
+    // Names have no wrapper prefixes.
     [[nodiscard]] const std::vector<NamedTensor>& params() const { return params_; }
     [[nodiscard]] const NamedTensor& param(size_t index) const;
     [[nodiscard]] const Tensor& grad(size_t index) const;
@@ -66,46 +66,47 @@ class Ddp {
     void wait();
     void zero_grad();
 
-    // Between steps: whether the following ones reduce, or leave each rank its own gradients.
+    // Between steps: sets whether the following steps reduce gradients or leave each rank its own.
     void set_sync(bool sync);
     // Whether any rank had a gradient of `index` in the last synchronised step.
     [[nodiscard]] bool used(size_t index) const;
     [[nodiscard]] const BucketStats& stats(size_t bucket) const;
-    // Between steps, the same on all ranks: what reduces a bucket from now on; empty: what the options say.
+    // Between steps, the same on all ranks: sets what reduces a bucket from now on; empty: the option `hook`.
     void set_hook(BucketHook hook);
-    // Between steps: `optimizer`, which was made from this model, updates the parameters of a bucket as soon as it is
-    // reduced, and makes no step of its own any more. Before any optimizer of this model ends, forget_optimizer is
-    // called, by any thread at any time.
+    // Between steps: lets `optimizer`, which was created from this model, update the parameters of a bucket as soon as
+    // it is reduced; its own step() is then refused. Call forget_optimizer before any optimizer of this model is
+    // destroyed, on any thread, at any time.
     void step_in_backward(Optimizer& optimizer);
     void forget_optimizer(const Optimizer& ending);
-    // What the ranks of this host share; nullptr if each has its own. An optimizer of the model then has its moments
-    // there too, and steps in backward.
+    // The copy that the ranks of this host share; nullptr if each rank has its own parameters. With a shared copy, an
+    // optimizer of the model keeps its moments there too and steps in backward.
     [[nodiscard]] const std::shared_ptr<HostCopy>& host_copy() const;
     // HostCopy::step, between steps or after one that failed.
     [[nodiscard]] int64_t shared_step() const;
 
-    // Collective: checks that all ranks register the same and gives every rank the values of rank 0. Once.
+    // Collective, once per model: checks that all ranks register the same buffers and copies rank 0's values to every
+    // rank.
     void register_buffers(const std::vector<NamedTensor>& buffers) {
         register_buffers([&] { return buffers; });
     }
-    // What `make` throws, too, is an error of all ranks.
+    // An error thrown by `make` is also an error on all ranks.
     void register_buffers(const std::function<std::vector<NamedTensor>()>& make);
-    // Collective: the values of rank 0, or of the lowest rank that has not joined.
+    // Collective: copies the values of rank 0, or of the lowest rank that has not joined, to all ranks.
     void broadcast_buffers();
 
-    // Collective with the steps and broadcasts of the ranks that have data left: takes part in them with zeros until all
-    // ranks have joined.
+    // Collective with the steps and broadcasts of the ranks that have data left: joins them with zeros until all ranks
+    // have joined.
     void join(bool sync_params);
 
-    // Throws INVALID_STATE if gradients are being reduced or their reduction failed; `what` says what cannot be done.
+    // Throws INVALID_STATE if gradients are being reduced or their reduction failed; `what` begins the message.
     void check_idle(const char* what) const;
-    // How many steps were synchronised.
+    // The number of synchronised steps.
     [[nodiscard]] int64_t synced_steps() const { return synced_steps_; }
-    // Throws INVALID_STATE too if none was since there were so many, unless synchronisation is off.
+    // Like check_idle(); also throws if synced_steps() is still `steps`, unless synchronisation is off.
     void check_reduced_after(int64_t steps) const;
 
    private:
-    // Of a rank in a step: its own gradients, or zeros beside those of the ranks that have data left.
+    // The role of a rank in a step: it contributes its own gradients, or zeros to those of the ranks with data left.
     enum class Role { own, shadow };
 
     // --- memory.cc
@@ -127,7 +128,7 @@ class Ddp {
     [[nodiscard]] bool learns_order() const { return synced_steps_ == 0 && options_.rebuild_buckets; }
     void launch_order();
     void set_aside(size_t param);
-    // Runs a part of a step that may issue work: INVALID_STATE is thrown before anything has happened, or not at all.
+    // Runs a part of a step that may issue work. INVALID_STATE is thrown before anything has happened, or not at all.
     template <class Body>
     void issue(Body&& body) {
         if (!sync_) return body();
@@ -140,7 +141,7 @@ class Ddp {
     void reset_step();
     void take_stats();
     void launch_used();
-    // In a static graph: only what the first step had.
+    // In a static graph, only parameters of the first step.
     [[nodiscard]] bool may_be_ready(size_t param) const;
     void count_ready(size_t param);
     [[nodiscard]] bool shares_used() const {
@@ -160,29 +161,29 @@ class Ddp {
 
     const std::shared_ptr<BackwardStep> stepping_ = std::make_shared<BackwardStep>();  // shared with jobs in the queue
     std::shared_ptr<SharedStep> shared_;                                               // with the option share_params
-    std::shared_ptr<std::byte> params_memory_;                                         // of the host's copy
+    std::shared_ptr<std::byte> params_memory_;                                         // memory of the host's copy
 
     std::vector<NamedTensor> buffers_;
     std::shared_ptr<Buffer> buffers_memory_;
 
     bool sync_ = true;
     int64_t synced_steps_ = 0;
-    int64_t own_steps_ = 0;  // of these, those since the last join that were not another rank's
+    int64_t own_steps_ = 0;  // own steps since the last join
     std::vector<char> globally_used_;
-    std::vector<char> expected_;  // static graph: what this rank's first step said ready; empty before
+    std::vector<char> expected_;  // static graph: parameters marked ready in this rank's first step; empty before it
     std::vector<BucketStats> stats_;
 
     struct Step {
         bool begun = false;
-        bool all_said = false;                        // by ready_all
-        bool closed = false;                          // nothing is ready any more, all buckets are launched
+        bool all_said = false;                        // marked by ready_all
+        bool closed = false;                          // no more gradients become ready, all buckets are launched
         std::vector<char> ready;                      // of each parameter
         std::vector<size_t> arrivals;                 // until the buckets are rebuilt
-        std::shared_ptr<std::vector<int64_t>> order;  // of arrival, rank 0's once it is launched and done
+        std::shared_ptr<std::vector<int64_t>> order;  // order of arrival; rank 0's once the broadcast is done
         std::vector<size_t> missing;                  // of each bucket: parameters not ready yet
         size_t launched = 0;                          // buckets
         std::vector<WorkPtr> works;                   // of what was launched, in order
-        std::vector<std::pair<size_t, std::vector<std::byte>>> set_aside;  // gradients that this rank does not have
+        std::vector<std::pair<size_t, std::vector<std::byte>>> set_aside;  // values of gradients that this rank lacks
         Clock::time_point begin;
         Clock::time_point wait_begin;
     };

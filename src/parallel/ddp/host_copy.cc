@@ -14,7 +14,7 @@ namespace tsr {
 
 namespace {
 
-constexpr int64_t loading = -1;  // in place of a step
+constexpr int64_t loading = -1;  // instead of a step
 
 }  // namespace
 
@@ -29,7 +29,7 @@ void HostCopy::together(const std::function<void()>& body) {
     try {
         body();
     } catch (const std::exception& error) {
-        // What fails in a job is told over comm_; those of this host may wait on the host's own communicator.
+        // A failed job is reported over comm_; ranks of this host may be waiting on the host's own communicator.
         if (!is_alone()) host_.comm()->abort(error.what());
         throw;
     }
@@ -44,20 +44,21 @@ HostCopy::Stamp& HostCopy::stamp_of(int place) const {
 
 void HostCopy::begin_step(int64_t steps) { mark_begun(steps + 1); }
 
-// Who looks at a rank's stamp has met it since, or knows that its process has ended. Of an ended process all stores that
-// were carried out are to be seen, and a processor carries them out in the order of the program; the compiler keeps that
-// order because nothing behind an acquire is moved before it. So who finds a change finds the stamp before it.
+// A rank that reads another's stamp has met that rank since, or knows that its process has ended. All executed stores
+// of an ended process are visible, and a processor executes them in program order; the compiler keeps that order
+// because nothing after an acquire moves before it. So a rank that sees a change also sees the stamp that precedes it.
 //
-// A rank that was stopped on its way to a meeting finds, when it wakes up, that all others have come, though they have given
-// it up since and may be saving the copy. Either it sees here that they have, and changes nothing, or who looked at its stamp
-// after that saw this one: both sides store first and look then, in the one order of sequentially consistent operations.
+// A rank that was suspended before a meeting may find on resuming that all others have arrived, although they have
+// since given it up and may be saving the copy. Either it sees that here and changes nothing, or a rank that read its
+// stamp afterwards saw this stamp: both sides store first and then load, in the single order of sequentially consistent
+// operations.
 void HostCopy::mark_begun(int64_t step) {
     (void)stamp_of(place()).begun.exchange(step, std::memory_order_seq_cst);
     if (const auto error = host_.comm()->error()) throw host_.told(*error);
 }
 
 void HostCopy::end_step(int64_t steps) {
-    // Release: who finds the stamp finds all that was changed.
+    // Release: a rank that sees the stamp sees all changes before it.
     stamp_of(place()).done.store(steps + 1, std::memory_order_release);
 }
 
@@ -65,20 +66,21 @@ int64_t HostCopy::step() const {
     std::string differences;
     const int64_t known = known_.load(std::memory_order_relaxed);
     for (int r = 0; r < places(); ++r) {
-        // First done, then begun: the other way round, a slice that is changed between the two looks would seem whole.
+        // First done, then begun: in the other order, a slice changed between the two loads would look consistent.
         const int64_t done = stamp_of(r).done.load(std::memory_order_acquire);
         const int64_t begun = stamp_of(r).begun.load(std::memory_order_seq_cst);
         if (done == known && begun == done) continue;
         if (!differences.empty()) differences += ", ";
-        differences += begun == loading ? fmt::format("that of place {} was being loaded", r)
-                       : begun != done  ? fmt::format("that of place {} is between step {} and step {}", r, done, begun)
-                                        : fmt::format("that of place {} is of step {}", r, done);
+        differences += begun == loading ? fmt::format("the slice of local rank {} was being loaded", r)
+                       : begun != done
+                           ? fmt::format("the slice of local rank {} is between step {} and step {}", r, done, begun)
+                           : fmt::format("the slice of local rank {} is at step {}", r, done);
     }
     if (differences.empty()) return known;
     throw Error(
         Code::corrupt,
-        fmt::format("rank {}: the host's shared copy of the parameters is torn: this rank has ended step {}, of "
-                    "the slices {}; discard the model, make a new one and load the last checkpoint",
+        fmt::format("rank {}: the host's shared parameters are inconsistent: this rank finished step {}, but {}; "
+                    "discard the model, create a new one and load the last checkpoint",
                     comm_->rank(), known, differences))
         .with_rank(comm_->rank());
 }
@@ -102,8 +104,8 @@ void HostCopy::agree_to_load(uint32_t what) {
     if (other == all.end()) return;
     throw Error(
         Code::mismatch,
-        fmt::format("rank {}: place {} of this host loads other tensors of the shared copy of the parameters than "
-                    "place 0; give all ranks of a host the same checkpoint, names and rules",
+        fmt::format("rank {}: local rank {} of this host loads different tensors into the shared parameters than local "
+                    "rank 0; load the same checkpoint with the same names and rules on all ranks of a host",
                     comm_->rank(), other - all.begin()))
         .with_rank(comm_->rank());
 }
@@ -120,22 +122,23 @@ void HostCopy::end_load(const std::optional<Error>& error) {
     try {
         all = gather(error ? 1 : 0, "load ends");
     } catch (const Error&) {
-        if (!error) throw;  // else what failed first counts
+        if (!error) throw;  // otherwise the first error counts
     }
     if (error) throw Error(*error);
     const auto failed = std::find(all.begin(), all.end(), int64_t{1});
     if (failed == all.end()) return;
-    throw Error(Code::aborted,
-                fmt::format("rank {}: place {} of this host could not load its rows of the shared copy of "
-                            "the parameters; its error tells why. Load again on all ranks",
-                            comm_->rank(), failed - all.begin()))
+    throw Error(
+        Code::aborted,
+        fmt::format("rank {}: local rank {} of this host could not load its rows of the shared parameters; see its "
+                    "error, then load again on all ranks",
+                    comm_->rank(), failed - all.begin()))
         .with_rank(comm_->rank());
 }
 
 // --- slices
 
-// The parameters of a bucket one after the other, each in whole cache lines, in as many parts as ranks: no two ranks
-// write into one line.
+// Splits the parameters of a bucket, each padded to full cache lines, into one part per rank, so that no two ranks
+// write to the same line.
 std::vector<ParamSlice> HostCopy::slice_of(const BucketView& bucket) const {
     const auto lines_of = [](const Tensor& grad) {
         return round_up(grad.size_bytes(), slot_alignment) / slot_alignment;
@@ -147,7 +150,7 @@ std::vector<ParamSlice> HostCopy::slice_of(const BucketView& bucket) const {
     const size_t begin = lines / places * place + std::min(place, lines % places);
     const size_t end = begin + lines / places + (place < lines % places ? 1 : 0);
     std::vector<ParamSlice> slices;
-    size_t at = 0;  // line of the parameter's first element
+    size_t at = 0;  // cache line of the parameter's first element
     for (size_t i = 0; i < bucket.grads.size() && at < end; ++i) {
         const Tensor& grad = bucket.grads[i];
         const size_t first = std::max(begin, at);

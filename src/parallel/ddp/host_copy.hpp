@@ -1,15 +1,16 @@
-// The one copy of parameters and moments that the ranks of a host share: its memory, where the ranks meet, and the stamps
-// that tell whether all of it is of one step.
+// The copy of parameters and moments that the ranks of a host share: its memory, the meetings of the ranks, and the
+// stamps that show whether all of it is at one step.
 //
-//     stamp of a rank:  begun = done = k     its slice is as of step k
-//                       begun > done         it is being changed, or its rank ended while it was
+//     stamp of a rank:  begun = done = k     its slice is at step k
+//                       begun > done         its slice is being changed, or its rank died while changing it
 //
-// A step of the host's ranks: all meet (from here on nobody reads what is going to change) - begun = k + 1 - each changes its
-// slice - done = k + 1 - all meet (from here on everybody may read). Between the two meetings a rank touches no slice but
-// its own; each meeting is a collective, which orders all memory before it on one rank ahead of all after it on the others.
+// A step of the host's ranks: all meet (from now on no rank reads what will change) - begun = k + 1 - each changes its
+// slice - done = k + 1 - all meet (from now on every rank may read). Between the two meetings a rank touches only its
+// own slice. Each meeting is a collective, which orders all memory accesses before it on one rank before all accesses
+// after it on the others.
 //
-// Owned by the model; called by the thread whose turn it is, the progress thread in a step, the trainer's between steps.
-// check_whole: any thread.
+// Owned by the model; called by one thread at a time: the progress thread in a step, the trainer's thread between
+// steps. check_whole: any thread.
 #pragma once
 
 #include <atomic>
@@ -34,25 +35,25 @@ class HostCopy final : public SharedCopy {
 
     [[nodiscard]] int place() const override { return host_.place(); }
     [[nodiscard]] int places() const override { return host_.places(); }
-    // The ranks of the host are all there are.
+    // Whether all ranks are on this host.
     [[nodiscard]] bool is_alone() const { return host_.is_alone(); }
 
     [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size) override { return host_.allocate(size); }
     // Returns when all ranks of the host have called it.
     void meet(std::string_view label);
-    // Runs what meets: if it fails, the others that wait for this rank learn it.
+    // Runs a body that meets; if it fails, the ranks that wait for this one get the error.
     void together(const std::function<void()>& body);
 
-    // This rank is about to change its slice in the step after `steps` ones, unless the others have given it up since they
-    // met, which throws; it has changed all of it.
+    // begin_step: this rank is about to change its slice in the step after `steps` steps; throws if the others have
+    // given this rank up since they met. end_step: it has changed all of its slice.
     void begin_step(int64_t steps);
     void end_step(int64_t steps);
-    // This rank knows that all have.
+    // This rank knows that all ranks have ended the step.
     void know_ended(int64_t steps) { known_.store(steps + 1, std::memory_order_relaxed); }
 
     void check_whole() const override;
-    // The step, counted from the model's creation, that all slices are of; CORRUPT if they differ, or if it is not the one
-    // that this rank has ended.
+    // The step of all slices, counted from the model's creation; CORRUPT if they differ or if it is not the last step
+    // that this rank ended.
     [[nodiscard]] int64_t step() const;
 
     void agree_to_load(uint32_t what) override;
@@ -74,7 +75,7 @@ class HostCopy final : public SharedCopy {
     const std::shared_ptr<Communicator> comm_;
     HostRanks host_;
     std::shared_ptr<Buffer> stamps_;
-    std::atomic<int64_t> known_{0};  // the step that this rank has ended; of one thread, read by any
+    std::atomic<int64_t> known_{0};  // the last step that this rank ended; written by one thread, read by any
 };
 
 }  // namespace tsr

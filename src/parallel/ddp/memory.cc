@@ -1,5 +1,5 @@
-// Where a model's gradients lie and how they are grouped, and where its parameters are: in the trainer's memory, or in the
-// copy of the host.
+// Where a model's gradients are stored and how they are grouped, and where its parameters are: in the trainer's memory
+// or in the host's copy.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -36,7 +36,7 @@ void Ddp::lay_out_gradients() {
     globally_used_.assign(params_.size(), 0);
 }
 
-// Plans buckets of gradients that come in `order`, where they lie.
+// Plans the buckets of gradients that arrive in `order`; the gradients stay in place.
 void Ddp::group(std::span<const size_t> order) {
     buckets_ = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
     bucket_of_.resize(params_.size());
@@ -56,7 +56,7 @@ void Ddp::group(std::span<const size_t> order) {
             view.grads.push_back(grad);
             const size_t slot = round_up(grad.size_bytes(), slot_alignment);
             if (slot == 0) continue;
-            // NOLINTNEXTLINE(clang-analyzer-core.DivideZero): what has no size was refused before
+            // NOLINTNEXTLINE(clang-analyzer-core.DivideZero): dtypes of size 0 were rejected earlier
             const auto elements = static_cast<int64_t>(slot / size_of(grad.dtype));
             Tensor* last = view.ranges.empty() ? nullptr : &view.ranges.back();
             if (last != nullptr && last->data + last->size_bytes() == grad.data) {
@@ -72,7 +72,7 @@ void Ddp::group(std::span<const size_t> order) {
     reset_step();
 }
 
-// The gradients have the parameters' sizes and lie where the transport reaches them, so they carry the values too.
+// The gradients have the parameters' sizes and are accessible to the transport, so they are used to send the values.
 void Ddp::broadcast_values(int from) {
     const bool is_source = comm_->rank() == from;
     for (const BucketView& bucket : reducer_->buckets()) {
@@ -87,7 +87,7 @@ void Ddp::broadcast_values(int from) {
     }
 }
 
-// From here on the parameters are in the host's copy. What was registered has rank 0's values by now.
+// Moves the parameters into the host's copy. The registered tensors have rank 0's values by now.
 void Ddp::share_params() {
     const auto copy_of_host = std::make_shared<HostCopy>(comm_);
     size_t size = 0;
@@ -109,9 +109,9 @@ void Ddp::share_params() {
 
 int64_t Ddp::shared_step() const {
     if (!shared_) {
-        throw Error(Code::invalid_state, "a model without share_params: each rank has its own parameters");
+        throw Error(Code::invalid_state, "the model has no shared parameters; create it with share_params");
     }
-    if (!failed_) check_idle("the step of the shared copy is not known");
+    if (!failed_) check_idle("the step of the shared parameters is not known");
     return shared_->copy()->step();
 }
 

@@ -12,25 +12,27 @@ namespace tsr {
 
 namespace {
 
-// What one copy cannot be combined with.
+// Rejects what cannot be combined with a shared copy.
 void check_shared(const std::vector<NamedTensor>& params, const DdpOptions& options) {
     const char* const other = options.find_unused             ? "find_unused"
                               : options.static_graph          ? "static_graph"
                               : options.join != DdpJoin::off  ? "join"
-                              : options.hook == DdpHook::noop ? "the hook NOOP"
+                              : options.hook == DdpHook::noop ? "hook NOOP"
                                                               : nullptr;
     if (other != nullptr) {
-        throw Error(Code::unsupported,
-                    fmt::format("share_params with {}: the ranks of a host would update their one copy of the "
-                                "parameters with different gradients; leave one of the two out",
-                                other));
+        throw Error(
+            Code::unsupported,
+            fmt::format("share_params cannot be combined with {}: the ranks of a host would update their shared "
+                        "parameters with different gradients; drop one of the two",
+                        other));
     }
     for (const auto& [name, tensor] : params) {
         if (tensor.dtype == DType::f32 || tensor.dtype == DType::f64) continue;
-        throw Error(Code::unsupported,
-                    fmt::format("share_params with parameter \"{}\" of {}: the ranks update their slices by this "
-                                "library's optimizers, which are for f32 and f64",
-                                name, is_known(tensor.dtype) ? name_of(tensor.dtype) : "an unknown dtype"));
+        throw Error(
+            Code::unsupported,
+            fmt::format("share_params cannot be used with parameter \"{}\", which is {}: Tessera's optimizers update "
+                        "only f32 and f64",
+                        name, is_known(tensor.dtype) ? name_of(tensor.dtype) : "an unknown dtype"));
     }
 }
 
@@ -46,20 +48,20 @@ void check_model(const std::vector<NamedTensor>& params, const DdpOptions& optio
     }
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype)) {
         throw Error(Code::invalid_argument,
-                    fmt::format("reduce_dtype is {}; gradients are reduced as f16, bf16, f32 or f64",
+                    fmt::format("reduce_dtype is {}; it must be f16, bf16, f32 or f64",
                                 is_known(*options.reduce_dtype) ? name_of(*options.reduce_dtype) : "unknown"));
     }
     if (options.hook < DdpHook::all_reduce || options.hook > DdpHook::noop) {
         throw Error(Code::invalid_argument,
-                    fmt::format("hook is {}; hooks are 0 to 2", static_cast<int>(options.hook)));
+                    fmt::format("hook is {}; it must be 0 to 2", static_cast<int>(options.hook)));
     }
     if (options.join < DdpJoin::off || options.join > DdpJoin::divide_by_active) {
         throw Error(Code::invalid_argument,
-                    fmt::format("join is {}; 0 to 2 say what is divided by", static_cast<int>(options.join)));
+                    fmt::format("join is {}; it must be 0 to 2", static_cast<int>(options.join)));
     }
     if (options.power_sgd_rank < 1 || options.power_sgd_start_step < 0) {
         throw Error(Code::invalid_argument,
-                    fmt::format("powersgd_rank is {} and powersgd_start_step {}; at least 1 and 0",
+                    fmt::format("powersgd_rank is {} and powersgd_start_step is {}; they must be at least 1 and 0",
                                 options.power_sgd_rank, options.power_sgd_start_step));
     }
     if (options.share_params) check_shared(params, options);

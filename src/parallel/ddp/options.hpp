@@ -1,4 +1,4 @@
-// How a model is trained: what tsr_ddp_options says, and what of it goes together. The same on all ranks.
+// The options of DDP (tsr_ddp_options) and the checks of their combinations. The same on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,10 @@ struct DdpOptions {
     bool share_params = false;
 };
 
-// Throws INVALID_ARGUMENT or UNSUPPORTED for a model, or options of it, that cannot be.
+// Throws INVALID_ARGUMENT or UNSUPPORTED for an invalid model or invalid options.
 void check_model(const std::vector<NamedTensor>& params, const DdpOptions& options);
 
-// A line each for check_same_on_all_ranks (comm/fingerprint.hpp), of the options and the parameters.
+// One line per option and parameter for check_same_on_all_ranks (comm/fingerprint.hpp).
 [[nodiscard]] std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options);
 
 }  // namespace tsr

@@ -20,13 +20,13 @@ Shape shape_of(const Tensor& grad) {
     return {rows, rows == 0 ? 0 : static_cast<size_t>(grad.numel()) / rows};
 }
 
-// The same on every rank: the standard fixes the numbers of this generator. Not orthogonal: P is made so.
+// The same on every rank: the standard fixes the output of this generator. Q need not be orthogonal; P is made so.
 void start(std::vector<float>& right, size_t param) {
     std::mt19937_64 random(param);
     for (float& value : right) value = static_cast<float>(random() >> 40) / 0x1p23F - 1;
 }
 
-// A column that has become zero is no direction to begin the next step from.
+// Replaces columns that have become zero, which cannot start the next step.
 void restart_empty_columns(std::vector<float>& right, size_t rank, size_t param) {
     std::vector<float> fresh;
     for (size_t c = 0; c < rank; ++c) {
@@ -39,8 +39,8 @@ void restart_empty_columns(std::vector<float>& right, size_t rank, size_t param)
     }
 }
 
-// Gram-Schmidt over the columns of a rows x rank matrix, twice a column, since one pass leaves the rounding errors of
-// nearly parallel columns. A column that nothing is left of becomes zero.
+// Gram-Schmidt over the columns of a rows x rank matrix, with two passes per column, because one leaves the rounding
+// errors of nearly parallel columns. A column of which nothing remains becomes zero.
 void orthogonalise(float* matrix, size_t rows, size_t rank) {
     for (size_t c = 0; c < rank; ++c) {
         float before = 0;
@@ -54,7 +54,7 @@ void orthogonalise(float* matrix, size_t rows, size_t rank) {
         }
         float squares = 0;
         for (size_t i = 0; i < rows; ++i) squares += matrix[i * rank + c] * matrix[i * rank + c];
-        // What rounding left of a column that lies in the span of the former ones is no direction.
+        // The rounding residue of a column in the span of the previous ones is not a direction.
         const float factor = squares <= before * 1e-10F ? 0 : 1 / std::sqrt(squares);
         for (size_t i = 0; i < rows; ++i) matrix[i * rank + c] *= factor;
     }
@@ -139,7 +139,7 @@ void PowerSgd::reduce(std::span<const size_t> params, std::span<const Tensor> gr
             std::copy_n(q, size, m.right.begin());
             restart_empty_columns(m.right, m.rank, params[k]);
         } else {
-            // The step is lost, as its trainer sees; an error that is no number would spoil every later one.
+            // This step is lost, which the trainer sees; a NaN in the error would spoil every later step.
             std::fill(m.error.begin(), m.error.end(), 0.0F);
             start(m.right, params[k]);
         }

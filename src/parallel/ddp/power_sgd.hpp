@@ -1,9 +1,9 @@
-// Gradients as matrices of low rank: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-// Distributed Optimization" (2019). One step of subspace iteration a training step, from the former step's right factor
-// (warm start): M = gradient + error, P = average of M Q, orthogonalised, Q = average of M^T P, gradient = P Q^T,
-// error = M - gradient, kept for the next step. All arithmetic is in f32.
+// Low-rank compression of gradients: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+// Distributed Optimization" (2019). One step of subspace iteration per training step, starting from the previous step's
+// right factor (warm start): M = gradient + error, P = average of M Q, orthogonalised, Q = average of M^T P, gradient =
+// P Q^T, error = M - gradient, kept for the next step. All arithmetic is in f32.
 //
-// A gradient of one dimension, of f64, or one that would not shrink to a half is left to the caller.
+// Gradients of one dimension, of f64, or that would not shrink to half their size are left to the caller.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@ class PowerSgd {
 
     [[nodiscard]] bool compresses(const Tensor& grad) const;
 
-    // Makes f32 numbers the average over the ranks, the same bits on each.
+    // Replaces f32 numbers by their average over the ranks, with the same bits on each.
     using Average = std::function<void(std::span<float> values)>;
     struct Scale {
-        float own = 1;     // a rank's share of the average: below 1 where it is over fewer ranks than have errors
-        float result = 1;  // 1, or the ranks if their sum is wanted
+        float own = 1;     // a rank's share of the average; below 1 if the average is over fewer ranks than have errors
+        float result = 1;  // 1, or the number of ranks for a sum
     };
-    // Grads are those that compress.
+    // `grads`: only gradients that compress.
     void reduce(std::span<const size_t> params, std::span<const Tensor> grads, const Average& average, Scale scale);
 
    private:

@@ -66,7 +66,7 @@ int Reducer::announce(Presence own) {
     comm_->run({.collective = Collective::all_gather,
                 .inputs = {&input, 1},
                 .outputs = {&output, 1},
-                .label = "who has data left"});
+                .label = "ranks with data left"});
     active_ = 0;
     for (size_t r = 0; r < world; ++r) {
         const auto said = static_cast<Presence>(all[r]);
@@ -77,8 +77,8 @@ int Reducer::announce(Presence own) {
         } else if (said != all_do_) {
             const auto words = [](Presence p) { return p == Presence::steps ? "begins a step" : "broadcasts buffers"; };
             throw Error(Code::mismatch,
-                        fmt::format("rank {}: rank {} {}, rank {} {}; all ranks that have data left do the "
-                                    "same in the same order",
+                        fmt::format("rank {}: rank {} {}, but rank {} {}; ranks with data left must make the same "
+                                    "calls in the same order",
                                     comm_->rank(), first_active_, words(all_do_), r, words(said)))
                 .with_rank(comm_->rank())
                 .with_peer(static_cast<int>(r));
@@ -95,7 +95,7 @@ void Reducer::all_reduce(std::span<const Tensor> tensors, ReduceOp op, std::stri
     };
     const bool avg = op == ReduceOp::avg;
     const double before = options_.pre_divide;
-    // The transport divides as it sums, by all ranks.
+    // The transport itself divides by the number of all ranks.
     if (before == 1 && (!avg || divisor() == comm_->world_size())) return run(op);
     if (before != 1) {
         for (const Tensor& tensor : tensors) divide(tensor, before);
@@ -164,7 +164,7 @@ bool Reducer::can_reduce_parts() const {
 }
 
 void Reducer::reduce_slices(std::span<const ParamSlice> slices, DType dtype, const TakeSlice& take) {
-    // As much as the transport's blocks: a block of every rank stays in the second-level cache.
+    // The size of the transport's blocks: a block of every rank fits in the L2 cache.
     constexpr size_t block = size_t{16} << 10;
     alignas(64) std::array<std::byte, block> sum;
     std::vector<const std::byte*> sources(static_cast<size_t>(comm_->world_size()));

@@ -9,7 +9,7 @@ namespace tsr {
 void SharedStep::reduce_and_update(size_t bucket, int64_t step) {
     copy_->together([&] {
         const BucketView& view = reducer_->buckets()[bucket];
-        // What a save of this rank has yet to copy, in slices of others too: they are changed after the meeting.
+        // Copies what a save of this rank still needs, including slices of other ranks, which change after the meeting.
         stepping_->with([&](Optimizer& optimizer) {
             for (const size_t param : view.params) optimizer.before_write(param);
         });
@@ -30,7 +30,7 @@ void SharedStep::reduce_and_update(size_t bucket, int64_t step) {
 
 void SharedStep::end(int64_t step) {
     copy_->together([&] {
-        copy_->begin_step(step);  // a rank may have a slice of no bucket
+        copy_->begin_step(step);  // a rank may have no slice of any bucket
         if (copy_->place() == 0) {
             stepping_->with([](Optimizer& optimizer) { optimizer.write_step_moments(optimizer.steps() + 1); });
         }

@@ -1,6 +1,6 @@
-// A step on the one copy of parameters and moments that the ranks of a host share (host_copy.hpp): each rank reduces its slice
-// of a bucket and updates the parameters with it while it is in the cache. Its methods are jobs of the communicator's queue,
-// in the order of the buckets, the same on all ranks.
+// A step on the copy of parameters and moments that the ranks of a host share (host_copy.hpp): each rank reduces its
+// slice of a bucket and updates the parameters while it is in the cache. Its methods run as jobs of the communicator's
+// queue in bucket order, which is the same on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ class SharedStep {
 
     [[nodiscard]] const std::shared_ptr<HostCopy>& copy() const { return copy_; }
 
-    // In the step after `step` ones.
+    // In the step after `step` steps.
     void reduce_and_update(size_t bucket, int64_t step);
-    // After the last bucket: when all ranks of the host have been here, all of the copy is of the next step.
+    // After the last bucket: when all ranks of the host have called it, the entire copy is at the next step.
     void end(int64_t step);
 
    private:

@@ -1,4 +1,4 @@
-// Ranks with different numbers of steps: who has no data left takes part in the others' steps until all have none.
+// Ranks with different numbers of steps: a rank without data joins the steps of the others until none has data left.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -24,8 +24,7 @@ void Ddp::shadow_step() {
 void Ddp::join(bool sync_params) {
     const Reentry once(this, "the model of communicator", comm_->name());
     if (options_.join == DdpJoin::off) {
-        throw refusal(Code::invalid_state,
-                      "join on a model that was created without the option join: its ranks have equally many steps");
+        throw refusal(Code::invalid_state, "this rank cannot join: the model was created without the join option");
     }
     check_idle("this rank cannot join");
     comm_->in_one_call([&] { take_part_until_all_joined(sync_params); });
@@ -40,7 +39,7 @@ void Ddp::take_part_until_all_joined(bool sync_params) {
                 shadow_step();
             }
         }
-        // Twice the steps, and whether this rank wants the parameters of who made most.
+        // Twice the number of steps, plus 1 if this rank wants the parameters of the rank with the most steps.
         const int64_t own = 2 * own_steps_ + (sync_params ? 1 : 0);
         std::vector<int64_t> all(static_cast<size_t>(comm_->world_size()));
         std::array<int64_t, 1> one{own};
@@ -52,8 +51,8 @@ void Ddp::take_part_until_all_joined(bool sync_params) {
                     .label = "steps until join"});
         for (size_t r = 0; r < all.size(); ++r) {
             if ((all[r] & 1) == (all[0] & 1)) continue;
-            throw refusal(Code::mismatch,
-                          fmt::format("rank {} joins with sync_params {}, rank 0 with {}", r, all[r] & 1, all[0] & 1))
+            throw refusal(Code::mismatch, fmt::format("rank {} joins with sync_params {}, but rank 0 with {}", r,
+                                                      all[r] & 1, all[0] & 1))
                 .with_peer(static_cast<int>(r));
         }
         own_steps_ = 0;

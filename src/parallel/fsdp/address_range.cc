@@ -25,7 +25,7 @@ constexpr int empty_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 AddressRange::AddressRange(size_t size) : size_(round_up(size, page_size)) {
     if (size_ == 0) return;
     void* const reserved = ::mmap(nullptr, size_, PROT_NONE, empty_flags, -1, 0);
-    if (reserved == MAP_FAILED) throw os_error(fmt::format("cannot reserve {} bytes of addresses", size_), errno);
+    if (reserved == MAP_FAILED) throw os_error(fmt::format("cannot reserve {} bytes of address space", size_), errno);
     data_ = static_cast<std::byte*>(reserved);
 }
 
@@ -45,12 +45,12 @@ AddressRange::~AddressRange() {
 
 void AddressRange::show(std::byte* memory) {
     if (data_ == nullptr || memory == shown_) return;
-    // Of a shared mapping, an old size of 0 makes a second mapping of the same pages (mremap(2)).
+    // For a shared mapping, an old size of 0 creates a second mapping of the same pages (mremap(2)).
     if (::mremap(memory, 0, size_, MREMAP_MAYMOVE | MREMAP_FIXED, data_) == MAP_FAILED) {
         throw os_error(fmt::format("cannot map {} bytes of shared memory a second time", size_), errno);
     }
     shown_ = memory;
-    // The entries of the page table at once rather than by a fault each; a wish, kernels before 5.14 do not know it.
+    // Fill the page table at once instead of by one fault per page. Best effort: kernels before 5.14 do not support it.
     ::madvise(data_, size_, MADV_POPULATE_WRITE);
 #ifndef NDEBUG
     ::mprotect(data_, size_, PROT_READ);

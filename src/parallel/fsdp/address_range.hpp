@@ -1,5 +1,5 @@
-// A range of addresses that is kept for life and shows one piece of shared memory or another there, page for page: views
-// into it stay where they are while what they show comes and goes. Owned by one thread.
+// A range of addresses that stays reserved for the object's life and maps one piece of shared memory after another,
+// page by page. Views into it keep their addresses while the memory behind them changes. Owned by one thread.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,10 @@ class AddressRange {
     ~AddressRange();
 
     [[nodiscard]] std::byte* data() const { return data_; }
-    // `memory`: pages of a MAP_SHARED mapping of this process, the range's size; they live on while they are shown.
+    // `memory`: pages of a MAP_SHARED mapping of this process, of the range's size; they stay alive while they are
+    // mapped here.
     void show(std::byte* memory);
-    // Who touches it from here on ends by SIGSEGV rather than with what is not meant.
+    // Later accesses fail with SIGSEGV instead of reading other data.
     void hide();
 
    private:

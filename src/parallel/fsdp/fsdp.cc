@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t names_in_message = 8;
 
-// Of the ranks that give the same color.
+// A communicator of the ranks with the same color.
 std::shared_ptr<Communicator> own_communicator(Communicator& comm, const char* what, int color) {
     CommOptions options = inner_options(comm, fmt::format("/{}", what));
     options.bound = true;
@@ -91,7 +91,7 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     take_values(units);
 }
 
-// Jobs that are still in the queue use what they share with this object; nothing of it.
+// Queued jobs use only what they share with this object, nothing of the object itself.
 Fsdp::~Fsdp() = default;
 
 // --- what there is
@@ -116,10 +116,11 @@ Tensor Fsdp::whole(size_t param) const {
     const UnitState& state = states_[what.unit];
     if (state.memory != Memory::whole) {
         throw refusal(Code::invalid_state,
-                      fmt::format("parameter \"{}\" is not whole: its unit \"{}\" is {}; between the begin and the end "
-                                  "of the unit's forward and backward it is",
-                                  what.name, plan_->units[what.unit].name,
-                                  state.memory == Memory::on_its_way ? "on its way, wait for it" : "sharded"));
+                      fmt::format("parameter \"{}\" of unit \"{}\" is {}", what.name, plan_->units[what.unit].name,
+                                  state.memory == Memory::on_its_way
+                                      ? "still being unsharded; wait for the unit first"
+                                      : "sharded; access it between forward() and forward_done(), or between "
+                                        "backward() and grads_ready()"));
     }
     return {state.range.data() + what.whole_at, what.shape, what.whole_dtype, {}};
 }
@@ -132,10 +133,11 @@ Tensor Fsdp::grad(size_t param) const {
                       fmt::format("parameter \"{}\" is not trained; it has no gradient", what.name));
     }
     if (!state.in_backward()) {
-        throw refusal(Code::invalid_state,
-                      fmt::format("the whole gradient of \"{}\" is there between backward and grads_ready of its unit "
-                                  "\"{}\"; afterwards its shard is",
-                                  what.name, plan_->units[what.unit].name));
+        throw refusal(
+            Code::invalid_state,
+            fmt::format("the unsharded gradient of \"{}\" exists only between backward() and grads_ready() of its "
+                        "unit \"{}\"; use the gradient's shard afterwards",
+                        what.name, plan_->units[what.unit].name));
     }
     return {grad_slots_.data(*state.grad_slot) + what.grad_at, what.shape, what.grad_dtype, {}};
 }
@@ -214,7 +216,7 @@ void Fsdp::await_whole(size_t unit) {
     fail_if_failed();
     if (!one.is_gathered()) {
         throw refusal(Code::invalid_state,
-                      fmt::format("unit \"{}\" is sharded and nothing makes it whole; unshard it first",
+                      fmt::format("unit \"{}\" is sharded and is not being unsharded; call unshard() first",
                                   plan_->units[unit].name));
     }
     if (one.memory == Memory::whole) return;
@@ -232,11 +234,11 @@ void Fsdp::give_back(size_t unit) {
     if (one.memory == Memory::none) return;
     if (one.in_backward()) {
         throw refusal(Code::invalid_state,
-                      fmt::format("unit \"{}\" is in its backward; grads_ready ends that", plan_->units[unit].name));
+                      fmt::format("unit \"{}\" is in its backward; call grads_ready() first", plan_->units[unit].name));
     }
     if (one.memory == Memory::on_its_way) await_whole(unit);
 #ifndef NDEBUG
-    one.range.hide();  // finds out who uses a view that has ended
+    one.range.hide();  // catches uses of an invalid view
 #endif
     whole_slots_.give_back(one.slot);
     one.memory = Memory::none;
@@ -268,7 +270,7 @@ void Fsdp::reshard(size_t unit) {
     give_back(unit);
 }
 
-// The units that come next, as in the pass before; no memory is taken for them beyond what the options say.
+// Prefetches the next units, as in the previous pass, within the limits of the options.
 void Fsdp::prefetch(Pass pass, size_t current) {
     const int ahead = pass == Pass::forward ? options_.forward_prefetch : options_.backward_prefetch;
     int left = ahead;
@@ -276,7 +278,7 @@ void Fsdp::prefetch(Pass pass, size_t current) {
         for (size_t i = recorded_.size(); i < order_.size() && left > 0; ++i, --left) begin_whole(order_[i]);
         return;
     }
-    // Those of this forward whose backward is yet to come, the last first.
+    // The units of this forward whose backward is still to come, last first.
     for (auto unit = recorded_.rbegin(); unit != recorded_.rend() && left > 0; ++unit) {
         const UnitState& one = states_[*unit];
         if (*unit == current || one.backward != Backward::none || one.trained.empty()) continue;
@@ -295,8 +297,8 @@ void Fsdp::forward(size_t unit) {
         for (size_t u = 0; u < states_.size(); ++u) {
             if (states_[u].backward == Backward::none) continue;
             throw refusal(Code::invalid_state,
-                          fmt::format("the forward of unit \"{}\" begins in the middle of a backward, after that of "
-                                      "\"{}\" began; wait() ends the backward",
+                          fmt::format("the forward of unit \"{}\" cannot begin during a backward pass (unit \"{}\" has "
+                                      "begun its backward); call wait() first",
                                       plan_->units[unit].name, plan_->units[u].name));
         }
         pass_ = Pass::forward;
@@ -336,7 +338,7 @@ void Fsdp::backward(size_t unit) {
     if (!one.trained.empty()) take_grad_slot(unit);
     await_whole(unit);
     for (const size_t param : one.trained) unused_[param] = 0;
-    // Last: what was interrupted goes on from where it was.
+    // Set last, so that an interrupted call resumes where it stopped.
     one.backward = one.is_reduced() ? Backward::begun_again : Backward::begun;
     if (!sync_ || one.sums) return;
     for (const size_t param : one.trained) mark_unwritten(grad(param));
@@ -344,7 +346,7 @@ void Fsdp::backward(size_t unit) {
 
 void Fsdp::take_grad_slot(size_t unit) {
     UnitState& one = states_[unit];
-    if (!one.grad_slot) {  // else they add up there, or this was interrupted
+    if (!one.grad_slot) {  // otherwise gradients accumulate there, or the call was interrupted
         one.grad_slot = grad_slots_.take(std::max(plan_->units[unit].grad_size, fsdp_alignment));
         one.clears_grads = !sync_;
     }
@@ -352,7 +354,7 @@ void Fsdp::take_grad_slot(size_t unit) {
     if (std::exchange(one.clears_grads, false)) std::memset(grads, 0, plan_->units[unit].grad_size);
 }
 
-// What lies there may be another unit's gradient.
+// Unwritten memory may hold another unit's gradient.
 void Fsdp::refuse_unwritten(size_t unit) const {
     const UnitState& one = states_[unit];
     if (!sync_ || one.sums) return;
@@ -364,11 +366,12 @@ void Fsdp::refuse_unwritten(size_t unit) const {
     const size_t told = std::min(names.size(), names_in_message);
     throw refusal(
         Code::invalid_state,
-        fmt::format("{} of {} gradients of unit \"{}\" were not written: \"{}\"{}; write them, or say that they are "
-                    "unused, which counts as zeros, and say again that they are ready",
-                    names.size(), one.trained.size(), plan_->units[unit].name,
-                    fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), "\", \""),
-                    names.size() > told ? fmt::format(" and {} more", names.size() - told) : ""));
+        fmt::format(
+            "{} of {} gradients of unit \"{}\" were not written: \"{}\"{}; write them, or mark them unused (which "
+            "counts as zeros), and call grads_ready() again",
+            names.size(), one.trained.size(), plan_->units[unit].name,
+            fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), "\", \""),
+            names.size() > told ? fmt::format(" and {} more", names.size() - told) : ""));
 }
 
 void Fsdp::grads_ready(size_t unit) {
@@ -376,9 +379,10 @@ void Fsdp::grads_ready(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
     if (!one.in_backward()) {
-        throw refusal(Code::invalid_state, fmt::format("the gradients of unit \"{}\" are ready, whose backward did not "
-                                                       "begin in this step; backward begins it",
-                                                       plan_->units[unit].name));
+        throw refusal(Code::invalid_state,
+                      fmt::format("grads_ready() of unit \"{}\" without a backward in this step; call "
+                                  "backward() first",
+                                  plan_->units[unit].name));
     }
     refuse_unwritten(unit);
     const bool add = one.is_reduced() || accumulate_;
@@ -416,10 +420,11 @@ void Fsdp::wait() {
     if (count > 0) {
         throw refusal(
             Code::invalid_state,
-            fmt::format("the gradients of {} of {} units were never said to be ready: {}{}; say so (gradients "
-                        "that this step does not have are zero) and wait again",
-                        count, states_.size(), unsaid,
-                        count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
+            fmt::format(
+                "the gradients of {} of {} units were never marked ready: {}{}; call grads_ready() for them (with "
+                "zeros if this step did not use them) and wait() again",
+                count, states_.size(), unsaid,
+                count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
     }
     grad_slots_.await_reductions();
     if (sync_ && all_reduce_) share_used();
@@ -431,7 +436,7 @@ void Fsdp::wait() {
     pass_ = Pass::none;
 }
 
-// An optimizer leaves a parameter that no rank has a gradient of.
+// Tells optimizers which parameters no rank has a gradient of; they leave those unchanged.
 void Fsdp::share_used() {
     if (!sharing_) {
         shared_used_ = std::make_shared<std::vector<uint8_t>>(written_);
@@ -463,7 +468,7 @@ void Fsdp::abandon() {
 void Fsdp::check_not_in_backward(const char* what) const {
     if (pass_ != Pass::backward) return;
     throw refusal(Code::invalid_state,
-                  fmt::format("{} cannot be switched in the middle of a backward; wait first", what));
+                  fmt::format("{} cannot be changed during a backward pass; call wait() first", what));
 }
 
 void Fsdp::set_sync(bool sync) {
@@ -478,7 +483,7 @@ void Fsdp::set_accumulate(bool accumulate) {
 
 void Fsdp::set_reshard_after_backward(size_t unit, bool reshard) {
     UnitState& one = state(unit);
-    check_not_in_backward("resharding after the backward");
+    check_not_in_backward("resharding after backward");
     one.reshards = reshard;
 }
 
@@ -488,11 +493,11 @@ void Fsdp::set_all_reduce(bool all_reduce) {
 }
 
 void Fsdp::zero_grad() {
-    check_idle("gradients cannot be set to zero");
+    check_idle("gradients cannot be zeroed");
     give_up_gradients();
 }
 
-// Those of the shards, and what adds up whole or within replicas.
+// Clears the shards' gradients and what accumulates unsharded or within replicas.
 void Fsdp::give_up_gradients() {
     scatter_->forget_partial();
     std::memset(shard_grads_.get(), 0, plan_->shard_grad_size);
@@ -512,21 +517,22 @@ WorkPtr Fsdp::submit(Communicator& comm, std::function<void()> job) {
     try {
         return comm.submit_job(std::move(job));
     } catch (const Error& error) {
-        if (error.code() != Code::invalid_state) failed_ = error;  // else nothing has happened
+        if (error.code() != Code::invalid_state) failed_ = error;  // otherwise nothing has happened
         throw;
     }
 }
 
 void Fsdp::await(const WorkPtr& work) {
-    // Each collective ends by its own deadline; this one only guards against a work that is never finished. What is queued
-    // before it takes its time, too: three collectives a unit.
-    constexpr milliseconds most = std::chrono::hours{24 * 365};  // more may not fit the clock
+    // Each collective has its own deadline; this one only guards against work that never finishes. Jobs queued before
+    // it count too: three collectives per unit.
+    constexpr milliseconds most = std::chrono::hours{24 * 365};  // a longer time may overflow the clock
     const auto deadline = Deadline::in(
         std::min(most, comm_->options().timeout * static_cast<int64_t>(4 * states_.size() + 4) + milliseconds{10000}));
     try {
         work->wait(deadline);
     } catch (const Error& error) {
-        if (error.code() != Code::interrupted) failed_ = error;  // interrupted: it goes on; the caller may wait again
+        // An interrupted wait does not stop the work; the caller may wait again.
+        if (error.code() != Code::interrupted) failed_ = error;
         throw;
     }
 }
@@ -540,14 +546,14 @@ void Fsdp::check_idle(const char* what) const {
             case UnitPhase::reducing:
                 throw refusal(Code::invalid_state,
                               fmt::format("{} while the gradients of unit \"{}\" are being reduced; "
-                                          "wait first",
+                                          "call wait() first",
                                           what, name));
             case UnitPhase::on_its_way:
             case UnitPhase::whole:
             case UnitPhase::backward:
                 throw refusal(Code::invalid_state,
-                              fmt::format("{} while unit \"{}\" is {}; reshard it, or wait, first", what, name,
-                                          states_[u].memory == Memory::whole ? "whole" : "on its way"));
+                              fmt::format("{} while unit \"{}\" is {}; call reshard() or wait() first", what, name,
+                                          states_[u].memory == Memory::whole ? "unsharded" : "being unsharded"));
         }
     }
 }
@@ -555,16 +561,17 @@ void Fsdp::check_idle(const char* what) const {
 void Fsdp::check_reduced_after(int64_t steps) const {
     check_idle("the optimizer cannot change the shards");
     if (synced_steps_ > steps) return;
-    throw refusal(Code::invalid_state,
-                  fmt::format("the optimizer steps {}, so the shards' gradients are not this step's; say that they are "
-                              "ready and wait for them first, with synchronisation and the reduction over replicas on",
-                              steps == 0 ? "before any gradients were reduced"
-                                         : "and no gradients were reduced since its last step"));
+    throw refusal(
+        Code::invalid_state,
+        fmt::format(
+            "the optimizer steps {}; call grads_ready() and wait() first, with synchronisation and the "
+            "reduction over replicas on",
+            steps == 0 ? "before any gradients were reduced" : "but no gradients were reduced since its last step"));
 }
 
 void Fsdp::fail_if_failed() const {
     if (!failed_) return;
-    throw refusal(Code::aborted, fmt::format("the model is out of use since an earlier error: {}", failed_->what()))
+    throw refusal(Code::aborted, fmt::format("the model cannot be used after an earlier error: {}", failed_->what()))
         .caused_by(*failed_);
 }
 

@@ -1,24 +1,24 @@
-// Fully sharded data-parallel training: every rank holds a shard of each parameter, of its gradient and of what the
-// optimizer keeps. The trainer groups parameters into units and says where a unit's forward and backward begin and end; a
-// unit's parameters are whole in between, in one copy a host (whole_copies.hpp), and its gradients are reduced into the
-// shards while backward goes on (gradient_scatter.hpp).
+// Fully sharded data-parallel training: every rank holds a shard of each parameter, of its gradient and of the
+// optimizer's state. The trainer groups parameters into units and marks where a unit's forward and backward begin and
+// end. In between a unit's parameters are unsharded ("whole"), in one copy per host (whole_copies.hpp), and its
+// gradients are reduced into the shards during backward (gradient_scatter.hpp).
 //
-//     forward(u)        whole, and the units that come next on their way
-//     forward_done(u)   sharded again, or kept until its backward: whole, or among fewer ranks
-//     backward(u)       whole again; memory for its gradients
-//     grads_ready(u)    gradients on their way into the shards, parameters sharded again
-//     wait()            the end of backward: all of that is done
+//     forward(u)        unshards it, and prefetches the next units
+//     forward_done(u)   shards it again, or keeps it until its backward: whole, or over fewer ranks
+//     backward(u)       unshards it again; takes memory for its gradients
+//     grads_ready(u)    reduces its gradients into the shards, shards its parameters
+//     wait()            end of backward: all of this is done
 //
-// A unit that is used more than once in a step has as many forwards; backward and grads_ready come once or as often, and what
-// they give is added up.
+// A unit that is used several times in a step has as many forwards; backward and grads_ready come once or as often, and
+// their gradients are summed.
 //
-// A unit may be sharded after its backward and its memory left to it (set_reshard_after_backward): when it is to be whole
-// the next time, what lies there is used, unless a shard was changed.
+// A unit may be sharded after its backward and still keep its memory (set_reshard_after_backward): the next time it is
+// unsharded, the content is reused unless a shard has changed.
 //
-// All ranks make the same calls of forward, backward and grads_ready in the same order. Memory is given out by these calls
-// alone, never by what happens to be done, so that the ranks agree on it without a word.
+// All ranks make the same calls of forward, backward and grads_ready in the same order. Memory is assigned by these
+// calls alone, never by timing, so the ranks agree on it without communication.
 //
-// Owned by one thread; two communicators of its own, for parameters and for gradients, work beside each other.
+// Owned by one thread. It has two communicators, for parameters and for gradients, which work concurrently.
 #pragma once
 
 #include <memory>
@@ -39,12 +39,12 @@
 
 namespace tsr {
 
-// Where a unit is in its step. The last one until wait().
+// The phase of a unit in its step. `reducing` lasts until wait().
 enum class UnitPhase { sharded = 0, on_its_way = 1, whole = 2, backward = 3, reducing = 4 };
 
 class Fsdp {
    public:
-    // Collective: checks that all ranks register the same. The tensors' memory is read in here and not used later.
+    // Collective: checks that all ranks register the same model. The tensors' memory is read only in the constructor.
     Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options);
     ~Fsdp();
     Fsdp(const Fsdp&) = delete;
@@ -62,83 +62,83 @@ class Fsdp {
     void grads_ready(size_t unit);
     void wait();
 
-    // Gives up the step that has begun, however far it is: every unit is sharded and every gradient zero.
+    // Abandons the current step at any point: every unit is sharded and every gradient is zero.
     void abandon();
 
-    // Asked for by the program itself: a unit is on its way, whole, sharded again.
+    // Explicit control by the program: begin to unshard a unit, wait for it, shard it again.
     void unshard(size_t unit);
     void await_unit(size_t unit);
     void reshard(size_t unit);
     [[nodiscard]] UnitPhase phase(size_t unit) const;
 
-    // Whole, of a unit that is: at the same address whenever it is. INVALID_STATE otherwise.
+    // The unsharded parameter, at the same address whenever its unit is unsharded. INVALID_STATE otherwise.
     [[nodiscard]] Tensor whole(size_t param) const;
-    // Whole, between backward() and grads_ready() of its unit; not cleared, unless it adds up over steps without
-    // synchronisation.
+    // The unsharded gradient, between backward() and grads_ready() of its unit; not cleared, unless it accumulates over
+    // steps without synchronisation.
     [[nodiscard]] Tensor grad(size_t param) const;
-    // This rank has no gradient of it in this backward.
+    // Marks the parameter as having no gradient on this rank in this backward.
     void unused(size_t param);
-    // Whether any rank had one in the last step that was reduced.
+    // Whether any rank had a gradient in the last reduced step.
     [[nodiscard]] bool used(size_t param) const;
-    // The same; where gradients add up, in any step since they were set to zero.
+    // The same; if gradients accumulate, in any step since they were set to zero.
     [[nodiscard]] bool has_grad(size_t param) const;
-    // Gradients of the shards were set to zero by another hand.
+    // The gradients of the shards were set to zero from outside.
     void forget_gradients();
-    // This rank's part and its gradient; for good.
+    // This rank's part and its gradient; valid for the life of the object.
     [[nodiscard]] Tensor shard(size_t param) const;
     [[nodiscard]] Tensor shard_grad(size_t param) const;
     [[nodiscard]] Held held(size_t param) const;
 
-    // Between steps. Without synchronisation gradients add up whole on each rank; accumulating, what is reduced adds to the
-    // shards' gradients.
+    // Between steps. Without synchronisation, gradients accumulate unsharded on each rank. With accumulation, reduced
+    // gradients are added to the shards' gradients.
     void set_sync(bool sync);
     void set_accumulate(bool accumulate);
-    // Whether a unit's memory is another's after its backward.
+    // Whether a unit's memory is free for other units after its backward.
     void set_reshard_after_backward(size_t unit, bool reshard);
-    // Over replicas, too. Without, what is reduced stays among the ranks of each, or all, until a backward with it.
+    // Whether to reduce over replicas, too. If not, sums stay within each replica until a backward that does.
     void set_all_reduce(bool all_reduce);
     void zero_grad();
 
-    // Throws INVALID_STATE where shards must not be changed: a unit is not sharded, or something failed. `what` says what
-    // cannot be done.
+    // Throws INVALID_STATE if shards must not be changed: a unit is not sharded, or something failed. `what` begins the
+    // message.
     void check_idle(const char* what) const;
-    // Backwards whose gradients were reduced into the shards, over replicas too.
+    // The number of backward passes reduced into the shards, including over replicas.
     [[nodiscard]] int64_t synced_steps() const { return synced_steps_; }
-    // Throws INVALID_STATE where an optimizer must not step: as check_idle(), or there were no more than `steps` of those.
+    // Throws INVALID_STATE if an optimizer must not step: as check_idle(), or if synced_steps() is not above `steps`.
     void check_reduced_after(int64_t steps) const;
 
    private:
     enum class Pass { none, forward, backward };
-    // A unit's parameters as this rank has them.
+    // State of a unit's parameters on this rank.
     enum class Memory {
         none,        // sharded
-        left,        // sharded; what was whole is still in its slot
-        on_its_way,  // into its slot
+        left,        // sharded; the unsharded copy is still in its slot
+        on_its_way,  // being unsharded into its slot
         whole,
     };
-    // A unit's gradients in this step. After a first backward they are added to.
+    // State of a unit's gradients in this step. A later backward adds to them.
     enum class Backward { none, begun, done, begun_again };
     struct UnitState {
         AddressRange range;
         std::vector<size_t> trained;
-        int keeping_hosts = 0;           // that keep it from forward to backward: 1, all of it, 0: none does
-        std::shared_ptr<KeptPart> kept;  // by this one, if there are more
+        int keeping_hosts = 0;  // hosts that keep it from forward to backward; 1: each keeps all of it; 0: none
+        std::shared_ptr<KeptPart> kept;  // part kept by this host, if several keep it
         bool is_kept = false;
         Memory memory = Memory::none;
         size_t slot = 0;                  // unless `memory` is none
-        std::optional<size_t> last_slot;  // whose memory the range shows, or did
+        std::optional<size_t> last_slot;  // the slot that the range shows or showed last
         WorkPtr gathering;                // while it is on its way
         bool reshards = true;             // after its backward
         Backward backward = Backward::none;
         std::optional<size_t> grad_slot;  // in use
         bool clears_grads = false;        // before they are written
-        bool sums = false;                // of steps without synchronisation are in them
+        bool sums = false;                // they contain sums of steps without synchronisation
 
         [[nodiscard]] bool is_gathered() const { return memory == Memory::on_its_way || memory == Memory::whole; }
         [[nodiscard]] bool in_backward() const {
             return backward == Backward::begun || backward == Backward::begun_again;
         }
-        // Gradients of this step are in the shards, or on their way.
+        // Whether gradients of this step are in the shards or being reduced.
         [[nodiscard]] bool is_reduced() const {
             return backward == Backward::done || backward == Backward::begun_again;
         }
@@ -179,14 +179,14 @@ class Fsdp {
     GradSlots grad_slots_;
 
     Pass pass_ = Pass::none;
-    std::vector<size_t> order_;     // of the forward pass before this one
+    std::vector<size_t> order_;     // of the previous forward pass
     std::vector<size_t> recorded_;  // of this one
     // One byte a parameter.
     std::vector<uint8_t> unused_;   // this rank has no gradient in this backward of its unit
-    std::vector<uint8_t> written_;  // it had one since the last step that was reduced
+    std::vector<uint8_t> written_;  // it had one since the last reduced step
     std::vector<uint8_t> used_;
     std::vector<uint8_t> has_grad_;
-    std::shared_ptr<std::vector<uint8_t>> shared_used_;  // while the ranks tell each other
+    std::shared_ptr<std::vector<uint8_t>> shared_used_;  // while it is being reduced
     WorkPtr sharing_;
 
     bool sync_ = true;

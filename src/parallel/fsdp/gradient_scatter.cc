@@ -13,13 +13,13 @@ namespace tsr {
 
 namespace {
 
-// A list has one dtype: calls step(tensors) for those of each.
+// A list of tensors has one dtype: calls step(dtype) for each.
 template <class Step>
 void for_dtypes(Step&& step) {
     for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) step(dtype);
 }
 
-// Memory in there that begins at a whole cache line.
+// Memory inside `memory` that begins at a cache line.
 std::byte* aligned_in(std::vector<std::byte>& memory, size_t size) {
     if (memory.size() < size + fsdp_alignment) memory.assign(size + fsdp_alignment, std::byte{0});
     const auto begin = reinterpret_cast<uintptr_t>(memory.data());
@@ -38,7 +38,7 @@ GradientScatter::GradientScatter(std::shared_ptr<Communicator> comm, std::shared
       shards_(std::move(shards)),
       partial_(plan_->units.size()) {}
 
-// What each trained piece of the unit is reduced from, and to memory that has yet to be named.
+// The source of each trained piece of the unit; the destination is set later.
 std::vector<GradientScatter::Part> GradientScatter::parts_of(size_t unit, std::byte* grads) const {
     std::vector<Part> parts;
     for (const FsdpPiece& piece : plan_->units[unit].pieces) {
@@ -50,7 +50,7 @@ std::vector<GradientScatter::Part> GradientScatter::parts_of(size_t unit, std::b
     return parts;
 }
 
-// Those that are reduced to nowhere yet are to `memory`, one after the other.
+// Places parts without a destination in `memory`, one after another.
 void GradientScatter::place(std::vector<Part>& parts, std::vector<std::byte>& memory) {
     const auto taken = [](const Part& part) {
         return part.reduced.data != nullptr ? 0 : round_up(part.reduced.size_bytes(), fsdp_alignment);
@@ -90,7 +90,7 @@ void GradientScatter::scatter(const std::vector<Part>& parts) {
     });
 }
 
-// Over those that hold the same shard.
+// Reduces over the ranks that hold the same shard.
 void GradientScatter::reduce_over_replicas(const std::vector<Part>& parts) {
     if (!replicas_) return;
     for_dtypes([&](DType dtype) {
@@ -106,8 +106,8 @@ void GradientScatter::reduce_over_replicas(const std::vector<Part>& parts) {
     });
 }
 
-// Divides by what is left of the average or the sum, converts and adds: where that is more than one of these, all of it to a
-// block while that is in the cache.
+// Applies the remaining factor of the average or sum, converts and adds. If it does more than one of these, it does all
+// of them to a block while that is in the cache.
 void GradientScatter::store(const Part& part, bool add) const {
     const bool scales = options_.pre_divide != 1;
     const int ranks = comm_->world_size() * (replicas_ ? replicas_->world_size() : 1);
@@ -144,7 +144,7 @@ void GradientScatter::store(const Part& part, bool add) const {
 void GradientScatter::reduce(size_t unit, std::byte* grads, bool add) {
     std::vector<Part> parts = parts_of(unit, grads);
     std::vector<std::byte>& partial = partial_[unit];
-    for (Part& part : parts) {  // straight into the shard where nothing is between
+    for (Part& part : parts) {  // directly into the shard if nothing needs conversion
         if (!add && part.reduced.dtype == part.piece->dtype) part.reduced.data = shard_of(part).data;
     }
     place(parts, scratch_);

@@ -1,6 +1,6 @@
-// Reduces the gradients of a unit into the ranks' shards: straight from each rank's memory into the owner's shard where
-// dtypes allow it. Everything but the constructor and allocate() runs in jobs of its communicator's progress thread, one
-// after the other.
+// Reduces the gradients of a unit into the ranks' shards, directly from each rank's memory into the owner's shard if
+// the dtypes allow it. Everything except the constructor and allocate() runs in jobs of its communicator's progress
+// thread, one after another.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,30 @@ namespace tsr {
 
 struct ScatterOptions {
     ReduceOp op = ReduceOp::avg;
-    // Each rank divides its gradients by this first; what is left of the average (or sum) is made up for in the shards.
+    // Each rank divides its gradients by this first; the remaining factor of the average (or sum) is applied to the
+    // shards.
     double pre_divide = 1;
 };
 
 class GradientScatter {
    public:
-    // The communicators belong to this object: of the ranks among which a parameter is cut, and of those that hold the same
-    // shard (null: nobody else does). `shards`: memory for the gradients of all shards.
+    // This object owns the communicators: `comm` of the ranks that shard a parameter, and `replicas` of the ranks that
+    // hold the same shard (null: no other rank does). `shards`: memory for the gradients of all shards.
     GradientScatter(std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas,
                     std::shared_ptr<const FsdpPlan> plan, ScatterOptions options, std::shared_ptr<std::byte> shards);
 
     [[nodiscard]] const std::shared_ptr<Communicator>& comm() const { return comm_; }
-    // Leaves the sum (or average) of the ranks' `grads` of a unit, which it may change, in the shards; `add`: in addition to
-    // what is there.
+    // Writes the sum (or average) of the ranks' `grads` of a unit into the shards, or adds it if `add` is set. May
+    // change `grads`.
     void reduce(size_t unit, std::byte* grads, bool add);
-    // The first half of that: the sum over the ranks among which parameters are cut is kept, and added to by the next
-    // ones, until a reduce() takes it along.
+    // The first half of reduce(): keeps the sum over the ranks that shard the parameters; later calls add to it, until
+    // a reduce() includes it.
     void reduce_partly(size_t unit, std::byte* grads);
-    // Leaves the largest of all ranks' flags in them.
+    // Replaces the flags by the maximum over all ranks.
     void share(std::vector<uint8_t>& flags);
     // Between steps.
     void forget_partial();
-    // Bytes beside the gradients and the shards: none until a reduction converts, adds or is to be gone on with.
+    // Bytes used besides the gradients and the shards: none until a reduction converts, adds or is partial.
     [[nodiscard]] size_t scratch_size() const { return scratch_.size(); }
 
    private:
@@ -57,8 +58,8 @@ class GradientScatter {
     const std::shared_ptr<const FsdpPlan> plan_;
     const ScatterOptions options_;
     const std::shared_ptr<std::byte> shards_;
-    std::vector<std::byte> scratch_;  // chunks in the dtype of reduction that are not straight in the shards
-    std::vector<std::vector<std::byte>> partial_;  // of each unit: sums that are yet to be reduced over the replicas
+    std::vector<std::byte> scratch_;  // chunks in the reduction dtype that are not reduced directly into the shards
+    std::vector<std::vector<std::byte>> partial_;  // per unit: sums still to be reduced over the replicas
 };
 
 }  // namespace tsr

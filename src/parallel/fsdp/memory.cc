@@ -1,4 +1,4 @@
-// Where the shards and their gradients lie, and which values the shards begin with.
+// Where the shards and their gradients are stored, and the initial values of the shards.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace tsr {
 
 namespace {
 
-constexpr size_t together = size_t{64} << 20;  // bytes of small pieces that go out at once, of all ranks
+constexpr size_t together = size_t{64} << 20;  // bytes of small pieces that are sent together, over all ranks
 
 std::shared_ptr<std::byte> zeroed(size_t size) {
     constexpr std::align_val_t alignment{fsdp_alignment};
@@ -23,7 +23,7 @@ std::shared_ptr<std::byte> zeroed(size_t size) {
     return memory;
 }
 
-// Which parameters rank 0 has values of: nobody needs memory for the whole of one that gets its values later.
+// Which parameters rank 0 has values for: no rank needs memory for a full parameter that gets its values later.
 std::vector<uint8_t> given_by_rank_zero(Communicator& comm, const std::vector<FsdpUnit>& units) {
     std::vector<uint8_t> given;
     for (const FsdpUnit& unit : units) {
@@ -36,7 +36,7 @@ std::vector<uint8_t> given_by_rank_zero(Communicator& comm, const std::vector<Fs
 
 }  // namespace
 
-// Of the shards. All ranks learn whether all have it.
+// Allocates the shards. All ranks learn whether all succeeded.
 void Fsdp::take_memory() {
     std::array<uint8_t, 1> lacks{0};
     try {
@@ -57,24 +57,24 @@ void Fsdp::take_memory() {
     if (found == all.end()) return;
     const auto peer = static_cast<int>(found - all.begin());
     throw refusal(Code::no_memory,
-                  fmt::format("rank {} has no memory for its shards ({} bytes) and their gradients ({}); cut "
-                              "the model among more ranks",
+                  fmt::format("rank {} does not have enough memory for its shards ({} bytes) and their gradients "
+                              "({} bytes); shard the model over more ranks",
                               peer, plan_->shard_size, plan_->shard_grad_size))
         .with_peer(peer);
 }
 
-// Each rank keeps its part of what rank 0 has, or of what it has itself. Where there is nothing, shards are zero.
+// Each rank keeps its part of rank 0's values, or of its own. Without values, shards are zero.
 void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
     const std::vector<uint8_t> given =
         options_.sync_values ? given_by_rank_zero(*comm_, units) : std::vector<uint8_t>{};
     for (size_t u = 0; u < units.size(); ++u) {
         if (options_.sync_values) {
-            std::map<size_t, std::vector<size_t>> pieces;  // each with those of the unit's parameters that have values
+            std::map<size_t, std::vector<size_t>> pieces;  // each with its parameters that have values
             for (size_t i = 0; i < units[u].params.size(); ++i) {
                 const size_t p = plan_->units[u].params[i];
                 if (given[p] != 0) pieces[param(p).piece].push_back(i);
             }
-            // Small pieces that follow each other go out together.
+            // Consecutive small pieces are sent together.
             for (auto piece = pieces.begin(); piece != pieces.end();) {
                 Range run{static_cast<int64_t>(piece->first), static_cast<int64_t>(piece->first) + 1};
                 std::vector<size_t> params = std::move(piece->second);
@@ -98,7 +98,7 @@ void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
     }
 }
 
-// Bytes of a rank's shards from the first of these pieces of the unit to the last.
+// Bytes of a rank's shards from the first to the last of these pieces of the unit.
 size_t Fsdp::scattered(size_t unit, Range pieces) const {
     const auto& all = plan_->units[unit].pieces;
     const FsdpPiece& last = all[static_cast<size_t>(pieces.end) - 1];
@@ -106,7 +106,8 @@ size_t Fsdp::scattered(size_t unit, Range pieces) const {
            all[static_cast<size_t>(pieces.begin)].shard_at;
 }
 
-// Rank 0's, of the pieces that these of the unit's parameters lie in: each rank's part of all, again for each replica.
+// Scatters rank 0's values of the pieces that contain these parameters of the unit: to each rank its part, in every
+// replica.
 void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, Range pieces, const std::vector<size_t>& params) {
     const size_t each = scattered(number, pieces);
     if (each == 0) return;

@@ -18,7 +18,7 @@ namespace {
 void check_dtypes(std::optional<DType> param, std::optional<DType> reduce, const std::string& whose) {
     for (const auto& [name, dtype] : {std::pair{"param_dtype", param}, std::pair{"reduce_dtype", reduce}}) {
         if (!dtype || is_floating(*dtype)) continue;
-        throw Error(Code::invalid_argument, fmt::format("{}{} is {}; it is f16, bf16, f32 or f64", whose, name,
+        throw Error(Code::invalid_argument, fmt::format("{}{} is {}; it must be f16, bf16, f32 or f64", whose, name,
                                                         is_known(*dtype) ? name_of(*dtype) : "unknown"));
     }
 }
@@ -28,7 +28,7 @@ std::string name_of_dtype(const std::optional<DType>& dtype) { return dtype ? st
 }  // namespace
 
 void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int world_size) {
-    if (units.empty()) throw Error(Code::invalid_argument, "a model without units");
+    if (units.empty()) throw Error(Code::invalid_argument, "the model has no units");
     if (options.op != ReduceOp::avg && options.op != ReduceOp::sum) {
         throw Error(Code::invalid_argument, "gradients are averaged or summed; op must be AVG or SUM");
     }
@@ -38,11 +38,11 @@ void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options,
                                              std::tuple{"backward_prefetch", options.backward_prefetch, 0},
                                              std::tuple{"grads_in_flight", options.grads_in_flight, 1}}) {
         if (value >= least) continue;
-        throw Error(Code::invalid_argument, fmt::format("{} is {}; it is at least {}", name, value, least));
+        throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be at least {}", name, value, least));
     }
     if (options.shard_ranks > 0 && world_size % options.shard_ranks != 0) {
-        throw Error(Code::invalid_argument, fmt::format("shard_ranks is {}, of which {} ranks are no multiple",
-                                                        options.shard_ranks, world_size));
+        throw Error(Code::invalid_argument,
+                    fmt::format("world size {} is not divisible by shard_ranks {}", world_size, options.shard_ranks));
     }
     if (!std::isfinite(options.pre_divide) || options.pre_divide <= 0) {
         throw Error(Code::invalid_argument,
@@ -64,37 +64,37 @@ void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options,
         if (kept < 0 || (kept > 1 && cut % kept != 0)) {
             throw Error(
                 Code::invalid_argument,
-                fmt::format("unit \"{}\": reshard_after_forward is {}; it is 0, 1, or a number of which {} ranks "
-                            "are a multiple",
-                            unit.name, kept, cut));
+                fmt::format(
+                    "unit \"{}\": reshard_after_forward is {}; it must be 0, 1 or a divisor of the {} ranks of a "
+                    "shard group",
+                    unit.name, kept, cut));
         }
         if (unit.row_block < 0) {
             throw Error(Code::invalid_argument,
-                        fmt::format("unit \"{}\": row_block is {}; it is at least 0", unit.name, unit.row_block));
+                        fmt::format("unit \"{}\": row_block is {}; it must be at least 0", unit.name, unit.row_block));
         }
         if (unit.flat && unit.row_block > 0) {
-            throw Error(
-                Code::invalid_argument,
-                fmt::format("unit \"{}\" is flat, which is cut anywhere, and has a row_block of {}; it can have "
-                            "one of these",
-                            unit.name, unit.row_block));
+            throw Error(Code::invalid_argument,
+                        fmt::format("unit \"{}\" is flat and has row_block {}; a flat unit cannot have a row_block",
+                                    unit.name, unit.row_block));
         }
         for (size_t i = 0; i < unit.params.size(); ++i) {
             const NamedTensor& param = unit.params[i];
             if (unit.trained.empty() || unit.trained[i]) check_trained(param);
             if (!unit.flat && param.tensor.shape.ndim() == 0) {
                 throw Error(Code::invalid_argument,
-                            fmt::format("parameter \"{}\" of unit \"{}\" has no dimension to be cut along; give it the "
-                                        "shape [1], or make the unit flat",
+                            fmt::format("parameter \"{}\" of unit \"{}\" has no dimension to shard along; give it the "
+                                        "shape [1] or make the unit flat",
                                         param.name, unit.name));
             }
             const auto [found, is_new] = unit_of.emplace(param.name, unit.name);
             if (!is_new && found->second != unit.name) {
                 throw Error(
                     Code::invalid_argument,
-                    fmt::format("two parameters are named \"{0}\", one of unit \"{1}\" and one of unit \"{2}\"; "
-                                "names are of the whole model: begin each with its unit's, such as \"{2}.{0}\"",
-                                param.name, found->second, unit.name));
+                    fmt::format(
+                        "two parameters are named \"{0}\", one in unit \"{1}\" and one in unit \"{2}\"; names must be "
+                        "unique in the model: add the unit's name as a prefix, such as \"{2}.{0}\"",
+                        param.name, found->second, unit.name));
             }
             all.push_back(param);
         }

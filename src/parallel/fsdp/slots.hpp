@@ -1,5 +1,6 @@
-// The memory that units take in turn: whole parameters lie in slots of one pool, whole gradients in those of the other. A slot
-// is one unit's or free. Which one a unit gets follows from the calls before alone, so that all ranks give out the same.
+// Memory that units use in turn: unsharded parameters are in slots of one pool, unsharded gradients in slots of
+// another. A slot belongs to one unit or is free. Which slot a unit gets depends only on earlier calls, so all ranks
+// choose the same.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,8 @@ namespace tsr {
 
 class WholeSlots {
    public:
-    // The slot `last` if it is free, else the smallest free one that holds `size` bytes, else a new one.
+    // Returns the slot `last` if it is free, otherwise the smallest free slot of at least `size` bytes, otherwise a new
+    // one.
     [[nodiscard]] size_t take(size_t size, std::optional<size_t> last);
     void give_back(size_t slot) { slots_[slot].used = false; }
     // Shared with jobs in the queue.
@@ -30,27 +32,27 @@ class WholeSlots {
     std::vector<Slot> slots_;
 };
 
-// Of a communicator's memory, which a job in its queue allocates.
+// Memory of a communicator, allocated by a job in its queue.
 struct GradMemory {
     std::shared_ptr<Buffer> buffer;
 };
 
 class GradSlots {
    public:
-    // Queues the allocation of so many bytes in place of what `memory` holds.
+    // Queues the allocation of `size` bytes to replace what `memory` holds.
     using Allocate = std::function<WorkPtr(std::shared_ptr<GradMemory> memory, size_t size)>;
     using Await = std::function<void(const WorkPtr& work)>;
-    // At most `in_flight` slots are being reduced while another is to be had.
+    // At most `in_flight` slots are being reduced when another is taken.
     GradSlots(int in_flight, Allocate allocate, Await await);
 
-    // The smallest free slot of `size` bytes. If there is none, those being reduced are waited for while there are
-    // `in_flight`; then the largest free one is made larger, or there is one more.
+    // Returns the smallest free slot of at least `size` bytes. If there is none, it waits for reductions while
+    // `in_flight` are running, then enlarges the largest free slot or adds one.
     [[nodiscard]] size_t take(size_t size);
     // Waits for its allocation.
     [[nodiscard]] std::byte* ready(size_t slot);
     [[nodiscard]] std::byte* data(size_t slot) const { return slots_[slot].memory->buffer->data(); }
     [[nodiscard]] const std::shared_ptr<GradMemory>& memory(size_t slot) const { return slots_[slot].memory; }
-    // It is given back when `reduction` is done.
+    // The slot is returned when `reduction` is done.
     void reduce(size_t slot, WorkPtr reduction);
     void await_reductions();
     void give_back(size_t slot) { slots_[slot].used = false; }
@@ -59,7 +61,7 @@ class GradSlots {
     struct Slot {
         size_t size = 0;
         std::shared_ptr<GradMemory> memory;
-        WorkPtr allocation;  // until it is waited for
+        WorkPtr allocation;  // until it has been waited for
         bool used = false;
         WorkPtr reduction;
     };
@@ -69,7 +71,7 @@ class GradSlots {
     const Allocate allocate_;
     const Await await_;
     std::vector<Slot> slots_;
-    std::vector<size_t> reductions_;  // slots that are being reduced, the oldest first
+    std::vector<size_t> reductions_;  // slots being reduced, oldest first
 };
 
 }  // namespace tsr

@@ -9,18 +9,18 @@ namespace tsr {
 
 namespace {
 
-// What begins in a piece begins at a whole cache line in each of its dtypes.
+// Parameters in a piece begin at a cache line in each of its dtypes.
 constexpr int64_t flat_alignment = fsdp_alignment / size_of(DType::bf16);
 
 int64_t row_of(const Dims& shape) { return shape.ndim() > 0 && shape[0] > 0 ? shape.product() / shape[0] : 0; }
 
-// Rows a rank, padding included.
+// Rows per rank, padding included.
 int64_t rows_each(int64_t rows, int64_t block, int ranks) {
     block = std::min(block, std::max<int64_t>(rows, 1));
     return chunk((rows + block - 1) / block, ranks, 0).end * block;
 }
 
-// Puts the parameter into a piece of its unit, at its end.
+// Appends the parameter to a piece of its unit.
 void place(FsdpParam& param, UnitPlan& unit, int ranks) {
     size_t p = unit.flat ? 0 : unit.pieces.size();
     while (p < unit.pieces.size() && (unit.pieces[p].dtype != param.dtype || unit.pieces[p].trained != param.trained))
@@ -40,7 +40,7 @@ void place(FsdpParam& param, UnitPlan& unit, int ranks) {
     }
 }
 
-// Of this rank, which may be none.
+// This rank's rows, which may be none.
 Range rows_of(const FsdpParam& param, const UnitPlan& unit, int ranks, int rank) {
     const int64_t each = rows_each(param.shape[0], unit.row_block, ranks);
     return {std::min(rank * each, param.shape[0]), std::min((rank + 1) * each, param.shape[0])};

@@ -8,7 +8,7 @@ namespace tsr {
 
 namespace {
 
-// Of a floating-point dtype: all bits of the exponent, not the quiet bit, and a payload of our own.
+// For a floating-point dtype: all exponent bits set, the quiet bit clear, and a payload of our own.
 uint64_t mark_of(DType dtype) {
     switch (dtype) {
         case DType::f16: return 0x7d5b;

@@ -1,5 +1,5 @@
-// Whether a gradient was written: its first and last element hold a signalling NaN that no arithmetic gives until then. One
-// of another shape, which is shorter, leaves the last one.
+// Detects whether a gradient was written: until then its first and last element hold a signalling NaN that no
+// arithmetic produces. A gradient of the wrong, shorter shape leaves the last one.
 #pragma once
 
 #include "tensor/tensor.hpp"
@@ -8,7 +8,7 @@ namespace tsr {
 
 void mark_unwritten(const Tensor& grad);
 
-// Of a marked one. One without elements is written.
+// For a marked gradient. One without elements counts as written.
 [[nodiscard]] bool is_unwritten(const Tensor& grad);
 
 }  // namespace tsr

@@ -15,20 +15,22 @@ namespace tsr {
 
 namespace {
 
-// Of a rank that has its host for itself: shared pages all the same, which may be shown at other addresses.
+// For a rank that is alone on its host: still shared pages, which can be mapped at other addresses.
 std::shared_ptr<std::byte> own_pages(size_t size) {
     void* const pages = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) throw os_error(fmt::format("cannot get {} bytes for whole parameters", size), errno);
-    ::madvise(pages, size, MADV_HUGEPAGE);  // a wish
+    if (pages == MAP_FAILED)
+        throw os_error(fmt::format("cannot allocate {} bytes for unsharded parameters", size), errno);
+    ::madvise(pages, size, MADV_HUGEPAGE);  // best effort
     return {static_cast<std::byte*>(pages), [size](std::byte* begin) { ::munmap(begin, size); }};
 }
 
-// Of a whole piece, one of so many equal slices.
+// Bytes of one of `hosts` equal slices of a piece.
 size_t slice_bytes(const FsdpPiece& piece, int ranks, int hosts) {
     return static_cast<size_t>(piece.chunk) * static_cast<size_t>(ranks / hosts) * size_of(piece.whole_dtype);
 }
 
-// Of each piece that is not all padding there: the byte of the whole unit where it begins, and its elements.
+// Calls `use` for each piece whose chunk is not all padding, with the chunk's byte offset in the unsharded unit and its
+// elements.
 template <class Use>
 void each_own_chunk(const UnitPlan& unit, int rank, Use&& use) {
     for (const FsdpPiece& piece : unit.pieces) {
@@ -68,7 +70,8 @@ void WholeCopies::together(Body&& body) {
     try {
         body();
     } catch (const std::exception& error) {
-        // What fails in a job is told over comm_; others may wait in the communicators of the host and of the leaders.
+        // A failed job is reported over comm_; other ranks may be waiting in the communicators of the host and of the
+        // leaders.
         if (!host_.is_alone()) host_.comm()->abort(error.what());
         if (leaders_ && leaders_ != comm_) leaders_->abort(error.what());
         for (const auto& [hosts, keepers] : keepers_) keepers->abort(error.what());
@@ -191,8 +194,8 @@ void WholeCopies::copy_part(const UnitPlan& unit, std::byte* whole, const KeptPa
     }
 }
 
-// First among the ranks of the host, where this is also the meeting after which the memory may be written; then among the
-// hosts; a host of which no rank has a stale copy hears of the others last.
+// First among the ranks of the host, which is also the meeting after which the memory may be written; then among the
+// hosts; finally, a host without a stale copy learns about the others.
 bool WholeCopies::agree(size_t unit, size_t slot, bool is_stale) {
     constexpr size_t words = 3;
     const auto ask = [&](auto&& run, int places, const auto& rank_of) {
@@ -203,20 +206,19 @@ bool WholeCopies::agree(size_t unit, size_t slot, bool is_stale) {
         run(Request{.collective = Collective::all_gather,
                     .inputs = {&input, 1},
                     .outputs = {&output, 1},
-                    .label = "which unit becomes whole"});
+                    .label = "next unit to unshard"});
         for (size_t place = 0; place < static_cast<size_t>(places); ++place) {
             const int64_t* const one = &all[words * place];
             is_stale = is_stale || one[2] != 0;
             if (one[0] == own[0] && one[1] == own[1]) continue;
             const int rank = rank_of(place);
             const auto theirs = static_cast<size_t>(one[0]);
-            throw Error(
-                Code::mismatch,
-                fmt::format("rank {} makes unit \"{}\" whole while rank {} makes \"{}\" whole{}; all ranks make "
-                            "the same units whole, in the same order",
-                            comm_->rank(), plan_->units[unit].name, rank,
-                            theirs < plan_->units.size() ? plan_->units[theirs].name : "?",
-                            theirs == unit ? " and has others whole besides it" : ""))
+            throw Error(Code::mismatch, fmt::format("rank {} unshards unit \"{}\" while rank {} unshards unit "
+                                                    "\"{}\"{}; all ranks must unshard the same "
+                                                    "units in the same order",
+                                                    comm_->rank(), plan_->units[unit].name, rank,
+                                                    theirs < plan_->units.size() ? plan_->units[theirs].name : "?",
+                                                    theirs == unit ? " with other units also unsharded" : ""))
                 .with_rank(comm_->rank())
                 .with_peer(rank);
         }
@@ -236,7 +238,7 @@ bool WholeCopies::agree(size_t unit, size_t slot, bool is_stale) {
     return is_stale;
 }
 
-// The chunks of `count` ranks that follow each other, as bytes; without those of no bytes.
+// The chunks of `count` consecutive ranks, as bytes, without empty ones.
 std::vector<Tensor> WholeCopies::chunks_of(const UnitPlan& unit, std::byte* whole, int first_rank, int count) const {
     std::vector<Tensor> chunks;
     for (const FsdpPiece& piece : unit.pieces) {
@@ -261,7 +263,7 @@ void WholeCopies::exchange(const UnitPlan& unit, std::byte* whole) {
             if (host_.firsts()[r] != hosts_[host]) continue;
             for (const Tensor& chunk : chunks_of(unit, whole, static_cast<int>(r), 1)) theirs.push_back(chunk);
         }
-        if (theirs.empty()) return;  // as of every host
+        if (theirs.empty()) return;  // then no host has any
         leaders_->run(
             {.collective = Collective::broadcast, .outputs = theirs, .peer = static_cast<int>(host), .label = label});
     }

@@ -154,7 +154,7 @@ TEST(Ddp, GradientsThatWereNotSaidReadyAreNamedAndCanBeCompleted) {
         for (float& g : ddp.grad(0).as<float>()) g = static_cast<float>(comm.rank());
         ddp.ready(1);
         const Error error = expect_error([&] { ddp.wait(); }, Code::invalid_state);
-        EXPECT_THAT(error.what(), HasSubstr(R"(2 of 3 gradients were never said to be ready: "a", "c")"));
+        EXPECT_THAT(error.what(), HasSubstr(R"(2 of 3 gradients were never marked ready: "a", "c")"));
         ddp.ready(0);
         ddp.ready(2);
         ddp.wait();
@@ -181,7 +181,8 @@ TEST(Ddp, ReadyTwiceIsRefusedByName) {
         expect_error([&] { ddp.ready(3); }, Code::invalid_argument);
         ddp.ready_all();
         expect_error([&] { ddp.ready(0); }, Code::invalid_state);
-        EXPECT_THAT(expect_error([&] { ddp.ready_all(); }, Code::invalid_state).what(), HasSubstr("wait for them"));
+        EXPECT_THAT(expect_error([&] { ddp.ready_all(); }, Code::invalid_state).what(),
+                    HasSubstr("call wait() before the next step"));
         ddp.wait();
         ddp.ready(1);  // a new step
         ddp.ready(0);
@@ -205,7 +206,7 @@ TEST(Ddp, GradientsCannotBeTouchedWhileTheyAreReduced) {
         ddp.ready(0);
         expect_error([&] { ddp.zero_grad(); }, Code::invalid_state);
         EXPECT_THAT(expect_error([&] { optimizer.step(); }, Code::invalid_state).what(),
-                    HasSubstr("wait for the gradients first"));
+                    HasSubstr("call wait() first"));
         ddp.ready_all();
         expect_error([&] { optimizer.step(); }, Code::invalid_state);
         ddp.wait();

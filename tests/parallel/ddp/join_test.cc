@@ -141,10 +141,10 @@ TEST(DdpJoins, NeedTheOptionAndTheSameWish) {
         Model model = three_layers();
         Ddp plain(shared(comm), model.params(), {});
         EXPECT_THAT(expect_error([&] { plain.join(true); }, Code::invalid_state).what(),
-                    HasSubstr("created without the option join"));
+                    HasSubstr("created without the join option"));
         Ddp ddp(shared(comm), model.params(), joining(DdpJoin::divide_by_world));
         EXPECT_THAT(expect_error([&] { ddp.join(comm.rank() == 0); }, Code::mismatch).what(),
-                    HasSubstr("rank 1 joins with sync_params 0, rank 0 with 1"));
+                    HasSubstr("rank 1 joins with sync_params 0, but rank 0 with 1"));
         ddp.join(true);  // none has made a step
         ddp.ready(0);
         expect_error([&] { ddp.join(true); }, Code::invalid_state);

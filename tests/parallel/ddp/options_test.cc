@@ -81,7 +81,7 @@ TEST(DdpNoSync, CannotBeSwitchedInAStep) {
         Ddp ddp(shared(comm), model.params(), {});
         ddp.ready(0);
         EXPECT_THAT(expect_error([&] { ddp.set_sync(false); }, Code::invalid_state).what(),
-                    HasSubstr("synchronisation cannot be switched while gradients are being reduced"));
+                    HasSubstr("synchronisation cannot be changed while gradients are being reduced"));
     }));
 }
 
@@ -184,11 +184,11 @@ TEST(DdpStaticGraph, AnotherGraphIsRefusedByName) {
         ddp.ready(2);
         ddp.wait();
         EXPECT_THAT(expect_error([&] { ddp.ready(1); }, Code::invalid_state).what(),
-                    ::testing::AllOf(HasSubstr("\"b\""), HasSubstr("a model whose steps differ needs find_unused")));
+                    ::testing::AllOf(HasSubstr("\"b\""), HasSubstr("if steps differ, use find_unused")));
         ddp.ready(2);
-        EXPECT_THAT(expect_error([&] { ddp.wait(); }, Code::invalid_state).what(),
-                    ::testing::AllOf(HasSubstr("1 of 3 gradients were never said to be ready: \"a\""),
-                                     HasSubstr("first step")));
+        EXPECT_THAT(
+            expect_error([&] { ddp.wait(); }, Code::invalid_state).what(),
+            ::testing::AllOf(HasSubstr("1 of 3 gradients were never marked ready: \"a\""), HasSubstr("first step")));
         ddp.ready(0);
         ddp.wait();
     }));
@@ -455,7 +455,7 @@ TEST(DdpOptionsTest, BadValuesAreNamed) {
                  {{.hook = static_cast<DdpHook>(9)}, "hook is 9"},
                  {{.join = static_cast<DdpJoin>(-1)}, "join is -1"},
                  {{.power_sgd_rank = 0}, "powersgd_rank is 0"},
-                 {{.power_sgd_start_step = -1}, "powersgd_start_step -1"},
+                 {{.power_sgd_start_step = -1}, "powersgd_start_step is -1"},
              }) {
             Model model = three_layers();
             EXPECT_THAT(expect_error([&] { const Ddp ddp(shared(comm), model.params(), given.options); },

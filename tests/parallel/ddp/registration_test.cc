@@ -113,7 +113,7 @@ TEST(Ddp, BadRegistrationsAreRefused) {
         Model model = three_layers();
         expect_error([&] { const Ddp ddp(own, {}, {}); }, Code::invalid_argument);
         EXPECT_THAT(expect_error([&] { const Ddp ddp(own, twice.params(), {}); }, Code::invalid_argument).what(),
-                    HasSubstr("two parameters are named \"w\"; names are of the whole model"));
+                    HasSubstr("two parameters are named \"w\"; names must be unique in the model"));
         EXPECT_THAT(
             expect_error([&] { const Ddp ddp(own, {{"i", tensor_of(std::span<int32_t>(integers), DType::i32)}}, {}); },
                          Code::invalid_argument)

@@ -199,14 +199,14 @@ TEST(DdpSharedRefuses, WhatWouldUpdateOneCopyWithDifferentGradients) {
     const std::map<std::string, DdpOptions> cases{{"find_unused", {.find_unused = true}},
                                                   {"static_graph", {.static_graph = true}},
                                                   {"join", {.join = DdpJoin::divide_by_world}},
-                                                  {"the hook NOOP", {.hook = DdpHook::noop}}};
+                                                  {"hook NOOP", {.hook = DdpHook::noop}}};
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
         for (const auto& [name, given] : cases) {
             const DdpOptions& options = given;
             Params model;
             const Error error = expect_error([&] { Ddp(shared(comm), model.tensors(), small_buckets(true, options)); },
                                              Code::unsupported);
-            EXPECT_THAT(error.what(), HasSubstr("share_params with " + name));
+            EXPECT_THAT(error.what(), HasSubstr("share_params cannot be combined with " + name));
         }
         Params model;
         model.specs = {{"half", {4}, DType::bf16}};
@@ -221,7 +221,7 @@ TEST(DdpSharedRefuses, AStepBeforeThereIsAnOptimizer) {
         Params model;
         Ddp ddp(shared(comm), model.tensors(), small_buckets(true));
         EXPECT_THAT(expect_error([&] { ddp.ready_all(); }, Code::invalid_state).what(),
-                    HasSubstr("before there is an optimizer made of it"));
+                    HasSubstr("needs an optimizer, which updates the parameters during the step"));
         const auto optimizer = make(Kind::sgd, ddp);  // the model is as good as before
         make_step(ddp, *optimizer, comm.rank(), 0);
         EXPECT_THAT(expect_error([&] { optimizer->step(); }, Code::invalid_state).what(),
@@ -294,8 +294,8 @@ TEST(DdpSharedStamps, AStepThatFailedInBetweenLeavesATornCopy) {
     const auto error = after_a_failure_at(1, &step);
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code(), Code::corrupt);
-    EXPECT_THAT(error->what(), HasSubstr("this rank has ended step 1"));
-    EXPECT_THAT(error->what(), HasSubstr("that of place 0 is between step 1 and step 2"));
+    EXPECT_THAT(error->what(), HasSubstr("this rank finished step 1"));
+    EXPECT_THAT(error->what(), HasSubstr("the slice of local rank 0 is between step 1 and step 2"));
     EXPECT_THAT(error->what(), HasSubstr("load the last checkpoint"));
 }
 
@@ -505,7 +505,8 @@ TEST_F(DdpSharedCheckpoint, OfWhichRanksLoadOtherNamesIsLoadedByNone) {
         load.only = {comm.rank() == 0 ? "model.*" : "model." + first};
         EXPECT_THAT(
             expect_error([&] { (void)checkpoint->load(state, load); }, Code::mismatch).what(),
-            HasSubstr("place 1 of this host loads other tensors of the shared copy of the parameters than place 0"));
+            HasSubstr(
+                "local rank 1 of this host loads different tensors into the shared parameters than local rank 0"));
         comm.run({});
         EXPECT_TRUE(all_of(ddp, *optimizer) == before);
         EXPECT_EQ(ddp.shared_step(), 1);
@@ -546,11 +547,11 @@ TEST_F(DdpSharedCheckpoint, ThatOneRankCannotLoadIsLoadedByNone) {
         } catch (const Error& error) {
             ++(error.code() == Code::corrupt ? failed : aborted);
             if (comm.rank() == 0) {
-                EXPECT_THAT(error.what(), HasSubstr("place 1 of this host could not load"));
+                EXPECT_THAT(error.what(), HasSubstr("local rank 1 of this host could not load"));
             }
         }
         EXPECT_THAT(expect_error([&] { (void)ddp.shared_step(); }, Code::corrupt).what(),
-                    HasSubstr("that of place 1 was being loaded"));
+                    HasSubstr("the slice of local rank 1 was being loaded"));
         EXPECT_EQ(expect_error([&] { ddp.ready_all(); }, Code::corrupt).code(), Code::corrupt);
         comm.run({});
         (void)Checkpoint::open(directory_.path().string())->load(state);  // again, on all

@@ -121,7 +121,7 @@ TEST(DdpStepInBackward, TheOptimizersOwnStepAndASecondAreRefused) {
         ddp.step_in_backward(optimizer);
         expect_error([&] { ddp.step_in_backward(second); }, Code::invalid_state);
         EXPECT_THAT(expect_error([&] { optimizer.step(); }, Code::invalid_state).what(),
-                    HasSubstr("has made the step"));
+                    HasSubstr("the step is already done"));
         ddp.forget_optimizer(second);  // it does not step
         fill(ddp, 0, 1);
         ddp.ready_all();

@@ -92,7 +92,7 @@ TEST_P(KeptOverHosts, TheBackwardHasWhatWasKept) {
             kept.forward();
             EXPECT_EQ(kept.fsdp->phase(0), UnitPhase::on_its_way);
             EXPECT_THAT(expect_error([&] { kept.fsdp->check_idle("no step"); }, Code::invalid_state).what(),
-                        HasSubstr("\"first\" is on its way"));
+                        HasSubstr("\"first\" is being unsharded"));
             kept.fill_shards(-1);  // seen if whole parameters were of the shards
             kept.backward([&](size_t i) {
                 const auto whole = kept.fsdp->whole(i).as<float>();
@@ -222,7 +222,7 @@ TEST(Left, AUnitIsShardedInBetween) {
         expect_error([&] { fsdp.set_reshard_after_backward(2, false); }, Code::invalid_argument);
         fsdp.backward(1);
         EXPECT_THAT(expect_error([&] { fsdp.set_reshard_after_backward(1, true); }, Code::invalid_state).what(),
-                    HasSubstr("in the middle of a backward"));
+                    HasSubstr("during a backward pass"));
         fsdp.unused(1);
         fsdp.grads_ready(1);
         EXPECT_EQ(fsdp.phase(1), UnitPhase::reducing);

@@ -58,7 +58,7 @@ TEST(Fsdp, AccessorsRefuseWhatIsNotThere) {
         Model model = Mlp::initial();
         Fsdp fsdp(shared(comm), a_unit_a_layer(model), {});
         EXPECT_THAT(expect_error([&] { (void)fsdp.whole(0); }, Code::invalid_state).what(),
-                    HasSubstr(R"("fc0.weight" is not whole: its unit "fc0" is sharded)"));
+                    HasSubstr(R"(parameter "fc0.weight" of unit "fc0" is sharded)"));
         EXPECT_THAT(expect_error([&] { (void)fsdp.grad(0); }, Code::invalid_state).what(), HasSubstr("\"fc0.weight\""));
         expect_error([&] { fsdp.await_unit(1); }, Code::invalid_state);
         expect_error([&] { fsdp.grads_ready(1); }, Code::invalid_state);
@@ -69,11 +69,11 @@ TEST(Fsdp, AccessorsRefuseWhatIsNotThere) {
         }
         expect_error([&] { (void)fsdp.whole(6); }, Code::invalid_argument);
         EXPECT_THAT(expect_error([&] { fsdp.wait(); }, Code::invalid_state).what(),
-                    HasSubstr(R"(3 of 3 units were never said to be ready: "fc0", "fc1", "fc2")"));
+                    HasSubstr(R"(3 of 3 units were never marked ready: "fc0", "fc1", "fc2")"));
         fsdp.unshard(2);
         fsdp.await_unit(2);
         EXPECT_THAT(expect_error([&] { fsdp.check_idle("it cannot be"); }, Code::invalid_state).what(),
-                    HasSubstr("it cannot be while unit \"fc2\" is whole"));
+                    HasSubstr("it cannot be while unit \"fc2\" is unsharded"));
         fsdp.reshard(2);
         fsdp.check_idle("it can");
         fsdp.backward(2);
@@ -84,7 +84,7 @@ TEST(Fsdp, AccessorsRefuseWhatIsNotThere) {
         fsdp.grads_ready(2);
         expect_error([&] { fsdp.grads_ready(2); }, Code::invalid_state);
         EXPECT_THAT(expect_error([&] { fsdp.forward(0); }, Code::invalid_state).what(),
-                    HasSubstr(R"(the forward of unit "fc0" begins in the middle of a backward, after that of "fc2")"));
+                    HasSubstr(R"(the forward of unit "fc0" cannot begin during a backward pass (unit "fc2")"));
     }));
 }
 
@@ -115,7 +115,7 @@ TEST(Fsdp, PhasesAreTold) {
         fsdp.grads_ready(2);
         EXPECT_THAT(phases(), ElementsAre(sharded, on_its_way, reducing));
         EXPECT_THAT(expect_error([&] { fsdp.check_idle("it cannot be"); }, Code::invalid_state).what(),
-                    HasSubstr("it cannot be while unit \"fc1\" is on its way"));
+                    HasSubstr("it cannot be while unit \"fc1\" is being unsharded"));
         for (const size_t unit : {1, 0}) {
             fsdp.backward(unit);
             fill_grads(fsdp, unit, 0);

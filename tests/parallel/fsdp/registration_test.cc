@@ -64,7 +64,7 @@ TEST(Fsdp, WhatOneRankAloneRegistersBadlyIsToldToAll) {
         {[](auto& units, auto&) { units[1].params[0] = units[0].params[0]; },
          "two parameters are named \"fc0.weight\""},
         {[](auto& units, auto&) { units[2].row_block = -7; }, "unit \"fc2\": row_block is -7"},
-        {[](auto& units, auto&) { units.clear(); }, "a model without units"},
+        {[](auto& units, auto&) { units.clear(); }, "the model has no units"},
         {[](auto& units, auto&) { units[0].params[1].tensor.dtype = DType::i64; }, "\"fc0.bias\" is i64"},
         {[](auto&, auto& options) { options.grads_in_flight = 0; }, "grads_in_flight is 0"}};
     for (const auto& [change, said] : cases) {
@@ -131,7 +131,7 @@ TEST(Fsdp, BadRegistrationsAreRefused) {
             return std::string(
                 expect_error([&] { const Fsdp fsdp(shared(comm), units, options); }, Code::invalid_argument).what());
         };
-        EXPECT_THAT(refused([](auto& units, auto&) { units.clear(); }), HasSubstr("without units"));
+        EXPECT_THAT(refused([](auto& units, auto&) { units.clear(); }), HasSubstr("the model has no units"));
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].params.clear(); }), HasSubstr("\"fc1\" has no param"));
         EXPECT_THAT(refused([](auto& units, auto&) { units[2].name = "fc0"; }),
                     HasSubstr("two units are named \"fc0\""));
@@ -139,7 +139,7 @@ TEST(Fsdp, BadRegistrationsAreRefused) {
                     HasSubstr("two parameters are named \"fc0.weight\""));
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].params[0].tensor.shape = {}; }), HasSubstr("shape [1]"));
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].reshard_after_forward = 2; }),
-                    HasSubstr("unit \"fc1\": reshard_after_forward is 2; it is 0, 1, or a number of which 1 ranks"));
+                    HasSubstr("unit \"fc1\": reshard_after_forward is 2; it must be 0, 1 or a divisor of the 1 ranks"));
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].row_block = -1; }),
                     HasSubstr("unit \"fc1\": row_block is -1"));
         EXPECT_THAT(refused([](auto& units, auto&) {
@@ -153,7 +153,8 @@ TEST(Fsdp, BadRegistrationsAreRefused) {
                     HasSubstr("unit \"fc1\": reduce_dtype is bool"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.forward_prefetch = -1; }), HasSubstr("at least 0"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.grads_in_flight = 0; }), HasSubstr("at least 1"));
-        EXPECT_THAT(refused([](auto&, auto& options) { options.shard_ranks = 2; }), HasSubstr("no multiple"));
+        EXPECT_THAT(refused([](auto&, auto& options) { options.shard_ranks = 2; }),
+                    HasSubstr("not divisible by shard_ranks 2"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.pre_divide = 0; }), HasSubstr("above 0"));
     }));
 }

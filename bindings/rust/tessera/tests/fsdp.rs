@@ -761,14 +761,14 @@ fn nothing_is_loaded_into_a_model_while_a_unit_is_not_sharded() {
             }
         };
         fsdp.unshard(1).unwrap();
-        refused("\"second\" is on its way");
+        refused("\"second\" is being unsharded");
         let guard = fsdp.forward(0).unwrap();
-        refused("\"first\" is whole");
+        refused("\"first\" is unsharded");
         guard.done().unwrap();
-        refused("\"first\" is whole"); // it stays so
+        refused("\"first\" is unsharded"); // it stays so
         fsdp.forward(1).unwrap().done().unwrap();
         let guard = fsdp.backward(1).unwrap();
-        refused("is whole");
+        refused("is unsharded");
         guard.unused(2).unwrap();
         guard.ready().unwrap();
         fsdp.reshard(0).unwrap();
@@ -776,7 +776,7 @@ fn nothing_is_loaded_into_a_model_while_a_unit_is_not_sharded() {
         let guard = fsdp.backward(0).unwrap();
         assert_eq!(guard.param(1).unwrap(), [9.0; HIDDEN]);
         drop(guard);
-        refused("\"first\" is whole");
+        refused("\"first\" is unsharded");
         fsdp.abandon().unwrap();
         assert_eq!(gathered(&fsdp), nines);
         assert_eq!(saver.resume(&mut state).unwrap(), 1);
@@ -935,7 +935,7 @@ fn what_comes_at_the_wrong_time_is_refused() {
         guard.indices().for_each(|i| guard.grad_mut(i).unwrap().fill(1.0));
         guard.ready().unwrap();
         let error = fsdp.forward(0).unwrap_err();
-        assert!(error.code() == Code::InvalidState && error.message().contains("middle of a backward"), "{error}");
+        assert!(error.code() == Code::InvalidState && error.message().contains("during a backward pass"), "{error}");
         fsdp.wait().unwrap();
         fsdp.shard_grad_mut(2).unwrap().fill(0.0);
         assert_eq!(fsdp.shard_grad(0).unwrap()[0], 1.0);
@@ -1029,7 +1029,7 @@ fn after_a_failed_collective_every_call_says_why_and_shards_are_as_they_were() {
         .enumerate()
         {
             let error = outcome.unwrap_err();
-            assert!(error.code() == Code::Aborted && error.message().contains("whole while rank"), "{number}: {error}");
+            assert!(error.code() == Code::Aborted && error.message().contains("unshards unit \""), "{number}: {error}");
         }
         assert_eq!(opt.steps().unwrap(), 0);
         assert!((0..3).all(|i| fsdp.shard(i).unwrap()[..] == before[i][..]));
@@ -1041,7 +1041,7 @@ type Refused = (fn() -> Units, Code, &'static str);
 #[test]
 fn a_bad_model_is_an_error_of_all_ranks_also_where_one_alone_has_it() {
     let refused: [Refused; 6] = [
-        (|| units![], Code::InvalidArgument, "without units"),
+        (|| units![], Code::InvalidArgument, "the model has no units"),
         (|| units!["u" => params![]], Code::InvalidArgument, "\"u\" has no parameters"),
         (
             || units!["u" => params!["w" => (vec![1.0f32], [1])], "v" => params!["module.w" => (vec![1.0f32], [1])]],
@@ -1079,7 +1079,7 @@ fn bad_models_and_options_are_refused() {
         error.code()
     };
     let w = || params!["w" => (vec![1.0f32; 3], [3])];
-    assert_eq!(refused(units![], "without units"), Code::InvalidArgument);
+    assert_eq!(refused(units![], "the model has no units"), Code::InvalidArgument);
     assert_eq!(refused(units!["u" => params![]], "\"u\" has no parameters"), Code::InvalidArgument);
     assert_eq!(refused(units!["u" => params!["w" => (vec![1.0f32], [0; 0])]], "shape [1]"), Code::InvalidArgument);
     assert_eq!(refused(units!["u" => params!["w" => (vec![1i32], [1])]], "floating-point"), Code::InvalidArgument);
@@ -1098,7 +1098,7 @@ fn bad_models_and_options_are_refused() {
     let kept = FsdpUnit::new(w()).keep_among(2);
     assert_eq!(refused(units!["u" => kept], "reshard_after_forward is 2"), Code::InvalidArgument);
     let both = FsdpUnit::new(w()).row_block(2).flat(true);
-    assert_eq!(refused(units!["u" => both], "one of these"), Code::InvalidArgument);
+    assert_eq!(refused(units!["u" => both], "a flat unit cannot have a row_block"), Code::InvalidArgument);
     let tensor = Tensor::new(vec![1.0f32; 3], [3]).unwrap();
     {
         let _view = tensor.view_mut::<f32>().unwrap();
@@ -1108,7 +1108,7 @@ fn bad_models_and_options_are_refused() {
     drop(Fsdp::new(&comm, units!["u" => params!["w" => &tensor]]).unwrap());
     let options = FsdpOptions::new;
     for (options, said) in [
-        (options().shard_ranks(2), "no multiple"),
+        (options().shard_ranks(2), "not divisible by shard_ranks 2"),
         (options().shard_ranks(usize::MAX), "shard_ranks is"),
         (options().forward_prefetch(usize::MAX), "forward_prefetch is"),
         (options().backward_prefetch(1 << 40), "backward_prefetch is"),

@@ -112,8 +112,8 @@ fn bad_settings_and_orders_are_refused() {
     }
     scaler.unscale(&mut opt).unwrap();
     let error = scaler.unscale(&mut opt).unwrap_err();
-    assert!(error.code() == Code::InvalidState && error.message().contains("unscaled already"), "{error}");
+    assert!(error.code() == Code::InvalidState && error.message().contains("already unscaled"), "{error}");
     scaler.step(&mut opt).unwrap();
     let error = scaler.step(&mut opt).unwrap_err();
-    assert!(error.code() == Code::InvalidState && error.message().contains("update first"), "{error}");
+    assert!(error.code() == Code::InvalidState && error.message().contains("call update() first"), "{error}");
 }

@@ -383,7 +383,7 @@ fn unused_parameters_are_found_and_static_graphs_kept() {
         fixed.ready(0).unwrap();
         fixed.wait().unwrap();
         let error = fixed.ready(1).unwrap_err();
-        assert!(error.message().contains("which it was not in the first step"), "{error}");
+        assert!(error.message().contains("but not in the first step"), "{error}");
     });
 }
 
@@ -642,7 +642,7 @@ fn a_step_that_fails_between_buckets_leaves_a_torn_copy() {
         }
         let torn = ddp.shared_step().unwrap_err();
         assert_eq!(torn.code(), Code::Corrupt);
-        assert!(torn.message().contains("that of place 0 is between step 0 and step 1"), "{torn}");
+        assert!(torn.message().contains("the slice of local rank 0 is between step 0 and step 1"), "{torn}");
     });
 }
 

@@ -446,7 +446,9 @@ class DdpTest {
                 failed.countDown();
                 assertTrue(failed.await(Patience.seconds(20), TimeUnit.SECONDS));
                 final TesseraException torn = assertThrows(TesseraCorruptException.class, ddp::sharedStep);
-                assertTrue(torn.getMessage().contains("that of place 0 is between step 0 and step 1"), torn.getMessage());
+                assertTrue(
+                        torn.getMessage().contains("the slice of local rank 0 is between step 0 and step 1"),
+                        torn.getMessage());
                 assertEquals(0, sgd.steps());
             }
         });

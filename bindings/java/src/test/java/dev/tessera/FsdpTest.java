@@ -329,7 +329,7 @@ class FsdpTest {
                 fsdp.zeroGrad(); // it would refuse while a unit is whole
                 fsdp.forward("body").close();
                 final String whole = assertThrows(TesseraInvalidStateException.class, fsdp::zeroGrad).getMessage();
-                assertTrue(whole.contains("unit \"body\" is whole"), whole);
+                assertTrue(whole.contains("unit \"body\" is unsharded"), whole);
                 fsdp.reshard(0);
                 fsdp.zeroGrad();
                 fsdp.unshard("head");
@@ -355,7 +355,7 @@ class FsdpTest {
                     }
                 });
                 final String unsaid = assertThrows(TesseraInvalidStateException.class, fsdp::await).getMessage();
-                assertTrue(unsaid.contains("1 of 2 units were never said to be ready: \"body\""), unsaid);
+                assertTrue(unsaid.contains("1 of 2 units were never marked ready: \"body\""), unsaid);
                 try (Fsdp.Pass pass = fsdp.backward("body")) {
                     fill(pass.grad("w"), comm.rank());
                     final String unwritten = assertThrows(TesseraInvalidStateException.class, pass::ready).getMessage();
@@ -864,7 +864,7 @@ class FsdpTest {
                 fsdp.forward("body");
                 final String said =
                         assertThrows(TesseraInvalidStateException.class, () -> saver.resume(state)).getMessage();
-                assertTrue(said.contains("unit \"body\" is whole"), said);
+                assertTrue(said.contains("unit \"body\" is unsharded"), said);
                 fsdp.abandon();
                 assertEquals(1, saver.resume(state));
             }
@@ -944,7 +944,7 @@ class FsdpTest {
                 final float first = fsdp.shard(0).get(0);
                 backward(fsdp, 1, comm.rank());
                 final String early = assertThrows(TesseraInvalidStateException.class, sgd::step).getMessage();
-                assertTrue(early.contains("wait first"), early);
+                assertTrue(early.contains("call wait() first"), early);
                 backward(fsdp, 0, 2 * comm.rank());
                 fsdp.await();
                 sgd.step();
@@ -1127,7 +1127,7 @@ class FsdpTest {
     @Test
     void badOptionsAreRefused() throws Exception {
         final Map<FsdpOptions, String> bad = new LinkedHashMap<>();
-        bad.put(new FsdpOptions().shardRanks(3), "shard_ranks is 3");
+        bad.put(new FsdpOptions().shardRanks(3), "not divisible by shard_ranks 3");
         bad.put(new FsdpOptions().shardRanks(-1), "shard_ranks is -1");
         bad.put(new FsdpOptions().forwardPrefetch(-1), "forward_prefetch is -1");
         bad.put(new FsdpOptions().backwardPrefetch(-2), "backward_prefetch is -2");
@@ -1148,7 +1148,7 @@ class FsdpTest {
     void badModelsAreRefused() throws Exception {
         final Tensor three = Tensor.zeros(DType.F32, 3);
         final Map<String, List<FsdpUnit>> bad = new LinkedHashMap<>();
-        bad.put("without units", List.of());
+        bad.put("the model has no units", List.of());
         bad.put("\"u\" has no parameters", List.of(FsdpUnit.of("u")));
         bad.put("reshard_after_forward is 3", List.of(FsdpUnit.of("u").and("w", three).keepAmong(3)));
         bad.put("row_block is -1", List.of(FsdpUnit.of("u").and("w", three).rowBlock(-1)));
@@ -1256,11 +1256,11 @@ class FsdpTest {
                 assertThrows(IndexOutOfBoundsException.class, () -> fsdp.shard(-1));
                 assertThrows(IndexOutOfBoundsException.class, () -> fsdp.unitOf(3));
                 final String wait = assertThrows(TesseraInvalidStateException.class, fsdp::await).getMessage();
-                assertTrue(wait.contains("2 of 2 units were never said to be ready: \"body\", \"head\""), wait);
+                assertTrue(wait.contains("2 of 2 units were never marked ready: \"body\", \"head\""), wait);
                 try (Fsdp.Pass pass = fsdp.backward("head")) {
                     final String twice =
                             assertThrows(TesseraInvalidStateException.class, () -> fsdp.forward("body")).getMessage();
-                    assertTrue(twice.contains("in the middle of a backward"), twice);
+                    assertTrue(twice.contains("cannot begin during a backward pass"), twice);
                     assertThrows(TesseraInvalidStateException.class, () -> fsdp.reshard(pass.unit()));
                     pass.unused("h");
                     pass.ready();
@@ -1366,7 +1366,7 @@ class FsdpTest {
                 calls.put("clipGradValue", () -> sgd.clipGradValue(1));
                 calls.forEach((name, call) -> {
                     final TesseraException after = assertThrows(TesseraAbortedException.class, call, name);
-                    assertTrue(after.getMessage().contains("whole while rank"), name + ": " + after.getMessage());
+                    assertTrue(after.getMessage().contains("unshards unit \""), name + ": " + after.getMessage());
                     assertNotNull(after.getCause(), name);
                 });
                 assertEquals(0, sgd.steps());

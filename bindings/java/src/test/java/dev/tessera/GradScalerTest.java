@@ -121,10 +121,10 @@ class GradScalerTest {
             scaler.unscale(optimizer);
             final String twice =
                     assertThrows(TesseraInvalidStateException.class, () -> scaler.unscale(optimizer)).getMessage();
-            assertTrue(twice.contains("unscaled already"), twice);
+            assertTrue(twice.contains("already unscaled"), twice);
             assertTrue(scaler.step(optimizer));
             final String again = assertThrows(TesseraInvalidStateException.class, () -> scaler.step(optimizer)).getMessage();
-            assertTrue(again.contains("update first"), again);
+            assertTrue(again.contains("call update() first"), again);
             scaler.update();
             assertFalse(scaler.isClosed());
         } finally {
