@@ -21,9 +21,9 @@ class SamplerOptions(TypedDict, total=False):
 
 
 SAMPLER = {
-    'seed': Option('int', 'The seed of the shuffle, the same on every rank; default 0.'),
+    'seed': Option('int', 'The shuffle seed, the same on every rank; default 0.'),
     'shuffle': Option('bool', 'True (default): a new order each epoch; False: 0, 1, 2, ...'),
-    'drop_last': Option('bool', "False (default): an epoch's short end is filled from its beginning; True: it is dropped."),
+    'drop_last': Option('bool', "False (default): an incomplete last step of an epoch is filled up from the epoch's beginning; True: it is dropped."),
 }
 
 
@@ -44,19 +44,19 @@ class DDPOptions(TypedDict, total=False):
 
 
 DDP = {
-    'bucket_bytes': Option('int', 'A bucket of gradients closes when it reaches so many bytes; default 25 MiB.'),
+    'bucket_bytes': Option('int', 'A bucket of gradients closes when it reaches this many bytes; default 25 MiB.'),
     'first_bucket_bytes': Option('int', 'The same for the first bucket of each dtype; default 1 MiB.'),
-    'op': Option('ReduceOp', 'What becomes of the ranks\' gradients: "avg" (default) or "sum".'),
-    'pre_divide': Option('float', 'Each rank divides its gradients by this before they are summed, and what is left of the average (or sum) is made up for afterwards: sums of f16 stay in range; default 1.'),
-    'find_unused': Option('bool', 'True: gradients that are not ready at `DDP.wait` are unused by this rank, which adds zeros; those that no rank used stay as they are; default False: they are an error.'),
-    'static_graph': Option('bool', 'True: every step uses the parameters of the first one; default False.'),
-    'rebuild_buckets': Option('bool', "True: after the first step, buckets follow the order in which rank 0's gradients were ready; default False. Gradients keep their memory."),
-    'reduce_dtype': Option('DTypeLike', 'A floating-point type: gradients are converted to it, reduced, and converted back; None (default): reduced as they are.'),
-    'hook': Option('Literal["all_reduce", "power_sgd", "noop"]', 'What reduces a bucket; default "all_reduce". `DDP.set_hook` brings one of your own.', {'all_reduce': 0, 'power_sgd': 1, 'noop': 2}),
-    'powersgd_rank': Option('int', 'The rank of the products that stand for gradients; default 1.'),
-    'powersgd_start_step': Option('int', 'Reductions before this one are whole; default 1000.'),
-    'join': Option('Literal["off", "divide_by_world", "divide_by_active"]', 'Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined; but for "off" (default) a step begins with one byte from each rank. See `DDP.join`.', {'off': 0, 'divide_by_world': 1, 'divide_by_active': 2}),
-    'share_params': Option('bool', "True: the ranks of a host have one copy of the parameters and of the optimizer's state, of which each updates a slice; default False. What changes then: docs/DDP.md."),
+    'op': Option('ReduceOp', 'How the ranks\' gradients are reduced: "avg" (default) or "sum".'),
+    'pre_divide': Option('float', 'Each rank divides its gradients by this before they are summed; the remaining factor of the average (or sum) is applied afterwards, which keeps f16 sums in range; default 1.'),
+    'find_unused': Option('bool', 'True: gradients that are not ready at `DDP.wait` are unused by this rank, which adds zeros; those that no rank used stay unchanged; default False: they are an error.'),
+    'static_graph': Option('bool', 'True: every step uses the same parameters as the first one; default False.'),
+    'rebuild_buckets': Option('bool', "True: after the first step, buckets follow the order in which rank 0's gradients became ready; default False. Gradients keep their memory."),
+    'reduce_dtype': Option('DTypeLike', 'A floating-point type: gradients are converted to it, reduced, and converted back; None (default): reduced in their own dtype.'),
+    'hook': Option('Literal["all_reduce", "power_sgd", "noop"]', 'How a bucket is reduced; default "all_reduce". For a hook of your own, see `DDP.set_hook`.', {'all_reduce': 0, 'power_sgd': 1, 'noop': 2}),
+    'powersgd_rank': Option('int', 'The rank of the matrix products that approximate gradients; default 1.'),
+    'powersgd_start_step': Option('int', 'Reductions before this step are not compressed; default 1000.'),
+    'join': Option('Literal["off", "divide_by_world", "divide_by_active"]', 'Whether ranks may make different numbers of steps, and the divisor once some have joined; with any value but "off" (default) a step begins with one byte from each rank. See `DDP.join`.', {'off': 0, 'divide_by_world': 1, 'divide_by_active': 2}),
+    'share_params': Option('bool', "True: the ranks of a host share one copy of the parameters and of the optimizer's state, and each updates a slice of it; default False. For what changes then, see docs/DDP.md."),
 }
 
 
@@ -71,13 +71,13 @@ class FSDPOptions(TypedDict, total=False):
 
 
 FSDP = {
-    'shard_ranks': Option('int', 'Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple; each such group holds a replica; 0 (default): among all.'),
-    'forward_prefetch': Option('int', 'How many units are on their way while one computes, in the order of the forward before; default 1.'),
+    'shard_ranks': Option('int', 'Parameters are sharded over groups of this many consecutive ranks, and each group holds a replica; must divide the world size; 0 (default): over all ranks.'),
+    'forward_prefetch': Option('int', 'How many units are prefetched while one computes, in the order of the previous forward; default 1.'),
     'backward_prefetch': Option('int', 'The same in backward, in the reverse order of this forward; default 1.'),
-    'grads_in_flight': Option('int', 'A backward waits for memory for its whole gradients while those of so many units are being reduced; at least 1, with which units take turns; default 2.'),
-    'op': Option('ReduceOp', 'What becomes of the ranks\' gradients: "avg" (default) or "sum".'),
-    'pre_divide': Option('float', 'Each rank divides its gradients by this before they are summed, and what is left of the average (or sum) is made up for afterwards: sums of f16 stay in range; default 1.'),
-    'sync_values': Option('bool', "True (default): shards begin with the values of rank 0; False: with each rank's own."),
+    'grads_in_flight': Option('int', 'A backward waits for gradient memory while the gradients of this many units are being reduced; at least 1, with which units take turns; default 2.'),
+    'op': Option('ReduceOp', 'How the ranks\' gradients are reduced: "avg" (default) or "sum".'),
+    'pre_divide': Option('float', 'Each rank divides its gradients by this before they are summed; the remaining factor of the average (or sum) is applied afterwards, which keeps f16 sums in range; default 1.'),
+    'sync_values': Option('bool', "True (default): shards begin with rank 0's values; False: with each rank's own values."),
 }
 
 
@@ -90,9 +90,9 @@ class GradScalerOptions(TypedDict, total=False):
 
 GRAD_SCALER = {
     'init_scale': Option('float', 'The first scale, above 0; default 65536.'),
-    'growth_factor': Option('float', 'By which the scale grows, above 1; default 2.'),
-    'backoff_factor': Option('float', 'By which the scale becomes smaller, between 0 and 1; default 0.5.'),
-    'growth_interval': Option('int', 'The scale grows after so many steps in a row that were made; at least 1, default 2000.'),
+    'growth_factor': Option('float', 'The factor by which the scale grows, above 1; default 2.'),
+    'backoff_factor': Option('float', 'The factor by which the scale shrinks, between 0 and 1; default 0.5.'),
+    'growth_interval': Option('int', 'The scale grows after this many consecutive steps without a skip; at least 1, default 2000.'),
 }
 
 
@@ -106,8 +106,8 @@ class SGDOptions(TypedDict, total=False):
 
 SGD = {
     'lr': Option('float', 'The learning rate; default 0.001.'),
-    'momentum': Option('float', 'The share of the former update that is kept; default 0.'),
-    'dampening': Option('float', 'The share of the gradient that momentum leaves out; default 0.'),
-    'weight_decay': Option('float', 'Times the parameter, added to the gradient; default 0.'),
-    'nesterov': Option('bool', "True: momentum looks ahead, as Nesterov's does; needs momentum > 0 and dampening 0; default False."),
+    'momentum': Option('float', 'The momentum factor: the share of the previous update that is kept; default 0.'),
+    'dampening': Option('float', 'The dampening of momentum: the share of the gradient that it leaves out; default 0.'),
+    'weight_decay': Option('float', 'Multiplied by the parameter and added to the gradient; default 0.'),
+    'nesterov': Option('bool', 'True: Nesterov momentum; needs momentum > 0 and dampening 0; default False.'),
 }

@@ -53,7 +53,7 @@ impl SaverSettings {
 
 macro_rules! saver_setters {
     () => {
-        #[doc = "How many of the newest to keep; 0 (default) keeps all, whatever else is said."]
+        #[doc = "How many of the newest saves to keep; 0 (default) keeps all, whatever else is set."]
         #[must_use = "the setting is in what is returned"]
         pub fn keep_latest(mut self, value: usize) -> Self {
             self.settings.keep_latest = Some(value);
@@ -65,31 +65,31 @@ macro_rules! saver_setters {
             self.settings.timeout = Some(value);
             self
         }
-        #[doc = "None (default) or \"tessera\": docs/FORMAT.md; \"torch_dcp\": what an unmodified PyTorch loads by torch.distributed.checkpoint."]
+        #[doc = "None (default) or \"tessera\": docs/FORMAT.md; \"torch_dcp\": a torch.distributed.checkpoint, which an unmodified PyTorch can load."]
         #[must_use = "the setting is in what is returned"]
         pub fn format(mut self, value: impl Into<String>) -> Self {
             self.settings.format = Some(value.into());
             self
         }
-        #[doc = "The metric of rank 0's `State::set_metric` by which saves are compared: ROOT/best is the best of them; none (default): none. NaN, or no such metric, is never the best."]
+        #[doc = "The metric of rank 0's `State::set_metric` by which saves are compared; ROOT/best is the best save. none (default): none. A save with NaN or without the metric is never the best."]
         #[must_use = "the setting is in what is returned"]
         pub fn best_metric(mut self, value: impl Into<String>) -> Self {
             self.settings.best_metric = Some(value.into());
             self
         }
-        #[doc = "False (default): lower is better, as of a loss; true: higher, as of an accuracy."]
+        #[doc = "False (default): lower is better, as for a loss; true: higher is better, as for an accuracy."]
         #[must_use = "the setting is in what is returned"]
         pub fn best_is_higher(mut self, value: bool) -> Self {
             self.settings.best_is_higher = Some(value);
             self
         }
-        #[doc = "How many of the best to keep; default 0. Needs best_metric and keep_latest."]
+        #[doc = "How many of the best saves to keep; default 0. Needs best_metric and keep_latest."]
         #[must_use = "the setting is in what is returned"]
         pub fn keep_best(mut self, value: usize) -> Self {
             self.settings.keep_best = Some(value);
             self
         }
-        #[doc = "Steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest."]
+        #[doc = "Saves at multiples of this step are kept forever; 0 (default): none. Needs keep_latest."]
         #[must_use = "the setting is in what is returned"]
         pub fn keep_every(mut self, value: u64) -> Self {
             self.settings.keep_every = Some(value);
@@ -101,25 +101,25 @@ macro_rules! saver_setters {
             self.settings.when_busy = Some(value);
             self
         }
-        #[doc = "True: the threads of saves in the background yield CPU and disk to the trainer; default false."]
+        #[doc = "True: the threads of background saves yield CPU and disk to the trainer; default false."]
         #[must_use = "the setting is in what is returned"]
         pub fn low_priority(mut self, value: bool) -> Self {
             self.settings.low_priority = Some(value);
             self
         }
-        #[doc = "Bound of the memory for copies of the state on this rank, at least 8 MiB; 0 (default): what it needs. If the state is larger, or larger than this rank's share of the memory that is free, `Saver::save_async` writes a part before it returns."]
+        #[doc = "Limit of the memory for copies of the state on this rank, at least 8 MiB; 0 (default): as much as the state needs. If the state is larger than this, or than this rank's share of free memory, `Saver::save_async` writes a part before it returns."]
         #[must_use = "the setting is in what is returned"]
         pub fn staging_bytes(mut self, value: u64) -> Self {
             self.settings.staging_bytes = Some(value);
             self
         }
-        #[doc = "Limit of this rank's writing; 0 (default): none."]
+        #[doc = "Limit of this rank's write rate; 0 (default): none."]
         #[must_use = "the setting is in what is returned"]
         pub fn write_bytes_per_s(mut self, value: u64) -> Self {
             self.settings.write_bytes_per_s = Some(value);
             self
         }
-        #[doc = "True: a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), before anything is written. If something differs, it is a MISMATCH on every rank, which names the first that differs and the ranks. Each rank reads all that it shares with others. false (default): nothing is compared; large replicas are written in parts by several ranks, and have to be equal; of values rank 0's are saved. The same on every rank."]
+        #[doc = "True: before anything is written, a save compares byte by byte (-0.0 is not 0.0) the tensors, shards and values that several ranks hold. A difference is a MISMATCH on every rank, which names the first difference and the ranks. Each rank reads everything that it shares with others. false (default): nothing is compared; large replicas, which must be equal, are written in parts by several ranks, and values are saved from rank 0. The same on every rank."]
         #[must_use = "the setting is in what is returned"]
         pub fn check_replicas(mut self, value: bool) -> Self {
             self.settings.check_replicas = Some(value);
@@ -152,19 +152,19 @@ impl LoadSettings {
 
 macro_rules! load_setters {
     () => {
-        #[doc = "True (default): check the checksum of every block read; false: bare ranges."]
+        #[doc = "True (default): check the checksum of every block read; false: read only the needed ranges."]
         #[must_use = "the setting is in what is returned"]
         pub fn verify(mut self, value: bool) -> Self {
             self.settings.verify = Some(value);
             self
         }
-        #[doc = "True: names of the state that the checkpoint lacks stay as they are; default false."]
+        #[doc = "True: names of the state that the checkpoint lacks stay unchanged; default false."]
         #[must_use = "the setting is in what is returned"]
         pub fn allow_missing(mut self, value: bool) -> Self {
             self.settings.allow_missing = Some(value);
             self
         }
-        #[doc = "True: names of the checkpoint that the state lacks are left out; default false."]
+        #[doc = "True: names of the checkpoint that the state lacks are ignored; default false."]
         #[must_use = "the setting is in what is returned"]
         pub fn allow_unexpected(mut self, value: bool) -> Self {
             self.settings.allow_unexpected = Some(value);
@@ -204,19 +204,19 @@ impl ExportSettings {
 
 macro_rules! export_setters {
     () => {
-        #[doc = "None (default) or \"safetensors\": whole tensors as Hugging Face has them; \"torch_dcp\": what an unmodified PyTorch loads by torch.distributed.checkpoint; \"torch_save\": what it loads by torch.load(), one file model.pt; \"npz\": what numpy.load() loads, one file model.npz."]
+        #[doc = "None (default) or \"safetensors\": full tensors in the layout of Hugging Face; \"torch_dcp\": a torch.distributed.checkpoint, which an unmodified PyTorch can load; \"torch_save\": one file model.pt for torch.load(); \"npz\": one file model.npz for numpy.load()."]
         #[must_use = "the setting is in what is returned"]
         pub fn format(mut self, value: impl Into<String>) -> Self {
             self.settings.format = Some(value.into());
             self
         }
-        #[doc = "Of safetensors: data of a file, unless one tensor is larger; then there are numbered files and an index. 0 (default): one file, model.safetensors."]
+        #[doc = "Safetensors only: maximum data per file, unless one tensor is larger; this writes numbered files and an index. 0 (default): one file, model.safetensors."]
         #[must_use = "the setting is in what is returned"]
         pub fn max_file_bytes(mut self, value: u64) -> Self {
             self.settings.max_file_bytes = Some(value);
             self
         }
-        #[doc = "Only what has a name that begins so (\"model.\"), and without it; none (default): all."]
+        #[doc = "Export only names with this prefix (\"model.\"), and strip it; none (default): all names."]
         #[must_use = "the setting is in what is returned"]
         pub fn under(mut self, value: impl Into<String>) -> Self {
             self.settings.under = Some(value.into());
@@ -264,25 +264,25 @@ macro_rules! comm_setters {
             self.settings.timeout = Some(value);
             self
         }
-        #[doc = "Busy turns before a waiting rank yields; -1 (default): from ranks and usable cores."]
+        #[doc = "Spins before a waiting rank yields the CPU; -1 (default): set from ranks and usable cores."]
         #[must_use = "the setting is in what is returned"]
         pub fn spin_count(mut self, value: i32) -> Self {
             self.settings.spin_count = Some(value);
             self
         }
-        #[doc = "None (default): TESSERA_BACKEND or \"auto\"; \"shm\", \"gloo\", or as PyTorch writes it, \"cpu:gloo\"."]
+        #[doc = "\"auto\", \"shm\" or \"gloo\", also in PyTorch's form \"cpu:gloo\"; none (default): TESSERA_BACKEND or \"auto\"."]
         #[must_use = "the setting is in what is returned"]
         pub fn backend(mut self, value: impl Into<String>) -> Self {
             self.settings.backend = Some(value.into());
             self
         }
-        #[doc = "In messages and logs; none (default): \"world\"."]
+        #[doc = "Shown in messages and logs; none (default): \"world\"."]
         #[must_use = "the setting is in what is returned"]
         pub fn name(mut self, value: impl Into<String>) -> Self {
             self.settings.name = Some(value.into());
             self
         }
-        #[doc = "How long another host that is waited for may give no sign of life, though it is asked, before it counts as lost (PEER_LOST); 0: it is not asked, and only the deadline ends the wait; default 30 s, or TESSERA_HEARTBEAT_TIMEOUT_MS."]
+        #[doc = "How long a host that this rank waits for may leave heartbeats unanswered before it counts as lost (PEER_LOST); 0: no heartbeats, only the deadline ends the wait; default 30 s, or TESSERA_HEARTBEAT_TIMEOUT_MS."]
         #[must_use = "the setting is in what is returned"]
         pub fn heartbeat_timeout(mut self, value: Duration) -> Self {
             self.settings.heartbeat_timeout = Some(value);
@@ -313,7 +313,7 @@ impl SamplerSettings {
 
 macro_rules! sampler_setters {
     () => {
-        #[doc = "The seed of the shuffle, the same on every rank; default 0."]
+        #[doc = "The shuffle seed, the same on every rank; default 0."]
         #[must_use = "the setting is in what is returned"]
         pub fn seed(mut self, value: u64) -> Self {
             self.settings.seed = Some(value);
@@ -325,7 +325,7 @@ macro_rules! sampler_setters {
             self.settings.shuffle = Some(value);
             self
         }
-        #[doc = "False (default): an epoch's short end is filled from its beginning; true: it is dropped."]
+        #[doc = "False (default): an incomplete last step of an epoch is filled up from the epoch's beginning; true: it is dropped."]
         #[must_use = "the setting is in what is returned"]
         pub fn drop_last(mut self, value: bool) -> Self {
             self.settings.drop_last = Some(value);
@@ -376,7 +376,7 @@ impl DdpSettings {
 
 macro_rules! ddp_setters {
     () => {
-        #[doc = "A bucket of gradients closes when it reaches so many bytes; default 25 MiB."]
+        #[doc = "A bucket of gradients closes when it reaches this many bytes; default 25 MiB."]
         #[must_use = "the setting is in what is returned"]
         pub fn bucket_bytes(mut self, value: usize) -> Self {
             self.settings.bucket_bytes = Some(value);
@@ -388,67 +388,67 @@ macro_rules! ddp_setters {
             self.settings.first_bucket_bytes = Some(value);
             self
         }
-        #[doc = "What becomes of the ranks' gradients: `Avg` (default) or `Sum`."]
+        #[doc = "How the ranks' gradients are reduced: `Avg` (default) or `Sum`."]
         #[must_use = "the setting is in what is returned"]
         pub fn op(mut self, value: ReduceOp) -> Self {
             self.settings.op = Some(value);
             self
         }
-        #[doc = "Each rank divides its gradients by this before they are summed, and what is left of the average (or sum) is made up for afterwards: sums of f16 stay in range; default 1."]
+        #[doc = "Each rank divides its gradients by this before they are summed; the remaining factor of the average (or sum) is applied afterwards, which keeps f16 sums in range; default 1."]
         #[must_use = "the setting is in what is returned"]
         pub fn pre_divide(mut self, value: f64) -> Self {
             self.settings.pre_divide = Some(value);
             self
         }
-        #[doc = "True: gradients that are not ready at `Ddp::wait` are unused by this rank, which adds zeros; those that no rank used stay as they are; default false: they are an error."]
+        #[doc = "True: gradients that are not ready at `Ddp::wait` are unused by this rank, which adds zeros; those that no rank used stay unchanged; default false: they are an error."]
         #[must_use = "the setting is in what is returned"]
         pub fn find_unused(mut self, value: bool) -> Self {
             self.settings.find_unused = Some(value);
             self
         }
-        #[doc = "True: every step uses the parameters of the first one; default false."]
+        #[doc = "True: every step uses the same parameters as the first one; default false."]
         #[must_use = "the setting is in what is returned"]
         pub fn static_graph(mut self, value: bool) -> Self {
             self.settings.static_graph = Some(value);
             self
         }
-        #[doc = "True: after the first step, buckets follow the order in which rank 0's gradients were ready; default false. Gradients keep their memory."]
+        #[doc = "True: after the first step, buckets follow the order in which rank 0's gradients became ready; default false. Gradients keep their memory."]
         #[must_use = "the setting is in what is returned"]
         pub fn rebuild_buckets(mut self, value: bool) -> Self {
             self.settings.rebuild_buckets = Some(value);
             self
         }
-        #[doc = "A floating-point type: gradients are converted to it, reduced, and converted back; none (default): reduced as they are."]
+        #[doc = "A floating-point type: gradients are converted to it, reduced, and converted back; none (default): reduced in their own dtype."]
         #[must_use = "the setting is in what is returned"]
         pub fn reduce_dtype(mut self, value: DType) -> Self {
             self.settings.reduce_dtype = Some(value);
             self
         }
-        #[doc = "What reduces a bucket; default `AllReduce`. `Ddp::set_hook` brings one of your own."]
+        #[doc = "How a bucket is reduced; default `AllReduce`. For a hook of your own, see `Ddp::set_hook`."]
         #[must_use = "the setting is in what is returned"]
         pub fn hook(mut self, value: DdpHook) -> Self {
             self.settings.hook = Some(value);
             self
         }
-        #[doc = "The rank of the products that stand for gradients; default 1."]
+        #[doc = "The rank of the matrix products that approximate gradients; default 1."]
         #[must_use = "the setting is in what is returned"]
         pub fn powersgd_rank(mut self, value: usize) -> Self {
             self.settings.powersgd_rank = Some(value);
             self
         }
-        #[doc = "Reductions before this one are whole; default 1000."]
+        #[doc = "Reductions before this step are not compressed; default 1000."]
         #[must_use = "the setting is in what is returned"]
         pub fn powersgd_start_step(mut self, value: usize) -> Self {
             self.settings.powersgd_start_step = Some(value);
             self
         }
-        #[doc = "Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined; but for `Off` (default) a step begins with one byte from each rank. See `Ddp::join`."]
+        #[doc = "Whether ranks may make different numbers of steps, and the divisor once some have joined; with any value but `Off` (default) a step begins with one byte from each rank. See `Ddp::join`."]
         #[must_use = "the setting is in what is returned"]
         pub fn join(mut self, value: DdpJoin) -> Self {
             self.settings.join = Some(value);
             self
         }
-        #[doc = "True: the ranks of a host have one copy of the parameters and of the optimizer's state, of which each updates a slice; default false. What changes then: docs/DDP.md."]
+        #[doc = "True: the ranks of a host share one copy of the parameters and of the optimizer's state, and each updates a slice of it; default false. For what changes then, see docs/DDP.md."]
         #[must_use = "the setting is in what is returned"]
         pub fn share_params(mut self, value: bool) -> Self {
             self.settings.share_params = Some(value);
@@ -483,25 +483,25 @@ impl FsdpUnitSettings {
 
 macro_rules! fsdp_unit_setters {
     () => {
-        #[doc = "None (default): as the options'."]
+        #[doc = "None (default): from the options."]
         #[must_use = "the setting is in what is returned"]
         pub fn param_dtype(mut self, value: DType) -> Self {
             self.settings.param_dtype = Some(value);
             self
         }
-        #[doc = "None (default): as the options'."]
+        #[doc = "None (default): from the options."]
         #[must_use = "the setting is in what is returned"]
         pub fn reduce_dtype(mut self, value: DType) -> Self {
             self.settings.reduce_dtype = Some(value);
             self
         }
-        #[doc = "Parameters are cut between blocks of so many rows; 0 (default): between any rows, as torch.chunk does."]
+        #[doc = "Parameters are split only between blocks of this many rows; 0 (default): between any rows, like torch.chunk."]
         #[must_use = "the setting is in what is returned"]
         pub fn row_block(mut self, value: usize) -> Self {
             self.settings.row_block = Some(value);
             self
         }
-        #[doc = "True: the parameters of one dtype are cut together, as one row of elements, anywhere: ranks have equally much, shards have one dimension; false (default): each for itself, by rows."]
+        #[doc = "True: the parameters of one dtype are sharded together, as one row of elements that may be split anywhere: all ranks hold equal parts, and shards have one dimension; false (default): each parameter separately, by rows."]
         #[must_use = "the setting is in what is returned"]
         pub fn flat(mut self, value: bool) -> Self {
             self.settings.flat = Some(value);
@@ -544,13 +544,13 @@ impl FsdpSettings {
 
 macro_rules! fsdp_setters {
     () => {
-        #[doc = "Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple; each such group holds a replica; 0 (default): among all."]
+        #[doc = "Parameters are sharded over groups of this many consecutive ranks, and each group holds a replica; must divide the world size; 0 (default): over all ranks."]
         #[must_use = "the setting is in what is returned"]
         pub fn shard_ranks(mut self, value: usize) -> Self {
             self.settings.shard_ranks = Some(value);
             self
         }
-        #[doc = "How many units are on their way while one computes, in the order of the forward before; default 1."]
+        #[doc = "How many units are prefetched while one computes, in the order of the previous forward; default 1."]
         #[must_use = "the setting is in what is returned"]
         pub fn forward_prefetch(mut self, value: usize) -> Self {
             self.settings.forward_prefetch = Some(value);
@@ -562,37 +562,37 @@ macro_rules! fsdp_setters {
             self.settings.backward_prefetch = Some(value);
             self
         }
-        #[doc = "A backward waits for memory for its whole gradients while those of so many units are being reduced; at least 1, with which units take turns; default 2."]
+        #[doc = "A backward waits for gradient memory while the gradients of this many units are being reduced; at least 1, with which units take turns; default 2."]
         #[must_use = "the setting is in what is returned"]
         pub fn grads_in_flight(mut self, value: usize) -> Self {
             self.settings.grads_in_flight = Some(value);
             self
         }
-        #[doc = "The floating-point type of whole parameters; none (default): as they were registered. Shards keep that."]
+        #[doc = "The floating-point type of unsharded parameters; none (default): the registered dtype. Shards keep the registered dtype."]
         #[must_use = "the setting is in what is returned"]
         pub fn param_dtype(mut self, value: DType) -> Self {
             self.settings.param_dtype = Some(value);
             self
         }
-        #[doc = "The floating-point type of whole gradients, in which they are reduced; none (default): as whole parameters."]
+        #[doc = "The floating-point type in which unsharded gradients are held and reduced; none (default): that of unsharded parameters."]
         #[must_use = "the setting is in what is returned"]
         pub fn reduce_dtype(mut self, value: DType) -> Self {
             self.settings.reduce_dtype = Some(value);
             self
         }
-        #[doc = "What becomes of the ranks' gradients: `Avg` (default) or `Sum`."]
+        #[doc = "How the ranks' gradients are reduced: `Avg` (default) or `Sum`."]
         #[must_use = "the setting is in what is returned"]
         pub fn op(mut self, value: ReduceOp) -> Self {
             self.settings.op = Some(value);
             self
         }
-        #[doc = "Each rank divides its gradients by this before they are summed, and what is left of the average (or sum) is made up for afterwards: sums of f16 stay in range; default 1."]
+        #[doc = "Each rank divides its gradients by this before they are summed; the remaining factor of the average (or sum) is applied afterwards, which keeps f16 sums in range; default 1."]
         #[must_use = "the setting is in what is returned"]
         pub fn pre_divide(mut self, value: f64) -> Self {
             self.settings.pre_divide = Some(value);
             self
         }
-        #[doc = "True (default): shards begin with the values of rank 0; false: with each rank's own."]
+        #[doc = "True (default): shards begin with rank 0's values; false: with each rank's own values."]
         #[must_use = "the setting is in what is returned"]
         pub fn sync_values(mut self, value: bool) -> Self {
             self.settings.sync_values = Some(value);
@@ -631,19 +631,19 @@ macro_rules! grad_scaler_setters {
             self.settings.init_scale = Some(value);
             self
         }
-        #[doc = "By which the scale grows, above 1; default 2."]
+        #[doc = "The factor by which the scale grows, above 1; default 2."]
         #[must_use = "the setting is in what is returned"]
         pub fn growth_factor(mut self, value: f64) -> Self {
             self.settings.growth_factor = Some(value);
             self
         }
-        #[doc = "By which the scale becomes smaller, between 0 and 1; default 0.5."]
+        #[doc = "The factor by which the scale shrinks, between 0 and 1; default 0.5."]
         #[must_use = "the setting is in what is returned"]
         pub fn backoff_factor(mut self, value: f64) -> Self {
             self.settings.backoff_factor = Some(value);
             self
         }
-        #[doc = "The scale grows after so many steps in a row that were made; at least 1, default 2000."]
+        #[doc = "The scale grows after this many consecutive steps without a skip; at least 1, default 2000."]
         #[must_use = "the setting is in what is returned"]
         pub fn growth_interval(mut self, value: i64) -> Self {
             self.settings.growth_interval = Some(value);
@@ -684,25 +684,25 @@ macro_rules! sgd_setters {
             self.settings.lr = Some(value);
             self
         }
-        #[doc = "The share of the former update that is kept; default 0."]
+        #[doc = "The momentum factor: the share of the previous update that is kept; default 0."]
         #[must_use = "the setting is in what is returned"]
         pub fn momentum(mut self, value: f64) -> Self {
             self.settings.momentum = Some(value);
             self
         }
-        #[doc = "The share of the gradient that momentum leaves out; default 0."]
+        #[doc = "The dampening of momentum: the share of the gradient that it leaves out; default 0."]
         #[must_use = "the setting is in what is returned"]
         pub fn dampening(mut self, value: f64) -> Self {
             self.settings.dampening = Some(value);
             self
         }
-        #[doc = "Times the parameter, added to the gradient; default 0."]
+        #[doc = "Multiplied by the parameter and added to the gradient; default 0."]
         #[must_use = "the setting is in what is returned"]
         pub fn weight_decay(mut self, value: f64) -> Self {
             self.settings.weight_decay = Some(value);
             self
         }
-        #[doc = "True: momentum looks ahead, as Nesterov's does; needs momentum > 0 and dampening 0; default false."]
+        #[doc = "True: Nesterov momentum; needs momentum > 0 and dampening 0; default false."]
         #[must_use = "the setting is in what is returned"]
         pub fn nesterov(mut self, value: bool) -> Self {
             self.settings.nesterov = Some(value);
@@ -743,25 +743,25 @@ macro_rules! adam_setters {
             self.settings.lr = Some(value);
             self
         }
-        #[doc = "The decay of the mean of gradients; default 0.9."]
+        #[doc = "The decay rate of the mean of gradients; default 0.9."]
         #[must_use = "the setting is in what is returned"]
         pub fn beta1(mut self, value: f64) -> Self {
             self.settings.beta1 = Some(value);
             self
         }
-        #[doc = "The decay of the mean of their squares; default 0.999."]
+        #[doc = "The decay rate of the mean of their squares; default 0.999."]
         #[must_use = "the setting is in what is returned"]
         pub fn beta2(mut self, value: f64) -> Self {
             self.settings.beta2 = Some(value);
             self
         }
-        #[doc = "Added to the root of the latter; default 1e-8."]
+        #[doc = "Added to the square root of the latter; default 1e-8."]
         #[must_use = "the setting is in what is returned"]
         pub fn eps(mut self, value: f64) -> Self {
             self.settings.eps = Some(value);
             self
         }
-        #[doc = "Times the parameter, added to the gradient; default 0."]
+        #[doc = "Multiplied by the parameter and added to the gradient; default 0."]
         #[must_use = "the setting is in what is returned"]
         pub fn weight_decay(mut self, value: f64) -> Self {
             self.settings.weight_decay = Some(value);
@@ -802,19 +802,19 @@ macro_rules! adamw_setters {
             self.settings.lr = Some(value);
             self
         }
-        #[doc = "The decay of the mean of gradients; default 0.9."]
+        #[doc = "The decay rate of the mean of gradients; default 0.9."]
         #[must_use = "the setting is in what is returned"]
         pub fn beta1(mut self, value: f64) -> Self {
             self.settings.beta1 = Some(value);
             self
         }
-        #[doc = "The decay of the mean of their squares; default 0.999."]
+        #[doc = "The decay rate of the mean of their squares; default 0.999."]
         #[must_use = "the setting is in what is returned"]
         pub fn beta2(mut self, value: f64) -> Self {
             self.settings.beta2 = Some(value);
             self
         }
-        #[doc = "Added to the root of the latter; default 1e-8."]
+        #[doc = "Added to the square root of the latter; default 1e-8."]
         #[must_use = "the setting is in what is returned"]
         pub fn eps(mut self, value: f64) -> Self {
             self.settings.eps = Some(value);
@@ -856,7 +856,7 @@ impl StoreSettings {
 
 macro_rules! store_setters {
     () => {
-        #[doc = "Connection and default deadline of calls; default 60 s."]
+        #[doc = "Deadline of the connection, and default deadline of calls; default 60 s."]
         #[must_use = "the setting is in what is returned"]
         pub fn timeout(mut self, value: Duration) -> Self {
             self.settings.timeout = Some(value);

@@ -21,7 +21,7 @@ abstract class AdamOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The decay of the mean of gradients; default 0.9.
+     * The decay rate of the mean of gradients; default 0.9.
      *
      * @param value the new one
      * @return this
@@ -31,7 +31,7 @@ abstract class AdamOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The decay of the mean of their squares; default 0.999.
+     * The decay rate of the mean of their squares; default 0.999.
      *
      * @param value the new one
      * @return this
@@ -41,7 +41,7 @@ abstract class AdamOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Added to the root of the latter; default 1e-8.
+     * Added to the square root of the latter; default 1e-8.
      *
      * @param value the new one
      * @return this
@@ -51,7 +51,7 @@ abstract class AdamOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Times the parameter, added to the gradient; default 0.
+     * Multiplied by the parameter and added to the gradient; default 0.
      *
      * @param value the new one
      * @return this

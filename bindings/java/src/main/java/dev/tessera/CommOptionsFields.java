@@ -23,7 +23,7 @@ abstract class CommOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Busy turns before a waiting rank yields; -1 (default): from ranks and usable cores.
+     * Spins before a waiting rank yields the CPU; -1 (default): set from ranks and usable cores.
      *
      * @param value the new one
      * @return this
@@ -33,7 +33,7 @@ abstract class CommOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * None (default): TESSERA_BACKEND or "auto"; "shm", "gloo", or as PyTorch writes it, "cpu:gloo".
+     * "auto", "shm" or "gloo", also in PyTorch's form "cpu:gloo"; none (default): TESSERA_BACKEND or "auto".
      *
      * @param value the new one
      * @return this
@@ -43,7 +43,7 @@ abstract class CommOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * In messages and logs; none (default): "world".
+     * Shown in messages and logs; none (default): "world".
      *
      * @param value the new one
      * @return this
@@ -53,9 +53,8 @@ abstract class CommOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * How long another host that is waited for may give no sign of life, though it is asked, before it counts as lost
-     * (PEER_LOST); 0: it is not asked, and only the deadline ends the wait; default 30 s, or
-     * TESSERA_HEARTBEAT_TIMEOUT_MS.
+     * How long a host that this rank waits for may leave heartbeats unanswered before it counts as lost (PEER_LOST); 0:
+     * no heartbeats, only the deadline ends the wait; default 30 s, or TESSERA_HEARTBEAT_TIMEOUT_MS.
      *
      * @param value rounded up to milliseconds
      * @return this

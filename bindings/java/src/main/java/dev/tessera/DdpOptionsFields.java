@@ -11,7 +11,7 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * A bucket of gradients closes when it reaches so many bytes; default 25 MiB.
+     * A bucket of gradients closes when it reaches this many bytes; default 25 MiB.
      *
      * @param value the new one
      * @return this
@@ -31,7 +31,7 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * What becomes of the ranks' gradients: AVG (default) or SUM.
+     * How the ranks' gradients are reduced: AVG (default) or SUM.
      *
      * @param value the new one
      * @return this
@@ -41,8 +41,8 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Each rank divides its gradients by this before they are summed, and what is left of the average (or sum) is made
-     * up for afterwards: sums of f16 stay in range; default 1.
+     * Each rank divides its gradients by this before they are summed; the remaining factor of the average (or sum) is
+     * applied afterwards, which keeps f16 sums in range; default 1.
      *
      * @param value the new one
      * @return this
@@ -53,7 +53,7 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
 
     /**
      * True: gradients that are not ready at {@code Ddp.await} are unused by this rank, which adds zeros; those that no
-     * rank used stay as they are; default false: they are an error.
+     * rank used stay unchanged; default false: they are an error.
      *
      * @param value the new one
      * @return this
@@ -63,7 +63,7 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: every step uses the parameters of the first one; default false.
+     * True: every step uses the same parameters as the first one; default false.
      *
      * @param value the new one
      * @return this
@@ -73,7 +73,7 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: after the first step, buckets follow the order in which rank 0's gradients were ready; default false.
+     * True: after the first step, buckets follow the order in which rank 0's gradients became ready; default false.
      * Gradients keep their memory.
      *
      * @param value the new one
@@ -84,8 +84,8 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * A floating-point type: gradients are converted to it, reduced, and converted back; none (default): reduced as
-     * they are.
+     * A floating-point type: gradients are converted to it, reduced, and converted back; none (default): reduced in
+     * their own dtype.
      *
      * @param value the new one
      * @return this
@@ -95,7 +95,7 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * What reduces a bucket; default ALL_REDUCE. {@code Ddp.setHook} brings one of your own.
+     * How a bucket is reduced; default ALL_REDUCE. For a hook of your own, see {@code Ddp.setHook}.
      *
      * @param value the new one
      * @return this
@@ -105,7 +105,7 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The rank of the products that stand for gradients; default 1.
+     * The rank of the matrix products that approximate gradients; default 1.
      *
      * @param value the new one
      * @return this
@@ -115,7 +115,7 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Reductions before this one are whole; default 1000.
+     * Reductions before this step are not compressed; default 1000.
      *
      * @param value the new one
      * @return this
@@ -125,8 +125,8 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined; but
-     * for OFF (default) a step begins with one byte from each rank. See {@code Ddp.join}.
+     * Whether ranks may make different numbers of steps, and the divisor once some have joined; with any value but OFF
+     * (default) a step begins with one byte from each rank. See {@code Ddp.join}.
      *
      * @param value the new one
      * @return this
@@ -136,8 +136,8 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: the ranks of a host have one copy of the parameters and of the optimizer's state, of which each updates a
-     * slice; default false. What changes then: docs/DDP.md.
+     * True: the ranks of a host share one copy of the parameters and of the optimizer's state, and each updates a slice
+     * of it; default false. For what changes then, see docs/DDP.md.
      *
      * @param value the new one
      * @return this

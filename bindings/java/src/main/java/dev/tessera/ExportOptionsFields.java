@@ -13,9 +13,9 @@ abstract class ExportOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * None (default) or "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch
-     * loads by torch.distributed.checkpoint; "torch_save": what it loads by torch.load(), one file model.pt; "npz":
-     * what numpy.load() loads, one file model.npz.
+     * None (default) or "safetensors": full tensors in the layout of Hugging Face; "torch_dcp": a
+     * torch.distributed.checkpoint, which an unmodified PyTorch can load; "torch_save": one file model.pt for
+     * torch.load(); "npz": one file model.npz for numpy.load().
      *
      * @param value the new one
      * @return this
@@ -25,7 +25,7 @@ abstract class ExportOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Of safetensors: data of a file, unless one tensor is larger; then there are numbered files and an index. 0
+     * Safetensors only: maximum data per file, unless one tensor is larger; this writes numbered files and an index. 0
      * (default): one file, model.safetensors.
      *
      * @param value the new one
@@ -36,7 +36,7 @@ abstract class ExportOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Only what has a name that begins so ("model."), and without it; none (default): all.
+     * Export only names with this prefix ("model."), and strip it; none (default): all names.
      *
      * @param value the new one
      * @return this

@@ -11,8 +11,8 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple;
-     * each such group holds a replica; 0 (default): among all.
+     * Parameters are sharded over groups of this many consecutive ranks, and each group holds a replica; must divide
+     * the world size; 0 (default): over all ranks.
      *
      * @param value the new one
      * @return this
@@ -22,7 +22,7 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * How many units are on their way while one computes, in the order of the forward before; default 1.
+     * How many units are prefetched while one computes, in the order of the previous forward; default 1.
      *
      * @param value the new one
      * @return this
@@ -42,8 +42,8 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * A backward waits for memory for its whole gradients while those of so many units are being reduced; at least 1,
-     * with which units take turns; default 2.
+     * A backward waits for gradient memory while the gradients of this many units are being reduced; at least 1, with
+     * which units take turns; default 2.
      *
      * @param value the new one
      * @return this
@@ -53,7 +53,8 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The floating-point type of whole parameters; none (default): as they were registered. Shards keep that.
+     * The floating-point type of unsharded parameters; none (default): the registered dtype. Shards keep the registered
+     * dtype.
      *
      * @param value the new one
      * @return this
@@ -63,7 +64,8 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The floating-point type of whole gradients, in which they are reduced; none (default): as whole parameters.
+     * The floating-point type in which unsharded gradients are held and reduced; none (default): that of unsharded
+     * parameters.
      *
      * @param value the new one
      * @return this
@@ -73,7 +75,7 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * What becomes of the ranks' gradients: AVG (default) or SUM.
+     * How the ranks' gradients are reduced: AVG (default) or SUM.
      *
      * @param value the new one
      * @return this
@@ -83,8 +85,8 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Each rank divides its gradients by this before they are summed, and what is left of the average (or sum) is made
-     * up for afterwards: sums of f16 stay in range; default 1.
+     * Each rank divides its gradients by this before they are summed; the remaining factor of the average (or sum) is
+     * applied afterwards, which keeps f16 sums in range; default 1.
      *
      * @param value the new one
      * @return this
@@ -94,7 +96,7 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True (default): shards begin with the values of rank 0; false: with each rank's own.
+     * True (default): shards begin with rank 0's values; false: with each rank's own values.
      *
      * @param value the new one
      * @return this

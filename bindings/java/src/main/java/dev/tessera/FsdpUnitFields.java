@@ -15,9 +15,9 @@ abstract class FsdpUnitFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * 1 (default): sharded between forward and backward; 0: stays whole; n: kept among each n ranks that follow each
-     * other, of which the ranks it is cut among are a multiple: whole on each host if they fit on one, else a part on
-     * each; where hosts have different numbers of ranks, as 1.
+     * 1 (default): sharded between forward and backward; 0: stays unsharded; n: kept by every n consecutive ranks,
+     * where n divides the number of ranks that shard the unit: the full unit on each host if n ranks fit on one,
+     * otherwise a part on each; like 1 if hosts have different numbers of ranks.
      *
      * @param value the new one
      * @return this
@@ -27,7 +27,7 @@ abstract class FsdpUnitFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * None (default): as the options'.
+     * None (default): from the options.
      *
      * @param value the new one
      * @return this
@@ -37,7 +37,7 @@ abstract class FsdpUnitFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * None (default): as the options'.
+     * None (default): from the options.
      *
      * @param value the new one
      * @return this
@@ -47,7 +47,7 @@ abstract class FsdpUnitFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Parameters are cut between blocks of so many rows; 0 (default): between any rows, as torch.chunk does.
+     * Parameters are split only between blocks of this many rows; 0 (default): between any rows, like torch.chunk.
      *
      * @param value the new one
      * @return this
@@ -57,8 +57,8 @@ abstract class FsdpUnitFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: the parameters of one dtype are cut together, as one row of elements, anywhere: ranks have equally much,
-     * shards have one dimension; false (default): each for itself, by rows.
+     * True: the parameters of one dtype are sharded together, as one row of elements that may be split anywhere: all
+     * ranks hold equal parts, and shards have one dimension; false (default): each parameter separately, by rows.
      *
      * @param value the new one
      * @return this

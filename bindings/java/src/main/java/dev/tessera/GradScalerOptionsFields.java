@@ -21,7 +21,7 @@ abstract class GradScalerOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * By which the scale grows, above 1; default 2.
+     * The factor by which the scale grows, above 1; default 2.
      *
      * @param value the new one
      * @return this
@@ -31,7 +31,7 @@ abstract class GradScalerOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * By which the scale becomes smaller, between 0 and 1; default 0.5.
+     * The factor by which the scale shrinks, between 0 and 1; default 0.5.
      *
      * @param value the new one
      * @return this
@@ -41,7 +41,7 @@ abstract class GradScalerOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The scale grows after so many steps in a row that were made; at least 1, default 2000.
+     * The scale grows after this many consecutive steps without a skip; at least 1, default 2000.
      *
      * @param value the new one
      * @return this

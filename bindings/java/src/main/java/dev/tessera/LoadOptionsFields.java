@@ -11,7 +11,7 @@ abstract class LoadOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True (default): check the checksum of every block read; false: bare ranges.
+     * True (default): check the checksum of every block read; false: read only the needed ranges.
      *
      * @param value the new one
      * @return this
@@ -21,7 +21,7 @@ abstract class LoadOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: names of the state that the checkpoint lacks stay as they are; default false.
+     * True: names of the state that the checkpoint lacks stay unchanged; default false.
      *
      * @param value the new one
      * @return this
@@ -31,7 +31,7 @@ abstract class LoadOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: names of the checkpoint that the state lacks are left out; default false.
+     * True: names of the checkpoint that the state lacks are ignored; default false.
      *
      * @param value the new one
      * @return this

@@ -11,7 +11,7 @@ abstract class SamplerOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The seed of the shuffle, the same on every rank; default 0.
+     * The shuffle seed, the same on every rank; default 0.
      *
      * @param value an unsigned number
      * @return this
@@ -31,7 +31,8 @@ abstract class SamplerOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * False (default): an epoch's short end is filled from its beginning; true: it is dropped.
+     * False (default): an incomplete last step of an epoch is filled up from the epoch's beginning; true: it is
+     * dropped.
      *
      * @param value the new one
      * @return this

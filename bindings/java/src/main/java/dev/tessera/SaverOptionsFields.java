@@ -13,7 +13,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * How many of the newest to keep; 0 (default) keeps all, whatever else is said.
+     * How many of the newest saves to keep; 0 (default) keeps all, whatever else is set.
      *
      * @param value the new one
      * @return this
@@ -33,8 +33,8 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * None (default) or "tessera": docs/FORMAT.md; "torch_dcp": what an unmodified PyTorch loads by
-     * torch.distributed.checkpoint.
+     * None (default) or "tessera": docs/FORMAT.md; "torch_dcp": a torch.distributed.checkpoint, which an unmodified
+     * PyTorch can load.
      *
      * @param value the new one
      * @return this
@@ -44,8 +44,8 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The metric of rank 0's {@code State.metric} by which saves are compared: ROOT/best is the best of them; none
-     * (default): none. NaN, or no such metric, is never the best.
+     * The metric of rank 0's {@code State.metric} by which saves are compared; ROOT/best is the best save. none
+     * (default): none. A save with NaN or without the metric is never the best.
      *
      * @param value the new one
      * @return this
@@ -55,7 +55,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * False (default): lower is better, as of a loss; true: higher, as of an accuracy.
+     * False (default): lower is better, as for a loss; true: higher is better, as for an accuracy.
      *
      * @param value the new one
      * @return this
@@ -65,7 +65,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * How many of the best to keep; default 0. Needs best_metric and keep_latest.
+     * How many of the best saves to keep; default 0. Needs best_metric and keep_latest.
      *
      * @param value the new one
      * @return this
@@ -75,7 +75,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest.
+     * Saves at multiples of this step are kept forever; 0 (default): none. Needs keep_latest.
      *
      * @param value the new one
      * @return this
@@ -95,7 +95,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: the threads of saves in the background yield CPU and disk to the trainer; default false.
+     * True: the threads of background saves yield CPU and disk to the trainer; default false.
      *
      * @param value the new one
      * @return this
@@ -105,9 +105,9 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Bound of the memory for copies of the state on this rank, at least 8 MiB; 0 (default): what it needs. If the
-     * state is larger, or larger than this rank's share of the memory that is free, {@code Saver.saveAsync} writes a
-     * part before it returns.
+     * Limit of the memory for copies of the state on this rank, at least 8 MiB; 0 (default): as much as the state
+     * needs. If the state is larger than this, or than this rank's share of free memory, {@code Saver.saveAsync} writes
+     * a part before it returns.
      *
      * @param value the new one
      * @return this
@@ -117,7 +117,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Limit of this rank's writing; 0 (default): none.
+     * Limit of this rank's write rate; 0 (default): none.
      *
      * @param value the new one
      * @return this
@@ -127,12 +127,12 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * False (default): all is copied before {@code Saver.saveAsync} returns. true: what an optimizer of the state
-     * updates, its parameters and moments, is copied later: by the saver's threads, or where the optimizer's next step,
-     * its destroy or a load into the state comes first, just before that. Nobody else may write there from the call to
-     * the end of that step, or until {@code Saver.saveAsync} tells that all is copied: neither the trainer, nor a load
-     * of another state or a collective into the same memory. If the state is larger than staging_bytes, or than what is
-     * free, all is copied at once.
+     * False (default): everything is copied before {@code Saver.saveAsync} returns. true: what an optimizer of the
+     * state updates (its parameters and moments) is copied later by the saver's threads, or just before the optimizer's
+     * next step, its destroy or a load into the state if that comes first. Nothing else may write to that memory from
+     * the call until the end of that step, or until {@code Saver.saveAsync} reports that all is copied: not the
+     * trainer, a load of another state, or a collective. If the state is larger than staging_bytes or than free memory,
+     * everything is copied at once.
      *
      * @param value the new one
      * @return this
@@ -142,11 +142,11 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), before
-     * anything is written. If something differs, it is a MISMATCH on every rank, which names the first that differs and
-     * the ranks. Each rank reads all that it shares with others. false (default): nothing is compared; large replicas
-     * are written in parts by several ranks, and have to be equal; of values rank 0's are saved. The same on every
-     * rank.
+     * True: before anything is written, a save compares byte by byte (-0.0 is not 0.0) the tensors, shards and values
+     * that several ranks hold. A difference is a MISMATCH on every rank, which names the first difference and the
+     * ranks. Each rank reads everything that it shares with others. false (default): nothing is compared; large
+     * replicas, which must be equal, are written in parts by several ranks, and values are saved from rank 0. The same
+     * on every rank.
      *
      * @param value the new one
      * @return this

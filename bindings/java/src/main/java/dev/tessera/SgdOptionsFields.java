@@ -21,7 +21,7 @@ abstract class SgdOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The share of the former update that is kept; default 0.
+     * The momentum factor: the share of the previous update that is kept; default 0.
      *
      * @param value the new one
      * @return this
@@ -31,7 +31,7 @@ abstract class SgdOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The share of the gradient that momentum leaves out; default 0.
+     * The dampening of momentum: the share of the gradient that it leaves out; default 0.
      *
      * @param value the new one
      * @return this
@@ -41,7 +41,7 @@ abstract class SgdOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Times the parameter, added to the gradient; default 0.
+     * Multiplied by the parameter and added to the gradient; default 0.
      *
      * @param value the new one
      * @return this
@@ -51,7 +51,7 @@ abstract class SgdOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: momentum looks ahead, as Nesterov's does; needs momentum &gt; 0 and dampening 0; default false.
+     * True: Nesterov momentum; needs momentum &gt; 0 and dampening 0; default false.
      *
      * @param value the new one
      * @return this

@@ -13,7 +13,7 @@ abstract class StoreOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Connection and default deadline of calls; default 60 s.
+     * Deadline of the connection, and default deadline of calls; default 60 s.
      *
      * @param value rounded up to milliseconds
      * @return this
