@@ -81,7 +81,7 @@ void compare(Communicator& comm, const std::string& own, Code failed, const std:
     size_t first = 0;
     while (first + 1 < count && line_or_nothing(zero_lines, first) == line_or_nothing(other_lines, first)) ++first;
     throw Error(Code::mismatch,
-                fmt::format("{}: rank {} has {}, rank 0 has {}; make them the same on every rank", what, number(other),
+                fmt::format("{}: rank {} has {}, rank 0 has {}; use the same on every rank", what, number(other),
                             line_or_nothing(other_lines, first), line_or_nothing(zero_lines, first)))
         .with_rank(comm.rank())
         .with_peer(number(other));

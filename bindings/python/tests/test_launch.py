@@ -213,7 +213,7 @@ def test_what_fails_at_the_end_of_the_with_block_reaches_the_launcher(program, t
     result = program(text).run(env=os.environ | {"TESSERA_ERROR_FILE": str(file)})
     assert result.returncode == 1
     told = json.loads(file.read_text())["message"]
-    assert "InvalidState: rank 0: communicator 'world' was finalized before" in told["message"]
+    assert "InvalidState: rank 0: communicator 'world' is already finalized" in told["message"]
     assert "with ts.init() as comm:" in told["extraInfo"]["py_callstack"]
     assert "comm.py" not in told["extraInfo"]["py_callstack"]
 
