@@ -376,4 +376,4 @@ def test_a_host_that_cannot_be_resolved_is_what_is_told(rank, token):
         timeout=patience(60),
     )
     assert done.returncode == 1
-    assert "the host name 'no-such-host.invalid' cannot be resolved" in done.stderr.splitlines()[-1]
+    assert "cannot resolve host name 'no-such-host.invalid'" in done.stderr.splitlines()[-1]
