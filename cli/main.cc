@@ -31,7 +31,7 @@ int run_command(int argc, char** argv) {
                                    TESSERA_VERSION, argc, argv, add_commands);
     // What a command prints is its result. Whoever stops reading has what he wants.
     if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && errno != EPIPE) {
-        (void)std::fprintf(stderr, "tessera: %s\n", tsr::os_error("writing standard output fails", errno).what());
+        (void)std::fprintf(stderr, "tessera: %s\n", tsr::os_error("cannot write standard output", errno).what());
         return code == 0 ? 2 : code;
     }
     return code;

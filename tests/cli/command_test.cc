@@ -56,7 +56,7 @@ TEST(Command, WrongUsageIsExitCodeTwo) {
 TEST(Command, OutputThatCannotBeWrittenIsAnError) {
     const Result result = tessera("env --json 2>&1 > /dev/full || exit $?");
     EXPECT_EQ(result.code, 2);
-    EXPECT_THAT(result.out, HasSubstr("tessera: writing standard output fails: No space left on device"));
+    EXPECT_THAT(result.out, HasSubstr("tessera: cannot write standard output: No space left on device"));
 }
 
 TEST(Command, WrongUsageIsToldWithTheUsage) {

@@ -55,7 +55,7 @@ TEST(Report, TellsTheCauseOnceAndItsVictimsInALine) {
     EXPECT_THAT(text, AllOf(HasSubstr("    File \"a.py\", line 3, in look_up\n"),
                             HasSubstr("ranks 1-3  exit 1    PEER_LOST because rank 0 failed\n"),
                             HasSubstr("rank 5     SIGSEGV   last stderr line: deep\n"),
-                            HasSubstr("rank 4 had ended before, with exit code 0")));
+                            HasSubstr("rank 4 had already ended with exit code 0")));
 }
 
 // C programs print what they like, or nothing.
@@ -161,7 +161,7 @@ TEST(Report, ARankThatLeftWhileOthersNeededItIsNamed) {
     const RankEnd victim = with_code(end_saying(0, told), Code::aborted, 1);
     const std::string text = report({victim, leaver});
     EXPECT_THAT(text,
-                StartsWith("the job failed: rank 1 failed or left first, and was ended with the others: " + left));
+                StartsWith("the job failed: rank 1 failed or left first, and was stopped with the others: " + left));
     EXPECT_THAT(text, HasSubstr("rank 0  exit 1    ABORTED because rank 1 failed or left"));
     EXPECT_THAT(text, Not(HasSubstr("(ended)")));
 
