@@ -124,17 +124,18 @@ Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::s
     int64_t shards = 1;
     for (size_t m = 0; m < mesh_sizes.size(); ++m) {
         if (mesh_sizes[m] < 1) {
-            throw Error(Code::invalid_argument, fmt::format("mesh dimension {} has the size {}", m, mesh_sizes[m]));
+            throw Error(Code::invalid_argument,
+                        fmt::format("mesh dimension {} has size {}; it must be positive", m, mesh_sizes[m]));
         }
         world *= mesh_sizes[m];
         if (world > max_layout_ranks) {
-            throw Error(Code::invalid_argument, fmt::format("a mesh of more than {} ranks", max_layout_ranks));
+            throw Error(Code::invalid_argument, fmt::format("a mesh can have at most {} ranks", max_layout_ranks));
         }
         const Placement& placement = placements[m];
         if (placement.kind == PlacementKind::replicate) continue;
         if (placement.kind != PlacementKind::shard) {
             throw Error(Code::invalid_argument,
-                        fmt::format("placement {} is of the unknown kind {}", m, static_cast<int>(placement.kind)));
+                        fmt::format("placement {} has unknown kind {}", m, static_cast<int>(placement.kind)));
         }
         shards *= mesh_sizes[m];
     }
@@ -147,7 +148,7 @@ Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::s
 }
 
 Layout Layout::of_shape(const Dims& shape) const {
-    if (is_explicit()) throw Error(Code::internal, "a layout of boxes is of its one shape");
+    if (is_explicit()) throw Error(Code::internal, "a layout of explicit boxes cannot change its shape");
     Layout layout = *this;
     layout.shape_ = shape;
     layout.check_dims();
@@ -247,10 +248,11 @@ class Overlaps {
         }
         comparisons_ += best;
         if (comparisons_ > max_comparisons) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("{} boxes that are so interlocked that it would take too long to tell whether any "
-                                    "two overlap; cut the tensor along planes",
-                                    boxes_.size()));
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("checking {} interlocked boxes for overlap would take too long; cut the tensor along "
+                            "planes",
+                            boxes_.size()));
         }
         sort_along(along, boxes);
         for (size_t i = 0; i < boxes.size(); ++i) {
@@ -258,7 +260,7 @@ class Overlaps {
             for (size_t j = i + 1; j < boxes.size() && boxes[j]->offsets[along] < end; ++j) {
                 if (boxes[i]->intersect(*boxes[j]).empty()) continue;
                 throw Error(Code::invalid_argument,
-                            fmt::format("the boxes {} and {} overlap in part; boxes must be equal or disjoint",
+                            fmt::format("boxes {} and {} overlap partly; boxes must be equal or disjoint",
                                         name_(boxes[i]), name_(boxes[j])));
             }
         }
@@ -304,7 +306,9 @@ Layout Layout::from_boxes(const Dims& shape, std::span<const Box> boxes, std::sp
     parts->first.push_back(0);
     int64_t total = 0;
     for (const int count : counts) {
-        if (count < 0) throw Error(Code::invalid_argument, fmt::format("a rank has {} boxes", count));
+        if (count < 0)
+            throw Error(Code::invalid_argument,
+                        fmt::format("a rank has {} boxes; the number must not be negative", count));
         total += count;
         if (total > static_cast<int64_t>(boxes.size())) break;
         parts->first.push_back(static_cast<int>(total));
@@ -325,8 +329,9 @@ Layout Layout::from_boxes(const Dims& shape, std::span<const Box> boxes, std::sp
 
 std::vector<Box> Layout::boxes_of(int rank) const {
     if (rank < 0 || rank >= world_size_) {
-        throw Error(Code::invalid_argument, fmt::format("rank {} of a layout of {} ranks, numbered 0 to {}", rank,
-                                                        world_size_, world_size_ - 1));
+        throw Error(Code::invalid_argument,
+                    fmt::format("rank {} is out of range for a layout of {} ranks; ranks are 0 to {}", rank,
+                                world_size_, world_size_ - 1));
     }
     std::vector<Box> boxes;
     if (is_explicit()) {

@@ -88,7 +88,7 @@ TEST(MeshApi, AMeshThatOneRankAsksForBadlyIsRefusedOnAll) {
     };
     const std::vector<Bad> cases{
         {[](Asked& asked) { asked.sizes[1] = 2; }, "(dp 1, tp 2) needs 2 ranks, but the communicator has 3"},
-        {[](Asked& asked) { asked.sizes[0] = 0; }, "mesh dimension \"dp\" has the size 0"},
+        {[](Asked& asked) { asked.sizes[0] = 0; }, "mesh dimension \"dp\" has size 0"},
         {[](Asked& asked) { asked.names[1] = "dp"; }, "two mesh dimensions are named \"dp\""},
         {[](Asked& asked) { asked.names[0] = ""; }, "mesh dimension 0 has no name"},
         {[](Asked& asked) { asked.names[0] = nullptr; }, "a dimension's name is NULL"},
