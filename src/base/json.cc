@@ -42,7 +42,8 @@ constexpr std::string_view kind_names[] = {"null",     "a boolean", "an integer"
     throw_parse(what, fmt::format("the key \"{}\" occurs twice", key));
 }
 
-// Keeps track of the keys of one object. Keys in order cost a comparison each; else sorting finds duplicates in n log n.
+// Keeps track of the keys of one object. Keys in order cost a comparison each; else sorting finds duplicates in n log
+// n.
 class KeyCheck {
    public:
     explicit KeyCheck(const std::string& what) : what_(what) {}
@@ -82,7 +83,7 @@ class KeyCheck {
 
 Json convert(simdjson::dom::element element, const std::string& what, int depth_left) {
     using simdjson::dom::element_type;
-    if (depth_left < 0) throw_parse(what, "it is nested too deep");
+    if (depth_left < 0) throw_parse(what, "it is nested too deeply");
     switch (element.type()) {
         case element_type::NULL_VALUE: return {};
         case element_type::BOOL: return Json(element.get_bool().value_unsafe());
@@ -222,10 +223,10 @@ void Json::set(std::string_view key, Json value) {
 
 namespace {
 
-// simdjson's choice of kernels is an object that the exit of the process destroys while threads may still read: a save in
-// the background looks at its lease. A parser asks that object once, for its own kernels. So no parser begins once this
-// one is gone, which is made later and therefore goes first. It is made when the library is loaded, so that what a program
-// has called at its exit comes before.
+// simdjson's choice of kernels is an object that the exit of the process destroys while threads may still read: a save
+// in the background looks at its lease. A parser asks that object once, for its own kernels. So no parser begins once
+// this one is gone, which is made later and therefore goes first. It is made when the library is loaded, so that what a
+// program has called at its exit comes before.
 class Kernels {
    public:
     class Use {
@@ -364,13 +365,13 @@ void for_each_member_of(std::string_view text, std::string_view what,
     for (size_t begin = open + 1;;) {
         size_t end = members.next();
         while (end != std::string_view::npos && text[end] == ',' && end - begin < window_bytes) end = members.next();
-        if (end == std::string_view::npos) throw_parse(what, "it ends within an object");
+        if (end == std::string_view::npos) throw_parse(what, "it ends inside an object");
         const std::string_view window = text.substr(begin, end - begin);
         const bool is_last = text[end] != ',';
         const bool is_closed = text[end] == '}' && text.find_first_not_of(blanks, end + 1) == std::string_view::npos;
         if (is_last && !is_closed) throw_parse(what, "its brackets do not match");
         const bool is_blank = window.find_first_not_of(blanks) == std::string_view::npos;
-        if (is_blank && !(is_last && begin == open + 1)) throw_parse(what, "a comma has no member beside it");
+        if (is_blank && !(is_last && begin == open + 1)) throw_parse(what, "a comma without a member");
         parse(fmt::format("{{{}}}", window));
         if (is_last) return;
         begin = end + 1;
@@ -531,7 +532,7 @@ void append_json_string(std::string& out, std::string_view text) {
 }
 
 void append_json_escaped(std::string& out, std::string_view text) {
-    if (!is_utf8(text)) throw Error(Code::invalid_argument, "a text that is not UTF-8 cannot be written as JSON");
+    if (!is_utf8(text)) throw Error(Code::invalid_argument, "cannot write text that is not UTF-8 as JSON");
     // Runs of plain characters are copied at once: headers hold a million names.
     size_t plain = 0;
     for (size_t i = 0; i < text.size(); ++i) {
@@ -552,7 +553,7 @@ void append_json_escaped(std::string& out, std::string_view text) {
 }
 
 void append_json_double(std::string& out, double value) {
-    if (!std::isfinite(value)) throw Error(Code::invalid_argument, "JSON has no NaN and no infinities");
+    if (!std::isfinite(value)) throw Error(Code::invalid_argument, "JSON does not support NaN or infinities");
     char digits[40];
     const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
     const std::string_view text(digits, static_cast<size_t>(end - digits));

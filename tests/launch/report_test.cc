@@ -88,11 +88,11 @@ TEST(Report, OfAListTheRankThatTellsItToItsEndIsTheCause) {
         return end_saying(rank, fmt::format("Mismatch: rank {}: ck does not fit:\n  'a' is missing\n{}", rank, end));
     };
     const std::string whole = "  'b' is missing\n  'c' is missing\n  'd' is missing";
-    const std::string text = report({saying(0, "  and 3 more lines, which rank 1 tells"), saying(1, whole),
-                                     saying(2, "  and 3 more lines, which rank 1 tells")});
-    EXPECT_THAT(
-        text, AllOf(HasSubstr("root cause: rank 1 "), HasSubstr("'d' is missing"), Not(HasSubstr("which rank 1 tells")),
-                    HasSubstr("ranks 0 and 2  exit 1    the same as rank 1")));
+    const std::string text = report({saying(0, "  and 3 more lines; rank 1 has the full list"), saying(1, whole),
+                                     saying(2, "  and 3 more lines; rank 1 has the full list")});
+    EXPECT_THAT(text, AllOf(HasSubstr("root cause: rank 1 "), HasSubstr("'d' is missing"),
+                            Not(HasSubstr("rank 1 has the full list")),
+                            HasSubstr("ranks 0 and 2  exit 1    the same as rank 1")));
 }
 
 TEST(Report, OfATraceThatIsTheMessageTheLineWithTheCodeStays) {

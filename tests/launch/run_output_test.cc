@@ -29,7 +29,7 @@ TEST_F(Run, LimitOfFileSizesEndsNeitherTheAgentNorTheJob) {
         tessera, logs, scratch(), scratch());
     EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << "the log's end is lost";
     EXPECT_EQ(file("done"), "done\n");
-    EXPECT_THAT(file("err"), AllOf(HasSubstr("cannot write a rank's log file: File too large (the limit of file sizes, "
+    EXPECT_THAT(file("err"), AllOf(HasSubstr("cannot write a rank's log file: File too large (the file size limit, "
                                              "RLIMIT_FSIZE, is 8192 bytes"),
                                    HasSubstr("the log ends here")));
     EXPECT_EQ(std::filesystem::file_size(logs + "/round-0/rank-0.log"), 8192U);
