@@ -176,7 +176,7 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({}, 2, "no command");
     told({"-n", "2"}, 2, "no command");
     told({"-n", "0", "true"}, 2, "0 ranks");
-    told({"-n", "x", "true"}, 2, "'x' is no number");
+    told({"-n", "x", "true"}, 2, "'x' is not a number");
     told({"-n", "4:3", "true"}, 2, "MIN:MAX");
     told({"-n", "2:3", "true", ":", "true"}, 2, "--min-ranks");
     told({"--min-ranks", "3", "-n", "2", "true"}, 2, "at least 3 ranks");
