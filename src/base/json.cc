@@ -223,10 +223,10 @@ void Json::set(std::string_view key, Json value) {
 
 namespace {
 
-// simdjson's choice of kernels is an object that the exit of the process destroys while threads may still read: a save
-// in the background looks at its lease. A parser asks that object once, for its own kernels. So no parser begins once
-// this one is gone, which is made later and therefore goes first. It is made when the library is loaded, so that what a
-// program has called at its exit comes before.
+// simdjson's choice of kernels is a static object that is destroyed at process exit while threads may still parse (a
+// background save reads its lease). A parser uses that object once, to get its kernels. This object is created later
+// and therefore destroyed first, and no parser may start once it is destroyed. It is created when the library is
+// loaded, so that functions registered by the program for its exit run before its destruction.
 class Kernels {
    public:
     class Use {
@@ -286,7 +286,7 @@ JsonText::JsonText(std::string_view text, std::string_view what, int max_depth) 
     auto parsed = std::make_unique<ParsedJson>();
     parsed->what = what;
     const simdjson::padded_string padded(text);
-    // simdjson counts the scalars' level too; who builds a document checks exactly.
+    // simdjson also counts the level of scalars; building a document checks the exact depth.
     const auto allocated = [&] {
         const Kernels::Use use;
         return parsed->parser.allocate(padded.size() + 1, static_cast<size_t>(max_depth) + 2);
@@ -306,8 +306,8 @@ namespace {
 
 constexpr std::string_view blanks = " \t\n\r";
 
-// Goes from member to member of the object that opens at `at`, by quotes, commas and brackets alone: whoever parses a
-// member sees what else is wrong.
+// Steps through the members of the object that opens at `at`, looking only at quotes, commas and brackets: parsing a
+// member detects other faults.
 class Members {
    public:
     Members(std::string_view text, size_t at) : text_(text), at_(at) {}
@@ -360,7 +360,8 @@ void for_each_member_of(std::string_view text, std::string_view what,
         json.root().for_each_of_any_key(visit);
     };
     const size_t open = text.find_first_not_of(blanks);
-    if (open == std::string_view::npos || text[open] != '{') return parse(text);  // which says what it is instead
+    if (open == std::string_view::npos || text[open] != '{')
+        return parse(text);  // which reports the kind that it has instead
     Members members(text, open);
     for (size_t begin = open + 1;;) {
         size_t end = members.next();
@@ -488,7 +489,7 @@ JsonView JsonView::missing(std::string_view key) { throw_missing(key); }
 
 bool operator==(const Json& a, const Json& b) { return a.value_ == b.value_; }
 
-// Not simdjson's, which asks the object that is gone while the process exits.
+// Not simdjson's function, which uses an object that is already destroyed while the process exits.
 bool is_utf8(std::string_view text) {
     struct Lead {
         unsigned mask;

@@ -21,7 +21,7 @@ std::string_view take_literal(std::string_view& pattern) {
     return take(pattern);
 }
 
-// Takes off the set that follows a '[', and says whether the character is in it; nothing if the set is never closed.
+// Removes the set after a '[' and returns whether the character is in it; nullopt if the set is never closed.
 std::optional<bool> take_set(std::string_view& pattern, std::string_view character) {
     std::string_view rest = pattern;
     const bool negated = rest.starts_with('!') || rest.starts_with('^');

@@ -65,7 +65,7 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
     return make_gloo_transport(std::move(bootstrap));
 }
 
-// The launcher numbers its ranks as they do.
+// Whether the communicator has all ranks of the launcher's job, with the launcher's numbers.
 bool is_of_whole_job(const Peer& own) {
     return own.launcher_rank == own.rank && env_number("TESSERA_WORLD_SIZE", 1, INT32_MAX) == own.world_size;
 }
@@ -101,7 +101,7 @@ void check_options(const CommOptions& options) {
 std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap) {
     const int rank = bootstrap.rank;
     const int world_size = bootstrap.world_size();
-    // Rank 0's random name is nobody else's.
+    // Rank 0's random name is unique.
     const std::string id = hex(bootstrap.peers[0].endpoint).substr(0, 8);
     CommOptions options = bootstrap.options;
     std::vector<int> launcher_ranks;
@@ -179,7 +179,7 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
     for (size_t r = 0; r < members.size(); ++r) {
         if (members[r].rank == rank_) bootstrap.rank = static_cast<int>(r);
     }
-    // Rank 0's random name makes the keys unique; the number is only for people who look into the store.
+    // Rank 0's random name makes the keys unique; the number is only for people who inspect the store.
     if (store_) bootstrap.store = prefixed(store_, fmt::format("split/{}/{}/", hex(members[0].endpoint), number));
     std::vector<int> numbers;
     for (const Peer& member : members) numbers.push_back(member.rank);

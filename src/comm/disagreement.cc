@@ -34,7 +34,8 @@ std::vector<Party> parties_of(std::span<const Said> said) {
     return parties;
 }
 
-// What a program never calls by that name, such as a split or the votes of a load, is known by its label.
+// Operations that a program does not issue by that name, such as those of a split or the votes of a load, show their
+// label.
 std::string labelled(const std::string& call, const Operation& operation) {
     const std::string_view label(operation.label.data(), ::strnlen(operation.label.data(), operation.label.size()));
     return label.empty() ? call : fmt::format("{} ({})", call, label);

@@ -11,11 +11,11 @@ namespace tsr {
 
 namespace {
 
-// What each rank tells of its text.
+// What each rank announces about its text.
 struct Entry {
     std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
     uint64_t length = 0;
-    int64_t failed = 0;  // the text says why, and this is the code; 0: it is what the rank wants
+    int64_t failed = 0;  // the error code, with the reason as the text; 0: the text is the rank's description
 
     friend bool operator==(const Entry&, const Entry&) = default;
 };

@@ -54,7 +54,7 @@ void Group::in_one_call(FunctionRef<void()> body) {
     }  // not in a callback of another
     const Issuing issuing(*this);
     refuse_own_job();
-    if (!poisoned_.load(std::memory_order_acquire)) throw_if_unusable();  // the calls tell what poisoned it
+    if (!poisoned_.load(std::memory_order_acquire)) throw_if_unusable();  // if poisoned, the calls report the cause
     if (Reentry::is_inside(&several_)) return body();
     const Reentry several(&several_, "communicator", options_.name);
     body();
@@ -151,8 +151,8 @@ void Group::enqueue(Task task) {
     transport_->wake();
 }
 
-// A synchronous call behind asynchronous ones. The caller's memory must not be touched after it has returned, so an
-// interrupted wait ends the communicator and then waits for the progress thread to let go.
+// A synchronous call queued behind asynchronous ones. The caller's memory must not be accessed after the call returns,
+// so an interrupted wait poisons the communicator and then waits until the progress thread has finished the task.
 void Group::await(const Task& task) {
     try {
         task.work->wait(no_deadline());
@@ -276,7 +276,7 @@ void Group::leave() {
     if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
     left_.store(true, std::memory_order_release);
     transport_->leave();
-    tell_flight();  // whoever still holds the group may hold it until the process ends
+    tell_flight();  // other holders may keep the group until the process ends
 }
 
 std::optional<Error> Group::error() const {

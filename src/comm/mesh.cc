@@ -17,7 +17,7 @@ DeviceMesh::DeviceMesh(Communicator& comm, MeshShape shape)
             comm, Error(Code::invalid_argument, fmt::format("mesh ({}) needs {} ranks, but the communicator has {}",
                                                             shape_.str(), shape_.rank_count(), comm.world_size())));
     }
-    // All ranks must arrange themselves alike, or the splits below would make groups that do not fit together.
+    // All ranks must have the same shape, or the splits below would create inconsistent groups.
     check_same_on_all_ranks(comm, {fmt::format("({})", shape_.str())}, "the mesh differs between ranks");
     for (int d = 0; d < shape_.ndim(); ++d) {
         dims_.push_back({d});
@@ -31,7 +31,7 @@ std::shared_ptr<Communicator> DeviceMesh::join(Communicator& comm, const std::ve
     int first = rank_;
     for (const int dim : dims) first = all_.first_of_group(first, dim);
     std::shared_ptr<Communicator> group = comm.split(first, rank_, inner_options(comm, "/" + name));
-    // The mesh leaves it, or the last of its slices.
+    // The mesh or the last of its slices calls leave().
     Communicator* const it = group.get();
     return {it, [group = std::move(group)](Communicator*) { group->leave(); }};
 }

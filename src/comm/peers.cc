@@ -78,7 +78,7 @@ std::vector<std::string> Peers::gather(std::string_view mine) {
     const std::string sizes_text = gather_fixed({reinterpret_cast<const char*>(&size), sizeof size});
     std::vector<uint64_t> sizes(count);
     std::memcpy(sizes.data(), sizes_text.data(), sizes_text.size());
-    // Padded to the longest: texts are short, and one fixed-size collective is all a transport has to do well.
+    // Padded to the longest text: texts are short, and this needs only a fixed-size collective.
     const uint64_t longest = *std::max_element(sizes.begin(), sizes.end());
     std::vector<std::string> texts(count);
     if (longest == 0) return texts;

@@ -72,7 +72,7 @@ Error timeout_error(Store& store, const Peer& own) {
     try {
         missing = missing_ranks(store, own.world_size);
     } catch (const Error&) {
-        // The store does not answer either; the message says less.
+        // The store does not answer either, so the message has less detail.
     }
     const std::string who = missing.empty() ? "the others" : name_ranks(missing);
     return Error(
@@ -283,7 +283,8 @@ void forget_peers(Store& store, const Peer& own) noexcept {
 
 std::shared_ptr<Store> next_communicator(const std::shared_ptr<Store>& store, int rank, const std::string& name,
                                          Deadline deadline) {
-    // Each rank counts the communicators that it has joined under this name; all count alike, failed attempts included.
+    // Each rank counts the communicators that it has joined under this name, including failed attempts; all ranks get
+    // the same count.
     const int64_t generation = store->add(fmt::format("comm/{}/joined/{}", name, rank), 1, deadline);
     return prefixed(store, fmt::format("comm/{}/{}/", name, generation));
 }

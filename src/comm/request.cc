@@ -263,8 +263,8 @@ uint64_t Operation::size_bytes() const {
 
 namespace {
 
-// `label` bytes of the operation's label are covered, too: what the library makes of a collective for itself, such as a
-// split, is not what a program calls by that name.
+// The fingerprint also covers `label` bytes of the operation's label, so that a collective that the library issues for
+// itself, such as that of a split, does not match the same collective of a program.
 uint64_t fingerprint_of(const Request& request, const Operation& operation, size_t label) {
     uint64_t hash = 0x9e3779b97f4a7c15;
     const auto mix = [&hash](uint64_t word) {

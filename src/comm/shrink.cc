@@ -64,7 +64,7 @@ struct Shrinking {
     Store& store;
     Deadline deadline;
 
-    // Those of `candidates` who take part, by their ranks in the old communicator (Peer::rank).
+    // The participating ranks of `candidates`, by their ranks in the old communicator (Peer::rank).
     std::vector<Peer> agree(const Peer& own, const std::vector<int>& candidates, const Transport& old) {
         store.set(fmt::format("in/{}", own.rank), packed({own}), deadline);
         std::vector<Peer> here{own};
@@ -72,7 +72,7 @@ struct Shrinking {
         std::erase(awaited, own.rank);
         while (true) {
             if (const auto list = store.get("list", grace())) return unpacked(*list);
-            // Evidence first, then the announcements: one that has announced itself and then died is found later.
+            // Check departures first, then announcements: a rank that announced itself and then died is detected later.
             const std::vector<int> gone = old.departed();
             std::erase_if(awaited, [&](int rank) {
                 const auto announced = store.get(fmt::format("in/{}", rank), grace());
@@ -126,7 +126,7 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
             .with_rank(rank_);
     }
     if (left_.load(std::memory_order_acquire) || finalized_.load(std::memory_order_acquire)) throw_if_unusable();
-    // Whoever is still in an operation of the old one, or of one split from it, comes here too.
+    // Ends operations still in progress on the old communicator or on those split from it, so that all ranks get here.
     if (!poisoned_.load(std::memory_order_acquire)) abort("it is being shrunk to the remaining ranks");
     abort_splits(fmt::format("communicator '{}', from which it was split, is being shrunk to the remaining ranks ({})",
                              options_.name, error()->what()),

@@ -21,7 +21,7 @@ namespace {
 
 static_assert(sizeof(AgentWords) <= page_size);
 
-// It may be something else, such as a file that a program opened in its place.
+// Whether `fd` is a memory file of this size; it may be another file that a program opened under the same number.
 bool is_memory(int fd, size_t size) {
     struct stat info{};
     return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 0 &&

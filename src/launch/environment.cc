@@ -13,8 +13,8 @@ namespace tsr {
 namespace {
 
 constexpr int max_world_size = 4096;
-// How many ports rank 0 tries. The base is derived from what the launcher gives, never from chance: ranks on other
-// hosts must come to the same list.
+// How many ports rank 0 tries. The base is derived from the launcher's settings, never random: ranks on other hosts
+// must compute the same list.
 constexpr int candidate_ports = 16;
 
 int required_number(const char* name, int64_t least, int64_t most, Launcher launcher) {

@@ -29,7 +29,7 @@ void record_error(std::string_view message, std::string_view traceback, const Er
 // that the failure is over; the file is removed.
 void record_failure(const ErrorRecord* failure) noexcept;
 
-// nullopt if there is no such file or it is no such JSON: a dying rank may have written half of it.
+// nullopt if the file does not exist or is not such JSON: a dying rank may have written only part of it.
 [[nodiscard]] std::optional<RecordedError> read_error_file(const std::string& path);
 
 }  // namespace tsr

@@ -234,7 +234,7 @@ rlim_t raise_open_files() {
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) throw os_error("getrlimit", errno);
     const rlim_t former = limit.rlim_cur;
     limit.rlim_cur = limit.rlim_max;
-    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // without it a job of some hundred ranks fails, and says why
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // on failure, only jobs of some hundred ranks fail, with an error
     return former;
 }
 

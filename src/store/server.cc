@@ -37,7 +37,7 @@ namespace {
 
 // One client. Bytes come into `in`; replies leave through `out`, whose values are shared with the table.
 struct Connection {
-    enum class Stage { hello, proof, open, closing };  // closing: what is in `out` goes, then the connection
+    enum class Stage { hello, proof, open, closing };  // closing: sends `out`, then closes the connection
 
     Connection(Fd fd, uint64_t number, const handshake::Party& party)
         : socket(std::move(fd)), id(number), handshake(party) {}
@@ -51,7 +51,7 @@ struct Connection {
     std::deque<Value> out;
     size_t out_sent = 0;  // bytes of out.front()
     std::string waiting;  // key; empty: no wait is pending
-    uint32_t events = 0;  // what epoll was told
+    uint32_t events = 0;  // as registered with epoll
 };
 
 class TcpStoreServer final : public StoreServer {
@@ -69,7 +69,7 @@ class TcpStoreServer final : public StoreServer {
     }
 
     ~TcpStoreServer() override {
-        if (owner_ != ::getpid()) {  // in a forked child there is no such thread to join
+        if (owner_ != ::getpid()) {  // in a forked child the thread does not exist
             thread_.detach();
             return;
         }
@@ -217,7 +217,7 @@ class TcpStoreServer final : public StoreServer {
         connection.events = wanted;
     }
 
-    // How much may be read now: the handshake's bytes exactly, else a chunk.
+    // How many bytes may be read now: exactly those of the handshake, else a chunk.
     size_t appetite(const Connection& connection) const {
         switch (connection.stage) {
             case Connection::Stage::hello: return handshake::hello_size - connection.in.size();
@@ -277,7 +277,8 @@ class TcpStoreServer final : public StoreServer {
                      verdict == handshake::Verdict::wrong_token ? "wrong job token" : "another epoch");
     }
 
-    // Runs the requests that have come in full, one at a time: the next when the reply to the last has gone.
+    // Runs the complete requests received so far, one at a time: the next one after the reply to the previous one is
+    // sent.
     bool run_requests(Connection& connection) {
         std::string_view rest = connection.in;
         bool alive = true;
@@ -348,7 +349,7 @@ class TcpStoreServer final : public StoreServer {
         return false;
     }
 
-    // Answers everybody who waits for `key`, which now exists.
+    // Answers all clients that wait for `key`, which now exists.
     void wake(std::string_view key) {
         const auto [first, last] = waiters_.equal_range(key);
         std::vector<uint64_t> woken;

@@ -74,7 +74,7 @@ int64_t last_chunk(int64_t size, int64_t parts) {
 
 namespace {
 
-// Of what is left of `box`, whose dimensions before `d` have one index each, elements [begin, end).
+// Appends the boxes of elements [begin, end) of `box`, whose dimensions before `d` have one index each.
 void append_range(std::vector<Box>& boxes, Box box, int d, Range elements) {
     if (elements.begin == elements.end) return;
     if (d == box.sizes.ndim()) return boxes.push_back(box);
@@ -191,7 +191,7 @@ int64_t overlaps_along(int d, std::span<const Box* const> boxes) {
     return count;
 }
 
-// Finds two of different boxes that overlap; `name` says which one is meant.
+// Finds two different boxes that overlap; `name` describes a box for the message.
 class Overlaps {
    public:
     Overlaps(std::vector<const Box*> boxes, FunctionRef<std::string(const Box* box)> name)

@@ -41,7 +41,7 @@ bool is_loopback(const std::string& address) { return address.starts_with("127."
 
 std::string key_of(int rank) { return fmt::format("gloo/{}", rank); }
 
-// What a rank tells the others in the store, as it is.
+// What a rank publishes in the store, as plain bytes.
 struct Told {
     Door door;
     sockaddr_storage held{};
@@ -142,8 +142,8 @@ std::string wait_for_key(Store& store, const std::string& key, Deadline deadline
     }
 }
 
-// Ranks of this host are watched while all connect; of the others' deaths only the deadline tells. Process ids of other
-// hosts mean nothing here, though their name spaces may have the same number.
+// Ranks of this host are watched while all connect; the death of others is noticed only at the deadline. Process ids of
+// other hosts have no meaning here, although their namespaces may have the same number.
 std::vector<Peer> watchable(const Bootstrap& bootstrap) {
     std::vector<Peer> peers = bootstrap.peers;
     for (Peer& peer : peers) {
@@ -163,8 +163,8 @@ Binding choose_binding(const Bootstrap& bootstrap) {
         std::ranges::all_of(bootstrap.peers, [&](const Peer& p) { return p.same_host(bootstrap.self()); });
     std::string address = bootstrap.store->local_address();
     if (one_host) return {"", address.empty() ? "127.0.0.1" : address};
-    // The rank beside the store may reach it by loopback, where the other hosts cannot reach the rank. Hosts that are
-    // apart in name only (TESSERA_HOST_ID) and have no other network keep loopback.
+    // A rank on the store's host may reach the store through loopback, where other hosts cannot reach the rank. Hosts
+    // that differ only in name (TESSERA_HOST_ID) and have no other network keep loopback.
     if (address.empty() || is_loopback(address)) {
         const bool one_machine = std::ranges::all_of(
             bootstrap.peers, [&](const Peer& p) { return p.host_name == bootstrap.self().host_name; });

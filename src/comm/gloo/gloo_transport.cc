@@ -143,7 +143,7 @@ void GlooTransport::await_next_notice(int peer) {
     }
 }
 
-// Takes note of `peer`'s end, waiting for it until `until` at most. Under view_mutex_.
+// Checks for the end of `peer`, waiting for it until `until` at most. Requires view_mutex_.
 void GlooTransport::look_at(int peer, Clock::time_point until) const {
     PeerView& view = views_[static_cast<size_t>(peer)];
     if (view.state != PeerState::present) return;
@@ -200,7 +200,8 @@ bool GlooTransport::has_entered(int peer, std::optional<Clock::time_point> until
     }
 }
 
-// Those who have not entered the collective, while this rank awaits the `awaited`-th before it; earlier ones have.
+// The members that have not entered the collective. This rank waits for the `awaited`-th before it; earlier ones have
+// entered.
 std::vector<int> GlooTransport::late_ranks(const Call& call, int awaited) {
     std::vector<int> late;
     for (int k = awaited; k < call.size(); ++k) {
@@ -326,8 +327,8 @@ void GlooTransport::check(const std::string& headline) const {
     poll_interrupt();
 }
 
-// Throws if the first host after this one on which ranks are left does not answer. One that all have left may go:
-// nobody waits for them.
+// Throws if the next host that still has ranks does not answer. A host that all ranks have left may go away: nobody
+// waits for it.
 void GlooTransport::check_next_host(const std::string& headline) const {
     for (const OtherHost& host : other_hosts_) {
         const auto there = std::ranges::find_if(host.ranks, [this](int r) { return !has_ended(r); });
@@ -386,7 +387,7 @@ void GlooTransport::throw_timeout(const Call& call, std::vector<int> ranks, bool
         return r != rank_ && peer.same_host(peers_[static_cast<size_t>(rank_)]) && process_is_stopped(peer.pid);
     };
     if (entered && std::ranges::none_of(ranks, is_stopped)) {
-        // The rank that this one waits for may itself wait for one that is stopped.
+        // The awaited rank may itself wait for one that is stopped.
         const auto stopped = std::ranges::find_if(call.members, is_stopped, &Participant::rank);
         if (stopped != call.members.end()) ranks = {stopped->rank};
     }
@@ -422,7 +423,7 @@ void GlooTransport::abort(const Error& error) {
         const std::lock_guard lock(failure_mutex_);
         if (failure_) return;
         failure_ = error;
-        // A peer may hear of this rank's end before it hears of the first failure.
+        // A peer may learn of this rank's end before it learns of the first failure.
         if (adopted_) notice = *adopted_;
     }
     tell_all(notice);
@@ -445,7 +446,7 @@ std::vector<int> GlooTransport::departed() const {
 }
 
 std::optional<Error> GlooTransport::peer_error() const {
-    // An issuing thread that waits keeps the views; it will tell what it sees.
+    // A waiting issuing thread holds view_mutex_; it will report what it sees.
     const std::unique_lock lock(view_mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return std::nullopt;
     for (int k = 1; k < world(); ++k) look_at(after(k), Clock::now() + glance);
@@ -490,7 +491,7 @@ void Exchange::finish(Flight& flight) {
         };
         if (done_by(Clock::now() + slice)) return;
         transport_.check(headline(call_.operation, call_.sequence));
-        // Of a send that was posted just as the connection broke, Gloo tells nothing.
+        // Gloo reports nothing about a send that was posted just as the connection broke.
         if (transport_.is_gone(flight.peer()) && !done_by(by_now)) {
             transport_.throw_broken(flight.peer(), headline(call_.operation, call_.sequence));
         }
@@ -566,7 +567,8 @@ Transfer::Progress GlooTransfer::advance() {
     }
     if (header_done_ && (!data_flight_ || wait(Clock::now() + glance))) return Progress::done;
     if (moved) return Progress::moved;
-    // Of a send that was posted just as the connection broke, Gloo tells nothing. What came before the end counts.
+    // Gloo reports nothing about a send that was posted just as the connection broke. Data that arrived before the end
+    // counts.
     if (transport_.has_ended(operation_.peer)) {
         if (wait(by_now)) return Progress::moved;
         transport_.throw_broken(operation_.peer, headline());

@@ -42,7 +42,7 @@ std::vector<Tensor> part_of_list(std::span<const Tensor> list, size_t begin, siz
     return part;
 }
 
-// A host's sum of these could overflow where the average of all ranks does not.
+// A host's sum of these dtypes could overflow although the average of all ranks does not.
 bool sums_overflow(DType dtype, ReduceOp op) {
     return op == ReduceOp::avg && (dtype == DType::f16 || !is_floating(dtype));
 }
@@ -194,7 +194,8 @@ void HierarchicalTransport::reduce(const Call& call) {
     local_barrier(call);
 }
 
-// Each host reduces all slices, gives those of another host's ranks to its leader, and reduces what comes for its own.
+// Each host reduces all slices locally, sends those of other hosts' ranks to their leaders, and reduces the slices
+// received for its own ranks.
 void HierarchicalTransport::reduce_scatter(const Call& call) {
     enter(call);
     if (sums_overflow(call.request.inputs[0].dtype, call.request.op)) {

@@ -20,7 +20,7 @@ namespace {
 // for it directly. They give the latter this long to report, so that all name the late rank; twice as long for a rank
 // of the own host, which may itself be waiting for another host.
 constexpr milliseconds hearsay_time{1000};
-constexpr milliseconds look_pause{50};  // between two looks at what is not waited for
+constexpr milliseconds look_pause{50};  // between two checks of the path not waited on
 constexpr milliseconds mixed_turn{1};   // for messages on both ways at once
 constexpr int32_t internal_tag = -1;    // of messages that are a step of a collective: no program's
 
@@ -84,7 +84,7 @@ void HierarchicalTransport::run(const Request& request, const Operation& operati
     whole(sequence, [&] { dispatch({request, operation, sequence, timeout}); });
 }
 
-// Between the first and the last step of a collective nobody of this host may be missing.
+// Between the first and the last step of a collective no rank of this host may be missing.
 void HierarchicalTransport::whole(uint64_t sequence, const std::function<void()>& collective) {
     in_collective_ = true;
     try {

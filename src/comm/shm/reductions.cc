@@ -53,7 +53,8 @@ void ShmTransport::all_reduce(Call& call) {
         if (!list.is_contiguous()) list.write(0, out, list.size());
         return;
     }
-    // A list with gaps too, if all ranks have the same, as those of gradients are. There is no input to tell of.
+    // Also for a list with gaps if all ranks have the same layout, as lists of gradients do. There is no separate
+    // input.
     const size_t extent = list.extent();
     call.output = buffers_->locate(list.first(), extent);
     call.input.offset = list.layout();
@@ -86,9 +87,9 @@ void ShmTransport::all_reduce(Call& call) {
     sync(call);
 }
 
-// Two ranks: both see the whole of the other's segment and reduce all of it themselves, in place. A result takes no way
-// back through the staging area. Reducing this segment and staging the next alternate page by page, so that the
-// processor always has several streams of memory in flight.
+// Two ranks: each sees the other's complete segment and reduces all of it itself, in place, so that no result goes back
+// through the staging area. Reducing this segment and staging the next alternate page by page, so that the processor
+// always has several streams of memory in flight.
 void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
     const DType dtype = dtype_of(call.request.outputs);
     const auto stage_from = [&](size_t begin, size_t end, std::byte* to) {

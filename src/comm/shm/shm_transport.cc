@@ -54,7 +54,7 @@ std::span<std::byte> writable_bytes_of(T& value) {
     return std::as_writable_bytes(std::span(&value, 1));
 }
 
-// How a rank fared that got memory for a buffer.
+// The outcome of a rank's allocation for a buffer.
 constexpr std::byte has_memory{0};
 constexpr std::byte lacks_memory{1};
 constexpr std::byte is_limited{2};
@@ -123,7 +123,7 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
     meet(bootstrap.endpoint, bootstrap.deadline, check);
     segment_ = share(plan_.total(), bootstrap.deadline, check);
     if (rank_ == 0) {
-        // Ordered before every other rank's look by the first synchronisation point.
+        // The first synchronisation point orders these writes before every other rank's reads.
         header().magic = Header::current_magic;
         header().world_size = world();
         header().channel_size = plan_.channel_size;
@@ -293,7 +293,7 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
         if (e.code() != Code::no_memory && e.code() != Code::io) throw;
         error = e;
     }
-    // All ranks learn whether all have it, and none touches a peer's part before.
+    // All ranks learn whether all succeeded, and none accesses a peer's part before that.
     const bool limited = error && error->record()->native_code == EFBIG;
     next_arrival().payload[0] = !error ? has_memory : limited ? is_limited : lacks_memory;
     sync(call);
@@ -369,7 +369,7 @@ size_t ShmTransport::first_ranks_here(size_t known) const {
     return known;
 }
 
-// Apart from sync(), so that what it costs can be told from waiting (benchmarks/instructions.py).
+// Separate from sync(), so that its cost can be distinguished from waiting (benchmarks/instructions.py).
 [[gnu::noinline]] void ShmTransport::await_others(Call& call, size_t here) {
     const auto all_here = [&] { return (here = first_ranks_here(here)) == world(); };
     shm::wait(header().bell, patience_, all_here, [this] { return alarmed(); }, [&] { check(call); });
@@ -501,7 +501,7 @@ void ShmTransport::check(Call& call) {
     };
     try {
         throw_if_alarmed(name);
-        // Evidence first, then the stamps: a rank that arrived and then left in peace is not missed.
+        // Check departures first, then the stamps: a rank that arrived and then left orderly is not missing.
         const auto dead = first_dead();
         std::vector<char> left(world());
         for (size_t r = 0; r < world(); ++r) left[r] = page(r).left.load(std::memory_order_acquire) != 0;
