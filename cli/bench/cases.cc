@@ -41,8 +41,8 @@ bool is_divided(Bench bench) {
     }
 }
 
-// Bytes that cross a rank's link for each byte of the size, as nccl-tests counts them: with it an operation's speed can
-// be held against the hardware's, whatever the number of ranks.
+// Bytes that cross a rank's link per byte of the size, as in nccl-tests: this factor makes an operation's speed
+// comparable to the hardware's, independent of the number of ranks.
 double bus_factor(Bench bench, int ranks) {
     const auto n = static_cast<double>(ranks);
     switch (bench) {
@@ -265,7 +265,7 @@ class Case {
     std::vector<Tensor> outputs_;
 };
 
-// The same for all ranks, from the size alone.
+// The same for all ranks, since it depends only on the size.
 int calls_of(const BenchOptions& options, uint64_t bytes) {
     if (options.iterations > 0) return options.iterations;
     if (bytes <= (uint64_t{64} << 10)) return 100;

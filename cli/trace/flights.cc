@@ -176,7 +176,7 @@ Flight read_flight(const std::string& path) {
     return std::move(*flight);
 }
 
-// Of `tessera run`: "round-0".
+// Whether `name` is a round's directory of `tessera run`, such as "round-0".
 bool is_round(std::string_view name) {
     constexpr std::string_view begin = "round-";
     return name.starts_with(begin) && name.size() > begin.size() &&

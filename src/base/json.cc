@@ -42,8 +42,7 @@ constexpr std::string_view kind_names[] = {"null",     "a boolean", "an integer"
     throw_parse(what, fmt::format("the key \"{}\" occurs twice", key));
 }
 
-// Keeps track of the keys of one object. Keys in order cost a comparison each; else sorting finds duplicates in n log
-// n.
+// Detects duplicate keys of one object. Keys in order cost one comparison each; otherwise sorting takes n log n.
 class KeyCheck {
    public:
     explicit KeyCheck(const std::string& what) : what_(what) {}
@@ -245,7 +244,7 @@ class Kernels {
     Kernels() noexcept { (void)simdjson::get_active_implementation()->name(); }
     ~Kernels() {
         gone = true;
-        // Of a forked child the users may be threads of its parent.
+        // In a forked child, the users may be threads of the parent.
         for (int round = 0; owner_ == ::getpid() && users > 0 && round < 1000; ++round) {
             std::this_thread::sleep_for(std::chrono::milliseconds{1});
         }
@@ -271,7 +270,7 @@ struct ParsedJson {
 
 namespace {
 
-// A place on the tape as simdjson's element and back. An element is a tape_ref and nothing else.
+// Converts a place on the tape to simdjson's element and back. An element is just a tape_ref.
 simdjson::dom::element element_at(const ParsedJson& parsed, size_t place) {
     return std::bit_cast<simdjson::dom::element>(simdjson::internal::tape_ref(&parsed.parser.doc, place));
 }
@@ -312,7 +311,7 @@ class Members {
    public:
     Members(std::string_view text, size_t at) : text_(text), at_(at) {}
 
-    // To the comma or bracket behind the next member; npos if the text ends before.
+    // The position of the comma or bracket after the next member; npos if the text ends before.
     size_t next() {
         int depth = 0;
         while (++at_ < text_.size()) {

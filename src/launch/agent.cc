@@ -43,14 +43,14 @@ std::string random_id() {
     return token.hex().substr(0, 16);
 }
 
-// The token where ranks can read it and others cannot; gone with the agent.
+// The token in memory that ranks can read and others cannot; it disappears with the agent.
 Fd token_memory(const Token& token) {
     Fd file(::memfd_create("tessera-token", MFD_CLOEXEC));
     const std::string text = token.hex() + "\n";
     if (!file.valid() || ::fchmod(file.get(), 0600) != 0 || !write_whole(file.get(), text)) {
         throw os_error("cannot store the job token", errno);
     }
-    // Ranks get it for reading only.
+    // Ranks get it read-only.
     Fd reader(::open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDONLY | O_CLOEXEC));
     if (!reader.valid()) throw os_error("cannot store the job token", errno);
     return reader;
@@ -381,7 +381,7 @@ void Agent::reap() {
     if (any && !all_ended() && !is_ending()) tell_ranks_of_departures();
 }
 
-// A rank may wait for one that has ended, to join: with exit code 0 that is no failure which ends the job.
+// A rank may be waiting for an ended rank to join; an end with exit code 0 is not a failure that ends the job.
 void Agent::tell_ranks_of_departures() {
     std::vector<Departure> departures;
     for (size_t rank = 0; rank < workers_.size(); ++rank) {
@@ -428,13 +428,13 @@ int Agent::living() const {
     return static_cast<int>(std::ranges::count_if(workers_, [](const Worker& worker) { return !worker.end; }));
 }
 
-// A rank that was killed is a loss, which the others may survive; one that fails by itself is an error of the program.
+// A killed rank is a loss that the others may survive; a rank that fails on its own is an error of the program.
 bool Agent::survives_loss_of(const Worker& worker) const {
     return options_.on_loss == OnLoss::go_on && stage_ == Stage::running && !worker.end->by_agent &&
            WIFSIGNALED(worker.end->wait_status) && living() >= options_.min_ranks;
 }
 
-// Each rank answers by itself, also one that hangs; one that is stopped or dead leaves no record.
+// Each rank answers on its own, even one that hangs; a stopped or dead one writes no record.
 void Agent::ask_for_flights() {
     try {
         if (flight_directory_.empty() || (options_.trace_directory.empty() && !is_own_directory(flight_directory_))) {
@@ -476,7 +476,7 @@ void Agent::asked_to_stop(int signal) {
     logs_.say(fmt::format("{}: {}; send a second signal (Ctrl-C) to kill the ranks now", signal_name(signal), what));
 }
 
-// Peers learn of a rank's end, and fail, before it can be reaped.
+// Records which ranks are already exiting: peers notice a rank's end, and fail, before it can be reaped.
 void Agent::note_who_is_ending() {
     if (is_ending()) return;
     for (Worker& worker : workers_) {
@@ -500,7 +500,7 @@ void Agent::kill_workers() {
     signal_workers(SIGKILL);
 }
 
-// To the process groups; a group's number is not another's before its leader, the rank, is reaped.
+// Signals the process groups; a group id is not reused before its leader, the rank, is reaped.
 void Agent::signal_workers(int signal) {
     for (const Worker& worker : workers_) {
         if (worker.end) continue;
@@ -567,10 +567,10 @@ Agent::Outcome Agent::outcome() const {
         }
     }
     outcome.failures = failures_of(outcome.ends);
-    // If the others failed later, the loss is a cause like any other.
+    // If other ranks failed later, a survived loss counts as a cause like any other.
     if (std::ranges::all_of(outcome.failures, &RankEnd::survived)) outcome.failures.clear();
     for (const RankEnd& failure : outcome.failures) {
-        // Others may have failed because of the first; one that was killed was not.
+        // Others may have failed because of the first one, but not a rank that was killed.
         const bool killed =
             !failure.by_agent && WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGKILL;
         if (killed || &failure == &outcome.failures.front()) outcome.lost.push_back(failure.rank);

@@ -71,7 +71,7 @@ std::string why_there_is_no_store(const Address& address) {
     return "check that rank 0 has started and runs on that host";
 }
 
-// Looks for rank 0's store on the candidate ports, round and round.
+// Searches the candidate ports for rank 0's store, repeatedly.
 std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeout) {
     const Deadline deadline = Deadline::in(timeout);
     const Deadline patience = Deadline::in(std::min(timeout, patience_with_strangers));
@@ -110,7 +110,7 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
 // The environment belongs to the process, and so do the servers that rank 0 creates from it.
 class Meeting {
    public:
-    // OpenSSL cleans up at the process's end, too: if it is initialised first, it does so after this object.
+    // OpenSSL also cleans up at process exit: initialised first, it does so after this object is destroyed.
     Meeting() { (void)OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr); }
     ~Meeting() {
         if (owner_ != ::getpid()) return;

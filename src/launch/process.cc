@@ -248,13 +248,13 @@ int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mas
     const sigset_t signals = guardian_signals();
     sigset_t former;
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &signals, &former)) throw os_error("pthread_sigmask", error);
-    auto [alive_in, alive_out] = make_pipe();  // the latter stays open in the guardian alone, and closes with it
+    auto [alive_in, alive_out] = make_pipe();  // alive_out stays open only in the guardian, and closes with it
     const pid_t pid = ::fork();
     if (pid < 0) throw os_error("fork", errno);
     if (pid == 0) {
         alive_out.reset();
         ::setsid();  // the terminal's signals come through the guardian only, once
-        // So do those of `pkill tessera`, and `killall -9 tessera` leaves the agent to clean up.
+        // So do those of `pkill tessera`; `killall -9 tessera` does not hit the agent, which cleans up.
         ::prctl(PR_SET_NAME, "tsr-agent");
         int code = 1;
         try {

@@ -104,7 +104,7 @@ class TcpStore final : public Store {
         std::string payload;
     };
 
-    // Connected and through the handshake. IO that may go away is marked retriable.
+    // Connects and performs the handshake. Transient IO errors are marked retriable.
     Fd connect(Deadline deadline) {
         Fd socket = connect_to(address_, deadline);
         const std::string what = fmt::format("handshake with the store at {}", uri_);
@@ -118,7 +118,8 @@ class TcpStore final : public Store {
             receive_all(socket.get(), verdict, sizeof verdict, deadline, what);
             client.accept({verdict, sizeof verdict});
         } catch (const Error& error) {
-            if (error.code() == Code::io) throw error.retry_may_help();  // a crowded server made room for others
+            if (error.code() == Code::io)
+                throw error.retry_may_help();  // a full server dropped this connection for others
             throw;
         }
         return socket;
@@ -127,7 +128,7 @@ class TcpStore final : public Store {
     Fd take_connection(Deadline deadline) {
         {
             const std::lock_guard lock(mutex_);
-            if (owner_ != ::getpid()) {  // a forked child must not speak on its parent's connections
+            if (owner_ != ::getpid()) {  // a forked child must not use its parent's connections
                 idle_.clear();
                 owner_ = ::getpid();
             }

@@ -12,8 +12,8 @@ namespace tsr {
 
 namespace {
 
-// The number of a format with `mantissa` stored bits and the given exponent range that is nearest to a double, which
-// f32 between them would round twice: by scaling and rounding to an integer, exact because double holds every
+// The nearest number to a double in a format with `mantissa` stored bits and the given exponent range. Going through
+// f32 would round twice, so it scales and rounds to an integer, which is exact because double represents every
 // intermediate.
 uint16_t narrow(double value, int mantissa, int exponent_bits) {
     const uint64_t bits = std::bit_cast<uint64_t>(value);

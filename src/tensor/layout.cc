@@ -178,7 +178,7 @@ Layout Layout::replicated(const Dims& shape, int world_size) {
 
 namespace {
 
-// Along dimension `d`: how often one box begins within another.
+// Along dimension `d`: how often one box begins inside another.
 int64_t overlaps_along(int d, std::span<const Box* const> boxes) {
     std::vector<int64_t> begins;
     for (const Box* box : boxes) begins.push_back(box->offsets[d]);
@@ -202,7 +202,7 @@ class Overlaps {
     static constexpr int max_cuts = 4 * max_ndim;                 // one inside the other
     static constexpr int64_t max_comparisons = int64_t{1} << 28;  // some seconds
 
-    // Boxes that a plane keeps apart are looked at by themselves, so that grids take n log n; `first_d` is tried first.
+    // Boxes separated by a plane are checked separately, so that grids take n log n; `first_d` is tried first.
     void check(std::span<const Box*> boxes, int first_d, int cuts) {
         if (boxes.size() < 2) return;
         const int ndim = boxes.front()->sizes.ndim();
@@ -226,7 +226,7 @@ class Overlaps {
                   [d](const Box* a, const Box* b) { return a->offsets[d] < b->offsets[d]; });
     }
 
-    // Up to where none of the sorted boxes begins behind all those before it.
+    // The prefix of the sorted boxes in which no box begins after the end of all boxes before it.
     static size_t end_of_group(int d, std::span<const Box* const> boxes) {
         int64_t end = boxes.front()->offsets[d] + boxes.front()->sizes[d];
         size_t i = 1;

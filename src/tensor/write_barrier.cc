@@ -33,7 +33,8 @@ bool WriteBarrier::owns(Memory memory) const {
 }
 
 void WriteBarrier::ask(Memory memory) noexcept {
-    if (owner_ != ::getpid()) return;  // a forked child has the memory to itself, and not the threads that copy it
+    if (owner_ != ::getpid())
+        return;  // a forked child has its own copy of the memory, but not the threads that copy it
     // From last to first, so that a removal in between does not skip a copy.
     size_t next = SIZE_MAX;
     while (true) {
