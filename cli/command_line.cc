@@ -14,7 +14,7 @@ namespace tsr::cli {
 
 namespace {
 
-// Usage that goes on behind what CLI11 knows of.
+// Appends to the usage line that CLI11 generates.
 class LongerUsage : public CLI::Formatter {
    public:
     explicit LongerUsage(std::string end) : end_(std::move(end)) {}
@@ -28,7 +28,7 @@ class LongerUsage : public CLI::Formatter {
     std::string end_;
 };
 
-// CLI11 would call it an argument that was not expected.
+// Reports a missing or unknown command; CLI11 would report an unexpected argument.
 bool names_no_command(const CLI::App& app, const std::string& group, std::span<char*> words) {
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
@@ -36,20 +36,20 @@ bool names_no_command(const CLI::App& app, const std::string& group, std::span<c
     if (!words.empty() && std::ranges::find(known, words[0]) != known.end()) {
         return names_no_command(*app.get_subcommand(words[0]), fmt::format("{} {}", group, words[0]), words.subspan(1));
     }
-    const std::string what = words.empty() ? "a command is missing" : fmt::format("no command '{}'", words[0]);
-    fmt::print(stderr, "{}: {}; known: {}. `{} --help` says what they do\n", group, what, fmt::join(known, ", "),
+    const std::string what = words.empty() ? "missing command" : fmt::format("unknown command '{}'", words[0]);
+    fmt::print(stderr, "{}: {}; available: {}. Run `{} --help` for details\n", group, what, fmt::join(known, ", "),
                group);
     return true;
 }
 
-// CLI11 gives what follows `--` to the outer command, which has no use for it.
+// CLI11 passes arguments after `--` to the outer command, which does not use them.
 bool takes_program(const CLI::App& app, std::span<char*> words) {
     return std::ranges::any_of(app.get_subcommands({}), [&](const CLI::App* command) {
         return words.size() > 1 && command->get_name() == words[1] && command->get_prefix_command();
     });
 }
 
-// Says what is wrong and how the command is called.
+// Prints the error and the command's usage.
 void tell_usage(const CLI::App& app, const std::exception& error) {
     const CLI::App* command = &app;
     std::string name = app.get_name();
@@ -58,7 +58,7 @@ void tell_usage(const CLI::App& app, const std::exception& error) {
         name += " " + command->get_name();
     }
     const auto formatter = std::dynamic_pointer_cast<CLI::Formatter>(command->get_formatter());
-    fmt::print(stderr, "{}: {}\n{}`{} --help` tells more\n", name, error.what(),
+    fmt::print(stderr, "{}: {}\n{}Run `{} --help` for details\n", name, error.what(),
                formatter ? formatter->make_usage(command, name) : "", name);
 }
 

@@ -1,6 +1,6 @@
-// The command line: each command tells its name, its options, its help and the function to run. Only command_line.cc
-// includes CLI11, whose headers are longer than all others of cli/ together. The variables that options fill must outlive
-// the run.
+// The command line: each command declares its name, options, help and the function to run. Only command_line.cc
+// includes CLI11, whose headers are longer than all others of cli/ together. The variables that options fill must
+// outlive the run.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class Option;
 
 namespace tsr::cli {
 
-// What is wrong with the command line. run_command_line() prints it with the usage.
+// An error in the command line. run_command_line() prints it with the usage.
 class UsageError : public std::runtime_error {
    public:
     using std::runtime_error::runtime_error;
@@ -30,14 +30,14 @@ class Option {
    public:
     explicit Option(CLI::Option* option) : option_(option) {}
     Option& required();
-    Option& one_value_each();  // a vector that gets one value whenever the option is given
+    Option& one_value_each();  // a vector that gets one value each time the option is given
 
-    // For the help: a name for the value; its default, as a text or as the variable's present value.
+    // For the help: a name for the value; its default, as text or as the variable's current value.
     Option& type_name(const std::string& name);
     Option& default_text(const std::string& text);
     Option& show_default();
 
-    // Which values are accepted. The help says so too.
+    // The accepted values, also shown in the help.
     Option& in_range(int least, int most);
     Option& not_negative();
     Option& one_of(const std::vector<std::string>& words);
@@ -52,10 +52,10 @@ class Option {
 // A command with sub-commands or with a function to run. Copies refer to the same one.
 class Command {
    public:
-    // What a call's words tell, and its exit code.
+    // The result of parsing a call, and its exit code.
     struct Call {
         int exit_code = 0;
-        std::vector<std::string> behind_dashes;  // with the `--`; empty: there is none
+        std::vector<std::string> behind_dashes;  // including the `--`; empty if there is none
     };
     Command(CLI::App* app, Call* call) : app_(app), call_(call) {}
 
@@ -72,8 +72,8 @@ class Command {
     Option add_option(const std::string& names, std::vector<std::string>& values, const std::string& what);
     void add_flag(const std::string& names, bool& value, const std::string& what);
 
-    // The first word that is no option begins a program's command line, which rest() returns; so does `--`, which is then
-    // the first of them.
+    // The first word that is not an option, or `--`, begins a program's command line, which rest() returns (including a
+    // `--`).
     void take_program();
     [[nodiscard]] std::vector<std::string> rest() const;
 
@@ -86,12 +86,12 @@ class Command {
     Call* call_;
 };
 
-// Runs the command that the arguments name and returns its exit code. Prints what is wrong with them and returns 2.
-// `add_commands` adds commands to that of the whole program.
+// Runs the command that the arguments name and returns its exit code. Prints usage errors and returns 2.
+// `add_commands` adds commands to the top-level command.
 int run_command_line(const std::string& name, const std::string& what, const std::string& version, int argc,
                      char** argv, FunctionRef<void(Command&)> add_commands);
 
-// Takes options from the beginning of `words` and returns the words that are left. Throws UsageError.
+// Parses options at the beginning of `words` and returns the remaining words. Throws UsageError.
 std::vector<std::string> take_options(std::vector<std::string> words, FunctionRef<void(Command&)> add_options);
 
 }  // namespace tsr::cli

@@ -1,4 +1,4 @@
-// The sub-commands of `tessera`. Each function adds its own to the command of the whole program.
+// The subcommands of `tessera`. Each function adds its own to the top-level command.
 #pragma once
 
 #include "command_line.hpp"

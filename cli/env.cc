@@ -1,4 +1,4 @@
-// `tessera env`: what Tessera sees of this process and machine, for people and for bug reports.
+// `tessera env`: what Tessera detects about this process and machine, for users and bug reports.
 #include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -40,7 +40,7 @@ std::string kernel() {
     return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "";
 }
 
-// Where the token would come from; what is wrong otherwise. Reads only: no token is made for the asking.
+// Where the token would come from, or why it is unusable. Read-only: never creates a token.
 std::string token_source(const JobEnvironment& job) {
     if (StoreOptions::from_environment().insecure) return "none: TESSERA_INSECURE=1";
     try {
@@ -53,7 +53,7 @@ std::string token_source(const JobEnvironment& job) {
     return "the user's runtime directory, on loopback only";
 }
 
-// Two ranks of this process meet over it.
+// Creates a communicator between two ranks of this process over the backend.
 std::string try_transport(const std::string& backend) {
     constexpr milliseconds patience{5000};
     CommOptions options;
@@ -82,7 +82,7 @@ Json transports() {
     return found;
 }
 
-// The type of the file system that holds `path`, as the kernel calls it; "" if it does not tell.
+// The kernel's name for the file system type of `path`; "" if unknown.
 std::string file_system_type(const std::string& path) {
     struct stat status{};
     if (::stat(path.c_str(), &status) < 0) return "";
@@ -101,7 +101,7 @@ std::string file_system_type(const std::string& path) {
     return "";
 }
 
-// What a checkpoint in `directory` would meet there.
+// How a checkpoint in `directory` would be written.
 void add_storage(Json& facts, const std::string& directory) {
     facts.set("directory", directory);
     facts.set("file_system", file_system_type(directory));
@@ -112,9 +112,9 @@ void add_storage(Json& facts, const std::string& directory) {
     try {
         const WritePath path = find_write_path(posix_file_system(), directory);
         facts.set("direct_io", path.direct ? "yes" : fmt::format("no: {}", path.why));
-        facts.set("writes", path.direct ? "O_DIRECT, past the page cache"
-                                        : "through the page cache, written back meanwhile (sync_file_range)");
-        facts.set("preallocation", path.preallocates ? "yes" : "no: it refuses fallocate");
+        facts.set("writes", path.direct ? "O_DIRECT, bypassing the page cache"
+                                        : "through the page cache, with concurrent write-back (sync_file_range)");
+        facts.set("preallocation", path.preallocates ? "yes" : "no: fallocate is not supported");
     } catch (const Error& error) {
         facts.set("direct_io", fmt::format("unknown: {}", error.what()));
     }
@@ -148,7 +148,7 @@ Json gather(const std::string& directory) {
         facts.set("epoch", Json(job.epoch));
         std::string store = job.store_uri;
         if (store.empty() && !job.candidates.empty()) {
-            store = fmt::format("rank 0 serves it, at {} or one of the {} ports after it", job.candidates.front().uri(),
+            store = fmt::format("served by rank 0, at {} or one of the next {} ports", job.candidates.front().uri(),
                                 job.candidates.size() - 1);
         }
         facts.set("store", store.empty() ? "none needed" : store);
@@ -172,16 +172,16 @@ std::string as_text(const Json& value) {
 }  // namespace
 
 void add_env(Command& tessera) {
-    Command env = tessera.add_command("env", "Show what Tessera sees of this process and machine");
+    Command env = tessera.add_command("env", "Show what Tessera detects about this process and machine");
     auto json = std::make_shared<bool>(false);
-    env.add_flag("--json", *json, "one JSON object");
+    env.add_flag("--json", *json, "print one JSON object");
     auto directory = std::make_shared<std::string>(".");
-    env.add_option("directory", *directory, "where checkpoints would be: how are they written there?")
+    env.add_option("directory", *directory, "directory to test for writing checkpoints")
         .type_name("DIR")
-        .default_text("the current one")
+        .default_text("current directory")
         .existing_directory();
     env.on_run([json, directory] {
-        std::error_code unknown;  // one that is gone has no path
+        std::error_code unknown;  // a deleted directory has no path
         const std::filesystem::path path = std::filesystem::canonical(*directory, unknown);
         const Json facts = gather(unknown ? *directory : path.string());
         if (*json) {

@@ -1,4 +1,4 @@
-// The `tessera` command: one sub-command a file.
+// The `tessera` command: one subcommand per file.
 #include <fcntl.h>
 
 #include <cerrno>
@@ -10,7 +10,7 @@
 
 namespace {
 
-// A closed standard descriptor would be taken by the next file that is opened, and be written to as if it were it.
+// If a standard descriptor were closed, the next opened file would get its number, and output would be written to it.
 void open_standard_descriptors() {
     for (int fd = 0; fd <= 2; ++fd) {
         if (::fcntl(fd, F_GETFD) < 0) (void)!::open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY);  // takes the lowest
@@ -29,9 +29,9 @@ int run_command(int argc, char** argv) {
     const int code =
         tsr::cli::run_command_line("tessera", "Tessera: distributed training for C, Python, Java and Rust in one job",
                                    TESSERA_VERSION, argc, argv, add_commands);
-    // What a command prints is its result. Whoever stops reading has what he wants.
+    // A command's output is its result, so failing to write it is an error. A reader that stops early is fine.
     if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && errno != EPIPE) {
-        (void)std::fprintf(stderr, "tessera: %s\n", tsr::os_error("writing standard output fails", errno).what());
+        (void)std::fprintf(stderr, "tessera: %s\n", tsr::os_error("cannot write standard output", errno).what());
         return code == 0 ? 2 : code;
     }
     return code;

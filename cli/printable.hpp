@@ -1,4 +1,4 @@
-// Text from files, for a terminal: no escape sequence in it may reach the reader's terminal.
+// Makes text from files safe for a terminal: no escape sequence in it may reach the reader's terminal.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace tsr::cli {
 
-[[nodiscard]] std::string printable(std::string_view text);        // one line; what a terminal may obey, as '?'
-[[nodiscard]] std::string printable_lines(std::string_view text);  // each of them so, and with a newline
+[[nodiscard]] std::string printable(std::string_view text);        // one line; control characters become '?'
+[[nodiscard]] std::string printable_lines(std::string_view text);  // likewise for each line, with a newline
 
 }  // namespace tsr::cli

@@ -32,14 +32,14 @@ int number(std::string_view text, std::string_view option) {
     int value = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (failure != std::errc{} || end != text.data() + text.size()) {
-        throw UsageError(fmt::format("{} '{}' is no number", option, text));
+        throw UsageError(fmt::format("{} '{}' is not a number", option, text));
     }
     return value;
 }
 
 // "4", "3:4", "auto", "cpu", "gpu".
 struct Count {
-    int least = 0;  // 0: not said
+    int least = 0;  // 0: not given
     int ranks = 1;
 };
 
@@ -54,14 +54,15 @@ Count count_of(const std::string& text) {
     const Count count{number(std::string_view(text).substr(0, colon), "-n"),
                       number(std::string_view(text).substr(colon + 1), "-n")};
     if (count.least < 1 || count.least > count.ranks) {
-        throw UsageError(fmt::format("-n {}: write MIN:MAX with 1 <= MIN <= MAX", text));
+        throw UsageError(fmt::format("-n {}: expected MIN:MAX with 1 <= MIN <= MAX", text));
     }
     return count;
 }
 
 std::pair<std::string, std::string> variable(const std::string& text) {
     const size_t equals = text.find('=');
-    if (equals == 0 || equals == std::string::npos) throw UsageError(fmt::format("--env '{}': write NAME=VALUE", text));
+    if (equals == 0 || equals == std::string::npos)
+        throw UsageError(fmt::format("--env '{}': expected NAME=VALUE", text));
     return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
@@ -69,12 +70,12 @@ OnLoss on_loss_of(const std::string& text) {
     if (text == "restart") return OnLoss::restart;
     if (text == "shrink") return OnLoss::shrink;
     if (text == "continue") return OnLoss::go_on;
-    throw UsageError(fmt::format("--on-loss {}: write restart, shrink or continue", text));
+    throw UsageError(fmt::format("--on-loss {}: expected restart, shrink or continue", text));
 }
 
 milliseconds span(double seconds, const char* option) {
     if (!(seconds >= 0) || seconds > 1e6)
-        throw UsageError(fmt::format("{} {}: write seconds, 0 to 1000000", option, seconds));
+        throw UsageError(fmt::format("{} {}: expected 0 to 1000000 seconds", option, seconds));
     return milliseconds{static_cast<int64_t>(seconds * 1000)};
 }
 
@@ -107,7 +108,7 @@ void add_program_options(Command& command, Arguments& arguments) {
         .one_value_each();
 }
 
-// Splits "A … : -n 2 B …" at the colons that stand alone. Of several in one word a program gets all but one.
+// Splits "A … : -n 2 B …" at words that are a single colon. A word of several colons loses one and goes to the program.
 std::vector<std::vector<std::string>> split(const std::vector<std::string>& words) {
     std::vector<std::vector<std::string>> parts(1);
     for (const std::string& word : words) {
@@ -123,7 +124,8 @@ std::vector<std::vector<std::string>> split(const std::vector<std::string>& word
 
 Program program_of(const Arguments& arguments, std::vector<std::string> command) {
     if (!command.empty() && command.front() == "--") command.erase(command.begin());
-    if (command.empty()) throw UsageError("no command: write `tessera run -n 4 CMD ARGS...`, programs apart by ` : `");
+    if (command.empty())
+        throw UsageError("no command; write `tessera run -n 4 CMD ARGS...`, with ` : ` between programs");
     if (command.front().starts_with('-')) {
         throw UsageError(
             fmt::format("unknown option '{}'; options of `tessera run` come before the command", command.front()));
@@ -141,8 +143,8 @@ Program parse_program(const std::vector<std::string>& words) {
     std::vector<std::string> command =
         take_options(words, [&](Command& options) { add_program_options(options, arguments); });
     if (arguments.count.find(':') != std::string::npos) {
-        throw UsageError(
-            fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
+        throw UsageError(fmt::format("-n {}: with several programs, set the minimum number of ranks with --min-ranks",
+                                     arguments.count));
     }
     return program_of(arguments, std::move(command));
 }
@@ -157,8 +159,8 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.programs.push_back(program_of(arguments, parts.front()));
     for (size_t i = 1; i < parts.size(); ++i) options.programs.push_back(parse_program(parts[i]));
     if (count.least > 0 && options.programs.size() > 1) {
-        throw UsageError(
-            fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
+        throw UsageError(fmt::format("-n {}: with several programs, set the minimum number of ranks with --min-ranks",
+                                     arguments.count));
     }
     if (count.least > 0 && arguments.min_ranks > 0 && count.least != arguments.min_ranks) {
         throw UsageError(
@@ -168,8 +170,8 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.max_restarts = arguments.max_restarts;
     options.on_loss = on_loss_of(arguments.on_loss);
     if (options.on_loss != OnLoss::restart && options.min_ranks == 0) {
-        throw UsageError(fmt::format(
-            "--on-loss {} needs to know how few ranks are enough: add -n MIN:MAX or --min-ranks", arguments.on_loss));
+        throw UsageError(fmt::format("--on-loss {} requires a minimum number of ranks; add -n MIN:MAX or --min-ranks",
+                                     arguments.on_loss));
     }
     options.prefix = !arguments.no_prefix;
     options.insecure = arguments.insecure;
@@ -180,8 +182,7 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.kill_grace = span(arguments.kill_grace, "--kill-grace-s");
     if (arguments.timeout) {
         options.timeout = span(*arguments.timeout, "--timeout-s");
-        if (options.timeout->count() == 0)
-            throw UsageError("--timeout-s: collectives need some time; write 0.001 or more");
+        if (options.timeout->count() == 0) throw UsageError("--timeout-s must be at least 0.001");
     }
     try {
         options.check();
@@ -200,33 +201,36 @@ void add_run(Command& tessera) {
     run.end_usage_with(" CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...");
     run.footer(
         "\n  tessera run -n 4 python train.py\n"
-        "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job; an argument that is a "
-        "colon is ::\n"
-        "  tessera run -n 3:4 --on-loss shrink python train.py     goes on with 3 when one is lost");
+        "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job; write :: to pass a "
+        "colon\n"
+        "  tessera run -n 3:4 --on-loss shrink python train.py     continues with 3 ranks when one is lost");
     add_program_options(run, *arguments);
-    run.add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks").default_text("all");
-    run.add_option("--max-restarts", arguments->max_restarts, "how often all ranks are started again after a failure")
+    run.add_option("--min-ranks", arguments->min_ranks, "minimum number of ranks with which the job may continue")
+        .default_text("all");
+    run.add_option("--max-restarts", arguments->max_restarts, "how often to restart all ranks after a failure")
         .show_default();
     run.add_option(
            "--on-loss", arguments->on_loss,
-           "what is tried first: restart (as many ranks, while restarts are left), shrink (those left) or continue "
-           "(those left go on by themselves, in the same processes)")
+           "what to try first: restart (all ranks, while restarts are left), shrink (restart the remaining ranks) or "
+           "continue (the remaining ranks continue in the same processes)")
         .show_default();
     run.add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
-    run.add_option("--events", arguments->events_file, "write what happens as JSON lines");
+    run.add_option("--events", arguments->events_file, "write the job's events as JSON lines");
     run.add_option("--trace-dir", arguments->trace_directory,
-                   "communicators leave their last operations in DIR/round-R, for `tessera trace`");
+                   "communicators write their last operations to DIR/round-R, for `tessera trace`");
     run.add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
     run.add_flag("--insecure", arguments->insecure,
                  "no job token: every user of this machine can reach the job's store");
     run.add_option("--grace-s", arguments->grace,
-                   "seconds for ranks that ask tsr_preempt_requested() to save after SIGTERM or Ctrl-C")
+                   "seconds to save after SIGTERM or Ctrl-C, for ranks that poll tsr_preempt_requested()")
         .show_default();
     run.add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank")
         .show_default();
-    run.add_option("--timeout-s", arguments->timeout, "deadline of the ranks' collectives, sets TESSERA_TIMEOUT_MS")
+    run.add_option("--timeout-s", arguments->timeout,
+                   "timeout of the ranks' collectives in seconds; sets TESSERA_TIMEOUT_MS")
         .default_text("600");
-    run.add_flag("--standalone", arguments->standalone, "accepted for torchrun's sake: jobs run on one host");
+    run.add_flag("--standalone", arguments->standalone,
+                 "accepted for compatibility with torchrun; jobs run on one host");
     run.add_option("--nnodes", arguments->nodes, "jobs run on one host").show_default();
     run.on_run([run, arguments] {
         const RunOptions options = options_of(*arguments, run.rest());

@@ -1,5 +1,5 @@
-// `tessera bench`: a table of one operation's time and bandwidth over sizes. Without a launcher it starts its own ranks, as
-// `tessera run` would: each is this command again, inside the job.
+// `tessera bench`: a table of one operation's time and bandwidth over sizes. Without a launcher it starts its own
+// ranks, as `tessera run` would: each is this command again, inside the job.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 
 struct Arguments {
     std::string bench;
-    int ranks = 0;  // 0: not said
+    int ranks = 0;  // 0: not given
     uint64_t begin = 8;
     uint64_t end = uint64_t{64} << 20;
     int factor = 2;
@@ -42,14 +42,15 @@ Enum named(const std::string& name, int last, std::string_view option, std::stri
     for (int i = 1; i <= last; ++i) {
         if (name_of(static_cast<Enum>(i)) == name) return static_cast<Enum>(i);
     }
-    throw UsageError(fmt::format("{} {}: write one of {}", option, name, known));
+    throw UsageError(fmt::format("{} {}: expected one of {}", option, name, known));
 }
 
 BenchOptions options_of(const Arguments& arguments) {
     BenchOptions options = arguments.options;
     const auto bench = bench_from(arguments.bench);
     if (!bench) {
-        throw UsageError(fmt::format("no operation '{}'; known: {}", arguments.bench, fmt::join(bench_names(), ", ")));
+        throw UsageError(
+            fmt::format("unknown operation '{}'; available: {}", arguments.bench, fmt::join(bench_names(), ", ")));
     }
     options.bench = *bench;
     options.dtype =
@@ -61,7 +62,7 @@ BenchOptions options_of(const Arguments& arguments) {
     return options;
 }
 
-// The elements of each row: sizes that come to the same are measured once.
+// The number of elements of each row; equal sizes are measured once.
 std::vector<uint64_t> counts_of(const Arguments& arguments, const BenchOptions& options, int ranks) {
     std::vector<uint64_t> counts;
     for (uint64_t bytes = arguments.begin;; bytes *= static_cast<uint64_t>(arguments.factor)) {
@@ -82,25 +83,25 @@ void print_heading(const BenchOptions& options, const Communicator& comm) {
     if (has_op(options.bench)) what += fmt::format(" ({})", tsr::name_of(options.op));
     if (options.bench != Bench::barrier) what += fmt::format(" of {}", tsr::name_of(options.dtype));
     if (has_root(options.bench)) what += fmt::format(", root {},", options.root);
-    fmt::print("{} over {} by {}, {} memory; median of {} rounds, each the slowest rank's\n", what,
+    fmt::print("{} over {} via {}, {} memory; median of {} rounds, each timed by the slowest rank\n", what,
                comm.world_size() == 1 ? "1 rank" : fmt::format("{} ranks", comm.world_size()), comm.transport(),
                options.foreign ? "foreign" : "library", bench_rounds);
-    fmt::print("{:>12} {:>12} {:>6} {:>12} {:>11} {:>11} {:>8}\n", "bytes", "count", "calls", "us a call", "algbw GB/s",
+    fmt::print("{:>12} {:>12} {:>6} {:>12} {:>11} {:>11} {:>8}\n", "bytes", "count", "calls", "us/call", "algbw GB/s",
                "busbw GB/s", "wrong");
 }
 
 void print_row(const BenchRow& row) {
     fmt::print("{:>12} {:>12} {:>6} {:>12.2f} {:>11.3f} {:>11.3f} {:>8}\n", row.bytes, row.count, row.iterations,
                row.time_us, row.algbw, row.busbw, row.wrong);
-    std::fflush(stdout);  // a row when it is measured, through the launcher's pipe too
+    std::fflush(stdout);  // show each row as soon as it is measured, even through the launcher's pipe
 }
 
 void check_ranks(const BenchOptions& options, int ranks) {
     if (options.bench == Bench::send_recv && ranks == 1) {
-        throw UsageError("send_recv needs at least 2 ranks: a rank is not its own peer");
+        throw UsageError("send_recv needs at least 2 ranks: a rank cannot be its own peer");
     }
     if (has_root(options.bench) && (options.root < 0 || options.root >= ranks)) {
-        throw UsageError(fmt::format("--root {}: there are {} ranks", options.root, ranks));
+        throw UsageError(fmt::format("--root {} is not a rank; there are {} ranks", options.root, ranks));
     }
 }
 
@@ -135,7 +136,7 @@ int run_rank(const Arguments& arguments, const BenchOptions& options) {
     return sound ? 0 : 1;
 }
 
-// This process's words, with the path of its executable.
+// This process's command line, with the path of its executable.
 std::vector<std::string> own_command() {
     std::vector<std::string> words;
     std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -162,15 +163,15 @@ int start_ranks(const Arguments& arguments, const BenchOptions& options) {
 
 void add_bench(Command& tessera) {
     auto arguments = std::make_shared<Arguments>();
-    Command bench = tessera.add_command("bench", "Measure a collective over sizes, beside the values it must give");
+    Command bench = tessera.add_command("bench", "Measure a collective over a range of sizes, and check its results");
     bench.footer(
         "\n  tessera bench all_reduce -b 8 -e 64M -n 4             starts four ranks on this host\n"
-        "  tessera run -n 4 tessera bench all_gather             inside a job: its ranks\n"
-        "  TESSERA_BACKEND=gloo tessera bench broadcast -n 2     by another transport");
+        "  tessera run -n 4 tessera bench all_gather             inside a job: uses its ranks\n"
+        "  TESSERA_BACKEND=gloo tessera bench broadcast -n 2     over another transport");
     bench.add_option("operation", arguments->bench, fmt::format("{}", fmt::join(bench_names(), ", ")))
         .type_name("OPERATION")
         .required();
-    bench.add_option("-n,--ranks", arguments->ranks, "ranks to start; inside a job it has them")
+    bench.add_option("-n,--ranks", arguments->ranks, "ranks to start; inside a job, the number of its ranks")
         .type_name("N")
         .default_text("usable cores")
         .in_range(1, 4096);
@@ -180,24 +181,28 @@ void add_bench(Command& tessera) {
     bench.add_option("-e,--max-bytes", arguments->end, "the last size")
         .size_with_unit(Option::Kilo::is_1024)
         .default_text("64M");
-    bench.add_option("-f,--factor", arguments->factor, "from one size to the next").in_range(2, 1 << 20).show_default();
+    bench.add_option("-f,--factor", arguments->factor, "factor from one size to the next")
+        .in_range(2, 1 << 20)
+        .show_default();
     bench.add_option("-d,--dtype", arguments->dtype, "f16, bf16, f32, f64, i8, u8, i32, i64").show_default();
-    bench.add_option("-o,--op", arguments->op, "of a reduction: sum, avg, min, max, prod").show_default();
-    bench.add_option("-r,--root", arguments->options.root, "of broadcast, reduce, gather and scatter").show_default();
-    bench.add_option("-i,--iters", arguments->options.iterations, "calls a round")
+    bench.add_option("-o,--op", arguments->op, "reduction: sum, avg, min, max, prod").show_default();
+    bench.add_option("-r,--root", arguments->options.root, "root of broadcast, reduce, gather and scatter")
+        .show_default();
+    bench.add_option("-i,--iters", arguments->options.iterations, "calls per round")
         .in_range(1, 1 << 30)
         .default_text("100 up to 64 KiB, 20 up to 1 MiB, 3 above");
     bench.add_option("-w,--warmup", arguments->options.warmup, "calls before the first round")
         .in_range(0, 1 << 30)
         .show_default();
-    bench.add_flag("--foreign", arguments->options.foreign, "memory that the communicator did not allocate");
-    bench.add_flag("--json", arguments->json, "one JSON document");
+    bench.add_flag("--foreign", arguments->options.foreign, "use memory that the communicator did not allocate");
+    bench.add_flag("--json", arguments->json, "print one JSON document");
     bench.on_run([arguments] {
         const BenchOptions options = options_of(*arguments);
         const JobEnvironment job = JobEnvironment::detect();
         if (job.launcher == Launcher::none) return start_ranks(*arguments, options);
         if (arguments->ranks > 0 && arguments->ranks != job.world_size) {
-            throw UsageError(fmt::format("-n {} inside a job of {} ranks", arguments->ranks, job.world_size));
+            throw UsageError(
+                fmt::format("-n {} does not match the {} ranks of the job", arguments->ranks, job.world_size));
         }
         check_ranks(options, job.world_size);
         return run_rank(*arguments, options);

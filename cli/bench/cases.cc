@@ -41,8 +41,8 @@ bool is_divided(Bench bench) {
     }
 }
 
-// Bytes that cross a rank's link for each byte of the size, as nccl-tests counts them: with it an operation's speed can
-// be held against the hardware's, whatever the number of ranks.
+// Bytes that cross a rank's link per byte of the size, as in nccl-tests: this factor makes an operation's speed
+// comparable to the hardware's, independent of the number of ranks.
 double bus_factor(Bench bench, int ranks) {
     const auto n = static_cast<double>(ranks);
     switch (bench) {
@@ -57,12 +57,12 @@ double bus_factor(Bench bench, int ranks) {
     }
 }
 
-// --- values: small integers that every dtype holds exactly, and that tell by which rank and for which place they are
+// --- values: small integers that every dtype represents exactly, and that identify their rank and position
 
-// What rank `rank` has at element i, to be moved.
+// The value of rank `rank` at element i, for operations that move data.
 double datum(int rank, uint64_t i) { return static_cast<double>((static_cast<uint64_t>(rank) * 31 + i) % 97); }
 
-// What it has there to be reduced: one rank's number differs from the others' and decides the result, of prod too.
+// Likewise for reductions: one rank's number differs from the others' and determines the result, also of prod.
 double addend(int rank, int ranks, uint64_t i, ReduceOp op) {
     if (i % static_cast<uint64_t>(ranks) == static_cast<uint64_t>(rank)) return 1 + static_cast<double>(i % 61);
     return op == ReduceOp::min ? 100 : 1;
@@ -73,7 +73,7 @@ double reduced(int ranks, uint64_t i, ReduceOp op, DType dtype) {
     const double sum = ranks + own;
     if (op == ReduceOp::sum) return sum;
     if (op != ReduceOp::avg) return 1 + own;
-    // As the kernels do it: in single precision but for f64; of integers the whole part.
+    // As the kernels do: in single precision except for f64; truncated for integers.
     const bool in_double = dtype == DType::f64 || !is_floating(dtype);
     return in_double ? sum / ranks : static_cast<double>(static_cast<float>(sum) / static_cast<float>(ranks));
 }
@@ -128,9 +128,9 @@ int64_t count_wrong(const Tensor& tensor, ValueAt value) {
     return wrong;
 }
 
-// --- one case: its tensors on this rank, the call, and what must come out
+// --- one case: its tensors on this rank, the call, and the expected result
 
-// Where rank r's part of an all_gather_v begins: parts grow with the rank. Of `count` elements.
+// Where rank r's part of an all_gather_v of `count` elements begins: parts grow with the rank.
 uint64_t part_begin(uint64_t count, int ranks, int rank) {
     const auto n = static_cast<uint64_t>(ranks);
     const auto r = static_cast<uint64_t>(rank);
@@ -265,7 +265,7 @@ class Case {
     std::vector<Tensor> outputs_;
 };
 
-// The same for all ranks, from the size alone.
+// The same for all ranks, since it depends only on the size.
 int calls_of(const BenchOptions& options, uint64_t bytes) {
     if (options.iterations > 0) return options.iterations;
     if (bytes <= (uint64_t{64} << 10)) return 100;
@@ -329,7 +329,7 @@ BenchRow BenchMemory::run(uint64_t count) {
     row.bytes = count * size_of(options_.dtype);
     row.iterations = calls_of(options_, row.bytes);
     const Case one(*comm_, options_, count, input_, output_);
-    // Zeros stay what they are however often they are reduced in place.
+    // Zeros stay zeros however often they are reduced in place.
     std::memset(input_, 0, row.bytes);
     std::memset(output_, 0, row.bytes);
     for (int i = 0; i < options_.warmup; ++i) one.call();

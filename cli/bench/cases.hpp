@@ -38,7 +38,7 @@ struct BenchOptions {
     DType dtype = DType::f32;
     ReduceOp op = ReduceOp::sum;
     int root = 0;
-    int iterations = 0;  // calls a round; 0: from the size
+    int iterations = 0;  // calls per round; 0: chosen by size
     int warmup = 5;      // calls before the first round
     bool foreign = false;
 };
@@ -48,15 +48,15 @@ struct BenchRow {
     uint64_t bytes = 0;  // the larger of a rank's input and output
     uint64_t count = 0;  // its elements
     int iterations = 0;
-    double time_us = 0;  // a call: of each round that of the slowest rank, and of those the median
-    double algbw = 0;    // bytes by time, in 10^9 bytes a second
-    double busbw = 0;    // what each rank's link carries at least: algbw times a factor of operation and ranks
-    int64_t wrong = 0;   // elements, of all ranks, that are not what they must be
+    double time_us = 0;  // per call: the slowest rank's time in each round, and the median over the rounds
+    double algbw = 0;    // bytes divided by time, in 10^9 bytes per second
+    double busbw = 0;    // the minimum that each rank's link carries: algbw times a factor of operation and ranks
+    int64_t wrong = 0;   // number of wrong elements on all ranks
 };
 
 inline constexpr int bench_rounds = 7;
 
-// The elements of an operation of about `bytes`: what can be divided among the ranks, at least one for each.
+// The number of elements of an operation of about `bytes`: divisible by the number of ranks, at least one for each.
 [[nodiscard]] uint64_t bench_count(const BenchOptions& options, int ranks, uint64_t bytes);
 
 // Memory for the largest case, and the cases over it. Collective.

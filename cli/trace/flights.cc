@@ -27,11 +27,11 @@ namespace tsr::cli {
 namespace {
 
 constexpr std::string_view suffix = ".jsonl";
-constexpr int highest_dtype = 63;  // numbers that are none have the name of none
+constexpr int highest_dtype = 63;  // unused numbers have the name "unknown"
 
 // A record has at most FlightRecorder::capacity operations of some 500 bytes each, and perhaps an error of many ranks.
 constexpr size_t max_record_bytes = size_t{16} << 20;
-constexpr double latest_us = 2.5e17;  // in the year 9892; what is later is no time
+constexpr double latest_us = 2.5e17;  // in the year 9892; later times are invalid
 
 // The enumerator from `first` to `last` with this name.
 template <class Enum>
@@ -72,11 +72,12 @@ double required_time_of(const Json& object, std::string_view key) {
 
 Flight header_of(const Json& line) {
     const Json* version = line.find("tessera_flight");
-    if (version == nullptr) throw Error(Code::corrupt, "this is no flight record");
+    if (version == nullptr) throw Error(Code::corrupt, "this is not a flight record");
     if (version->as_int() != 1) {
-        throw Error(Code::version, fmt::format("a flight record of version {}; this command reads version 1: use a "
-                                               "newer one",
-                                               version->as_int()));
+        throw Error(Code::version,
+                    fmt::format("the flight record has version {}, but this command reads version 1; use a "
+                                "newer one",
+                                version->as_int()));
     }
     Flight flight;
     flight.origin = {line.at("name").as_string(), line.at("id").as_string(), int_of(line, "rank", -1),
@@ -125,17 +126,17 @@ Flown operation_from(const Json& line) {
     const bool over = flown.state == FlightState::finished || flown.state == FlightState::failed;
     if ((begun && !flown.started) || over != flown.ended.has_value()) {
         throw Error(Code::corrupt,
-                    fmt::format("the operation is {}, but its times tell otherwise", name_of(flown.state)));
+                    fmt::format("the operation is {}, but its times contradict that", name_of(flown.state)));
     }
     return flown;
 }
 
-// Whoever can write into the directory may have put anything there.
+// Anyone who can write to the directory may have put anything there.
 std::string read_record(const std::string& path) {
     const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     struct stat info{};
     if (!file.valid() || ::fstat(file.get(), &info) != 0) throw os_error(fmt::format("cannot open {}", path), errno);
-    if (!S_ISREG(info.st_mode)) throw Error(Code::corrupt, fmt::format("{} is no regular file", path));
+    if (!S_ISREG(info.st_mode)) throw Error(Code::corrupt, fmt::format("{} is not a regular file", path));
     if (static_cast<size_t>(info.st_size) > max_record_bytes) {
         throw Error(Code::corrupt, fmt::format("{} has {} bytes; a flight record has at most {}", path, info.st_size,
                                                max_record_bytes));
@@ -175,7 +176,7 @@ Flight read_flight(const std::string& path) {
     return std::move(*flight);
 }
 
-// Of `tessera run`: "round-0".
+// Whether `name` is a round's directory of `tessera run`, such as "round-0".
 bool is_round(std::string_view name) {
     constexpr std::string_view begin = "round-";
     return name.starts_with(begin) && name.size() > begin.size() &&
@@ -202,8 +203,8 @@ Flights read_flights(const std::string& directory, std::vector<std::string>* rou
     return flights;
 }
 
-// Communicators of one launcher's job, or that share a process, are one job's, and so are those that share one with the
-// same other.
+// Communicators belong to one job if they name the same job of a launcher or share a process, directly or through
+// others.
 std::vector<Job> jobs_of(const std::string& directory, Flights flights) {
     using Process = std::tuple<std::string, int64_t, uint64_t>;
     struct Part {
@@ -292,8 +293,8 @@ std::vector<Job> read_jobs(const std::string& directory) {
     }
     if (jobs.empty()) {
         throw Error(Code::not_found,
-                    fmt::format("{} holds no flight records (*.jsonl), nor does a round-R in it: they "
-                                "are written where TESSERA_TRACE_DIR or `tessera run --trace-dir` says",
+                    fmt::format("{} contains no flight records (*.jsonl), nor does a round-R in it; set "
+                                "TESSERA_TRACE_DIR or `tessera run --trace-dir` to write them",
                                 directory));
     }
     std::ranges::stable_sort(jobs, std::ranges::greater(), &Job::last_time);

@@ -7,7 +7,7 @@
 
 namespace tsr::cli {
 
-// A process a rank, a lane an operation in flight: those that overlap lie on lanes of their own.
+// One process per rank, and one lane per operation in flight: overlapping operations are on separate lanes.
 [[nodiscard]] std::string trace_of(const Flights& flights);
 
 }  // namespace tsr::cli

@@ -24,9 +24,9 @@ namespace {
 
 constexpr const char* exit_code_help =
     "Exit codes:\n"
-    "  0  done; why-hung: a rank is waited for\n"
-    "  1  why-hung: every operation that was begun has finished\n"
-    "  2  wrong usage, or the records cannot be read or the trace not be written";
+    "  0  success; why-hung: ranks are waiting\n"
+    "  1  why-hung: every started operation has finished\n"
+    "  2  wrong usage, or the records cannot be read or the trace cannot be written";
 
 struct Arguments {
     std::string directory;
@@ -40,7 +40,7 @@ Json ranks_json(const std::vector<int>& ranks) { return Json(Json::Array(ranks.b
 void print_line(const std::string& text) { (void)std::fprintf(stdout, "%s\n", text.c_str()); }
 void complain(std::string_view message) { fmt::print(stderr, "tessera trace: {}", printable_lines(message)); }
 
-// "2026-11-25 02:03:04"; UTC, as the records of several hosts have to be told.
+// "2026-11-25 02:03:04 UTC"; in UTC, since records may be from several hosts.
 std::string time_text(double us) {
     return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(static_cast<std::time_t>(us / 1e6)));
 }
@@ -55,8 +55,8 @@ struct Chosen {
     std::vector<Job> others;
 };
 
-// The job that --job names, else the newest. What else lies there, and where the job does if that was not said, is told
-// apart from the answer, on standard error.
+// The job that --job names, else the newest. Other jobs in the directory, and the job's directory if it was not given,
+// are reported separately from the answer, on standard error.
 Chosen choose(const Arguments& arguments) {
     std::vector<Job> jobs = read_jobs(arguments.directory);
     auto found = jobs.begin();
@@ -66,10 +66,10 @@ Chosen choose(const Arguments& arguments) {
         if (std::ranges::count_if(jobs, named) != 1) {
             std::string there;
             for (const Job& job : jobs) there += fmt::format("{}{}", there.empty() ? "" : ", ", described(job));
-            throw Error(
-                found == jobs.end() ? Code::not_found : Code::invalid_argument,
-                fmt::format("--job {}: {} of the jobs there {}: {}", arguments.job,
-                            found == jobs.end() ? "none" : "several", found == jobs.end() ? "is it" : "are", there));
+            throw Error(found == jobs.end() ? Code::not_found : Code::invalid_argument,
+                        fmt::format("--job {}: {} in the directory {}; available: {}", arguments.job,
+                                    found == jobs.end() ? "no job" : "several jobs",
+                                    found == jobs.end() ? "matches" : "match", there));
         }
     }
     Chosen chosen{std::move(*found), {}};
@@ -78,7 +78,7 @@ Chosen choose(const Arguments& arguments) {
     if (arguments.job.empty() && (!chosen.others.empty() || chosen.job.directory != arguments.directory)) {
         complain(fmt::format("{}job {}", chosen.others.empty() ? "" : "the newest ", described(chosen.job)));
         for (const Job& job : chosen.others) {
-            complain(fmt::format("left out: job {}; --job {} asks about it", described(job), job.id()));
+            complain(fmt::format("ignored job {}; select it with --job {}", described(job), job.id()));
         }
     }
     return chosen;
@@ -112,7 +112,7 @@ int why_hung(const Arguments& arguments) {
                 .dump());
     } else {
         for (const Hang& hang : hangs) print_line(printable(fmt::format("{}: {}", hang.name, hang.sentence)));
-        if (hangs.empty()) print_line("nothing hangs: every operation that was begun has finished");
+        if (hangs.empty()) print_line("nothing hangs: every started operation has finished");
     }
     return hangs.empty() ? 1 : 0;
 }
@@ -130,9 +130,8 @@ int merge(const Arguments& arguments) {
 Command add(Command& trace, const char* name, const char* what, const std::shared_ptr<Arguments>& arguments,
             int (*run)(const Arguments&)) {
     Command command = trace.add_command(name, what);
-    command.add_option("directory", arguments->directory, "Where the ranks left their records (--trace-dir)")
-        .required();
-    command.add_option("--job", arguments->job, "The id of the job, where there are several; default: the newest")
+    command.add_option("directory", arguments->directory, "Directory of the ranks' records (--trace-dir)").required();
+    command.add_option("--job", arguments->job, "The id of the job if there are several; default: the newest")
         .type_name("ID");
     command.footer(exit_code_help);
     command.on_run([arguments, run] {
@@ -149,13 +148,14 @@ Command add(Command& trace, const char* name, const char* what, const std::share
 }  // namespace
 
 void add_trace(Command& tessera) {
-    Command trace = tessera.add_command("trace", "Say why a job hung, or draw what its ranks did");
+    Command trace = tessera.add_command("trace", "Explain why a job hung, or draw what its ranks did");
     trace.require_command();
     trace.footer(exit_code_help);
     const auto arguments = std::make_shared<Arguments>();
-    add(trace, "why-hung", "Say which rank is waited for, and in which operation", arguments, why_hung)
+    add(trace, "why-hung", "Show which rank the others wait for, and in which operation", arguments, why_hung)
         .add_flag("--json", arguments->json, "Print JSON");
-    add(trace, "merge", "One trace of all ranks for ui.perfetto.dev or chrome://tracing", arguments, merge)
+    add(trace, "merge", "Merge the records of all ranks into one trace for ui.perfetto.dev or chrome://tracing",
+        arguments, merge)
         .add_option("-o,--output", arguments->output, "The file to write; default: standard output");
 }
 

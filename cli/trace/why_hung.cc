@@ -36,25 +36,26 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 double seconds(double from_us, double to_us) { return (to_us - from_us) / 1e6; }
 
-// Until when it was under way: its end, or when its record was written.
+// The last time at which the operation was seen: its end, or when the record was written.
 double last_seen(const Flown& flown, const Flight& flight) { return flown.ended.value_or(flight.last_time()); }
 
-// What is known of a rank that is waited for.
+// What is known about a rank that others wait for. The text begins with "it".
 std::string last_words(const Ranks& ranks, int rank, double now) {
     const auto found = ranks.find(rank);
     if (found == ranks.end()) {
-        return "it left no record: it was killed, or is not yet at an end that would write one";
+        return "it left no record: it was killed, or has not yet reached a point that writes one";
     }
     const Flight& flight = found->second;
     const Flown* last = nullptr;
     for (const Flown& flown : flight.operations) {
         if (flown.begun()) last = &flown;
     }
-    if (last == nullptr) return "it began nothing at all";
+    if (last == nullptr) return "it never started an operation";
     if (!last->ended || !last->finished()) {
-        return fmt::format("it is in {} since {:.1f} s", last->headline(), seconds(*last->started, now));
+        return fmt::format("it has been in {} for {:.1f} s", last->headline(), seconds(*last->started, now));
     }
-    return fmt::format("its last operation was {}, done {:.1f} s before", last->headline(), seconds(*last->ended, now));
+    return fmt::format("its last operation was {}, finished {:.1f} s earlier", last->headline(),
+                       seconds(*last->ended, now));
 }
 
 bool same_call(const Operation& a, const Operation& b) {
@@ -112,7 +113,7 @@ std::optional<Hang> hang_in_collective(const Ranks& ranks) {
     return hang;
 }
 
-// How many transfers of this kind between the rank and `peer` with `tag` were begun.
+// How many transfers of this kind between the rank and `peer` with `tag` were started.
 size_t transfers(const Flight& flight, Collective kind, int peer, int tag) {
     return static_cast<size_t>(std::ranges::count_if(flight.operations, [&](const Flown& flown) {
         return flown.begun() && flown.operation.collective == kind && flown.operation.peer == peer &&
@@ -138,7 +139,7 @@ std::optional<Hang> hang_in_transfer(const Ranks& ranks) {
             if (!met) hang.absent.push_back(operation.peer);
             hang.sentence =
                 fmt::format("rank {} waited {:.1f} s in {}; {}", rank, seconds(*flown.started, now), flown.headline(),
-                            met ? fmt::format("rank {} began its side, which did not finish", operation.peer)
+                            met ? fmt::format("rank {} started its side, which did not finish", operation.peer)
                                 : fmt::format("rank {} never {} it: {}", operation.peer, receives ? "sent" : "received",
                                               last_words(ranks, operation.peer, now)));
             first = std::move(hang);

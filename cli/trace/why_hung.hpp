@@ -1,4 +1,4 @@
-// Who a job waits for, from the flight records of its ranks.
+// Finds out which ranks a job waits for, from the flight records of its ranks.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tsr::cli {
 
-// What one communicator waits for.
+// What the ranks of one communicator wait for.
 struct Hang {
     std::string name;
     std::string id;
@@ -19,7 +19,7 @@ struct Hang {
     std::string sentence;
 };
 
-// The communicators in which a rank began what did not finish; the one that waits longest first.
+// The communicators with unfinished operations, the one that has waited longest first.
 [[nodiscard]] std::vector<Hang> find_hangs(const Flights& flights);
 
 }  // namespace tsr::cli

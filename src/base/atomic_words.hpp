@@ -1,6 +1,6 @@
-// A plain value as atomic words, for what many threads or processes may read while its owner writes it: a sequence lock
-// beside it (its `version` is odd meanwhile) tells a reader that it read a mix. Words are stored with release and loaded
-// with acquire, so that a reader who sees a new word also sees the odd version before it.
+// A plain value as atomic words, which many threads or processes may read while its owner writes it. A sequence lock
+// beside it (`version` is odd during a write) lets a reader detect an inconsistent read. Words are stored with release
+// and loaded with acquire, so that a reader that sees a new word also sees the odd version before it.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ void store_words(std::span<AtomicWord, words_of<T>> to, const T& value) {
         std::memcpy(&word, from + i * sizeof word, sizeof word);
         to[i].store(word, std::memory_order_release);
     };
-    // Twice a collective: no loop, which the compiler would keep.
+    // Runs twice per collective: unrolled, since the compiler would keep a loop.
     [&]<size_t... i>(std::index_sequence<i...>) { (store(i), ...); }(std::make_index_sequence<words_of<T>>{});
 }
 

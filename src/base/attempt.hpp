@@ -1,4 +1,4 @@
-// What goes wrong as a value, for who votes on it or goes on with the next.
+// Errors as values, for callers that vote on them or continue with the next task.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 
 namespace tsr {
 
-// What `body` throws.
+// Runs `body`; returns the error that it throws, if any.
 template <class Body>
 std::optional<Error> attempt(Body&& body) {
     try {

@@ -5,7 +5,7 @@
 
 namespace tsr {
 
-// At most `bytes`, which are three or more, of UTF-8; what is left out leaves an ellipsis after a whole character.
+// Shortens UTF-8 text to at most `bytes` (at least 3), ending with an ellipsis and never inside a character.
 inline std::string brief(std::string_view text, size_t bytes) {
     constexpr std::string_view ellipsis = "...";
     if (text.size() <= bytes) return std::string(text);

@@ -1,5 +1,5 @@
 // Deadlines on the monotonic clock, and the interrupt callback that every blocking wait polls.
-// No wait in Tessera is endless: it takes a Deadline and wakes at least each poll_slice.
+// No wait in Tessera is unbounded: it takes a Deadline and wakes at least once per poll_slice.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@ namespace tsr {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// A blocking wait sleeps at most this long before it looks at interrupts and peers.
+// A blocking wait sleeps at most this long before it checks for interrupts and peers.
 inline constexpr milliseconds poll_slice{100};
 
 class Deadline {
@@ -37,7 +37,7 @@ void set_interrupt(InterruptFn fn, void* user_data);
 void poll_interrupt();
 
 // Polls `ready` (with growing sleeps up to 5 ms) until it is true; throws TIMEOUT with `what`, or INTERRUPTED. For
-// waits on things that cannot signal, such as files; others use condition variables or futexes with slice().
+// waits on things that cannot signal, such as files; other waits use condition variables or futexes with slice().
 void wait_until(const std::function<bool()>& ready, Deadline deadline, const char* what);
 
 }  // namespace tsr

@@ -1,5 +1,5 @@
-// A message that is a list, a line each, is whole in the words of one rank; the others cut theirs, so that a terminal holds it
-// once. What reads their messages knows by this where they are cut.
+// Cuts long lists in messages (one line per entry): one rank reports the complete list, the others only its beginning,
+// so that a terminal shows it once. Readers of messages use shown_of() to find where a list was cut.
 #pragma once
 
 #include <fmt/core.h>
@@ -10,15 +10,15 @@
 
 namespace tsr {
 
-// `shown`, and that `rank` tells `left` lines more.
+// `shown`, followed by a line that `rank` has the full list, with `left` more lines.
 inline std::string cut_list(std::string_view shown, int64_t left, int rank) {
-    return fmt::format("{}\n  and {} more lines, which rank {} tells", shown, left, rank);
+    return fmt::format("{}\n  and {} more lines; rank {} has the full list", shown, left, rank);
 }
 
-// What is shown of a list that was cut; all of another text.
+// The part of `text` that a cut list shows; all of `text` if it was not cut.
 inline std::string_view shown_of(std::string_view text) {
     const size_t last = text.rfind("\n  and ");
-    return last != std::string_view::npos && text.ends_with(" tells") ? text.substr(0, last) : text;
+    return last != std::string_view::npos && text.ends_with(" has the full list") ? text.substr(0, last) : text;
 }
 
 }  // namespace tsr

@@ -103,7 +103,7 @@ int DirAt::remove_contents() const {
     int first = list(names);
     for (const std::string& name : names) {
         int error = remove_file(name);
-        if (error == -EISDIR || error == -EPERM) {  // EPERM: what POSIX says of a directory
+        if (error == -EISDIR || error == -EPERM) {  // EPERM: POSIX's error for a directory
             DirAt below;
             if (error = open(name, below); error == 0) error = below.remove_contents();
             if (error == 0) error = remove_directory(name);

@@ -1,10 +1,10 @@
-// A directory that is held by its descriptor. Who lists, makes, writes or removes by a path may be led elsewhere: whoever
-// may write in a directory on the way can put a link, or another directory, in the place of the next. Here the directory
-// is looked up once, and names in it are single components of which no link is followed but where a method says so.
-// All that lists, writes or removes below a directory that a user named goes through this (tests/docs/test_paths.py).
+// A directory held by its descriptor. Operations by path can be redirected: anyone who can write to a directory on the
+// way can replace the next component with a link or another directory. Here the directory is looked up once; names in
+// it are single components, and links are not followed unless a method says so. Everything that lists, writes or
+// removes below a directory named by a user goes through this class (tests/docs/test_paths.py).
 //
-// The methods are as thin as system calls: 0 or a negative errno, and they never throw but for want of memory. One
-// directory may be used by several threads.
+// The methods are thin wrappers of system calls: they return 0 or a negative errno, and throw only when out of memory.
+// Thread-safe: several threads may use one directory.
 #pragma once
 
 #include <fcntl.h>
@@ -21,28 +21,28 @@ namespace tsr {
 
 class DirAt {
    public:
-    // Whether a link in the place of a name is looked through.
+    // Whether a symbolic link at the name is followed.
     enum class Links { refused, followed };
 
     DirAt() = default;  // none: -EBADF
-    // Where paths begin that a user named: there a name may be any path, and links on its way are followed.
+    // The start of paths named by a user: there a name may be any path, and links on the way are followed.
     [[nodiscard]] static const DirAt& working();
-    // That directory of a user's, and all that is missing above it made.
+    // Opens a directory named by a user, creating it and missing parents.
     [[nodiscard]] static int open_or_make(const std::string& path, DirAt& out);
-    // The directory in which `path` lies, a file that the user named, and its name there.
+    // Opens the directory of `path`, a file named by a user, and returns its name there.
     [[nodiscard]] static int open_parent(const std::string& path, DirAt& out, std::string& name);
-    // The directory of that path. -ENOTDIR also of a link that is refused.
+    // Opens a directory. -ENOTDIR also for a refused link.
     [[nodiscard]] int open(std::string_view name, DirAt& out, Links links = Links::refused) const;
-    // The same, made if it is not there.
+    // Likewise, creating it if missing.
     [[nodiscard]] int open_or_make_below(const std::string& name, mode_t mode, DirAt& out) const;
-    // The directory in which the last name of the relative path `below` lies, if that is not this one (then `parent` stays
-    // as it is), and that name. No link on the way there is followed, and no name may be `..`: -EXDEV.
+    // Opens the directory that contains the last component of the relative path `below`, and returns that component;
+    // `parent` is unchanged if it is this directory. Follows no links on the way; a component `..` is -EXDEV.
     [[nodiscard]] int walk(std::string_view below, std::optional<DirAt>& parent, std::string& name) const;
 
-    // The descriptor of a file, or a negative errno. `flags` as open(2) has them, beside O_CLOEXEC.
+    // Returns the descriptor of a file, or a negative errno. `flags` are those of open(2); O_CLOEXEC is added.
     [[nodiscard]] int open_file(const std::string& name, int flags, mode_t mode = 0666,
                                 Links links = Links::refused) const;
-    // A new file of that name; one that was there is removed, and what a link of that name leads to is let be.
+    // Creates a new file; removes an existing file or link of that name, without touching the link's target.
     [[nodiscard]] int replace_file(const std::string& name, int flags, mode_t mode) const;
     [[nodiscard]] int make_directory(const std::string& name, mode_t mode) const;  // -EEXIST
     [[nodiscard]] int rename(const std::string& from, const std::string& to) const { return rename(from, *this, to); }
@@ -50,8 +50,7 @@ class DirAt {
     [[nodiscard]] int link(const std::string& from, const DirAt& other, const std::string& to) const;
     [[nodiscard]] int remove_file(const std::string& name) const;
     [[nodiscard]] int remove_directory(const std::string& name) const;  // an empty one
-    // All that is in this directory, to any depth; it goes on behind what cannot be removed, and says why the first could
-    // not.
+    // Removes everything in this directory, recursively. Continues after failures, and returns the first one.
     [[nodiscard]] int remove_contents() const;
     [[nodiscard]] int touch(const std::string& name) const;  // modified := now
     // Sorted, without . and ..

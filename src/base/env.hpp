@@ -1,5 +1,4 @@
-// Reading environment variables: a variable that is empty counts as unset, one that cannot be understood is an error
-// that names it.
+// Reads environment variables. An empty variable counts as unset; an invalid one is an error that names it.
 #pragma once
 
 #include <cstdint>

@@ -130,10 +130,10 @@ Error current_error() noexcept {
         if (e.code() != std::errc::resource_unavailable_try_again) {
             return Error(Code::internal, std::string("unexpected exception: ") + e.what());
         }
-        // What the standard library says of a thread that cannot be started.
+        // The standard library's error for a thread that cannot be started.
         return Error(Code::no_memory,
                      std::string("cannot start a thread: the user has too many processes and threads (`ulimit -u`), or "
-                                 "there is no memory for its stack (`ulimit -v`): ") +
+                                 "there is not enough memory for its stack (`ulimit -v`): ") +
                          e.what())
             .with_native(NativeDomain::os, e.code().value());
     } catch (const std::exception& e) {

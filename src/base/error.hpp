@@ -1,6 +1,6 @@
-// The one exception of src/: what failed, where, why. It becomes tsr_status + tsr_error in capi/guard.hpp and
-// nowhere else. An Error is immutable and cheap to copy (a shared record), so that it can be kept in a work
-// handle, told to several waiters and chained as the cause of another.
+// The only exception type of src/: what failed, where and why. It is converted to tsr_status and tsr_error only in
+// capi/guard.hpp. An Error is immutable and cheap to copy (a shared record), so that it can be kept in a work handle,
+// reported to several waiters, and chained as the cause of another.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct ErrorRecord {
     std::shared_ptr<const ErrorRecord> cause;
     int rank = -1;
     int peer = -1;
-    int launcher_peer = -1;  // the launcher's number of that peer; -1: not known
+    int launcher_peer = -1;  // the launcher's rank of that peer; -1: unknown
     std::string operation;
     int64_t sequence = -1;
     NativeDomain native_domain = NativeDomain::none;
@@ -80,11 +80,11 @@ class Error : public std::exception {
 
 // An IO error (PERMISSION for EACCES and EPERM, NO_MEMORY for ENOMEM): "<what>: <strerror>", native code errno.
 [[nodiscard]] Error os_error(std::string what, int errno_value);
-// For what fails beneath an interface that speaks errno: keeps `error` for this thread and returns a number that no
-// system call gives. os_error() makes "<what>: <message>" of it again, with the error's own code.
+// Passes an error through an interface that returns errno: keeps `error` for this thread and returns a number that no
+// system call returns. os_error() turns that number into "<what>: <message>" with the error's own code.
 [[nodiscard]] int keep_error(const Error& error);
 
-// Whatever is being handled by a catch clause, as an Error (bad_alloc: NO_MEMORY, others: INTERNAL).
+// The exception being handled in a catch clause, as an Error (bad_alloc: NO_MEMORY, others: INTERNAL).
 [[nodiscard]] Error current_error() noexcept;
 
 }  // namespace tsr

@@ -1,4 +1,4 @@
-// An owned file descriptor: closed once, moved, never copied. Those who open one do so with O_CLOEXEC.
+// An owned file descriptor: closed once, movable, not copyable. Open it with O_CLOEXEC.
 #pragma once
 
 #include <unistd.h>
@@ -7,9 +7,10 @@
 
 namespace tsr {
 
-// The file of `fd` under a number that is none of the three standard descriptors', or -1 with an errno; a negative `fd`
-// as it is. Where a program was started without them, the next file that is opened takes their numbers, and what anybody
-// logs or prints goes into a checkpoint, to a peer or into shared memory. /dev/null has them from then on.
+// Moves `fd` to a number other than the three standard descriptors'; returns -1 with errno on failure, and a negative
+// `fd` unchanged. If a program was started without standard descriptors, the next opened file would take their numbers,
+// and anything logged or printed would go into a checkpoint, to a peer or into shared memory. They refer to /dev/null
+// afterwards.
 [[nodiscard]] int off_standard(int fd);
 
 class Fd {

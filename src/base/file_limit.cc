@@ -22,7 +22,7 @@ bool within_file_limit(uint64_t size_bytes) {
 std::string file_limit_text() {
     const rlim_t limit = file_limit();
     if (limit == RLIM_INFINITY) return "";
-    return fmt::format(" (the limit of file sizes, RLIMIT_FSIZE, is {} bytes: see `ulimit -f`)", limit);
+    return fmt::format(" (the file size limit, RLIMIT_FSIZE, is {} bytes; see `ulimit -f`)", limit);
 }
 
 }  // namespace tsr

@@ -1,5 +1,5 @@
-// Tells a process from a child that it forked, which holds copies of its objects but none of its threads, and shares its
-// shared memory: who uses such a copy would take part in the parent's name.
+// Distinguishes a process from its forked children. A child has copies of the parent's objects but none of its threads,
+// and shares its shared memory: using such a copy would act in the parent's name.
 #pragma once
 
 #include <sys/mman.h>
@@ -14,10 +14,10 @@
 
 namespace tsr {
 
-// A number of the process that made it.
+// Identifies the process that created it.
 class ForkMark {
    public:
-    // A load, where a getpid() would be a call of the kernel.
+    // A single load; getpid() would be a system call.
     [[nodiscard]] bool in_child() const {
         return page_ != nullptr ? page_->load(std::memory_order_relaxed) != made_by_ : pid() != made_by_;
     }
@@ -31,7 +31,7 @@ class ForkMark {
         if (page_ == nullptr) return pid();
         uint64_t number = page_->load(std::memory_order_relaxed);
         if (number != 0) return number;
-        // Another one than any process had from which this one was forked, though they may have had its pid.
+        // Different from that of every ancestor, even one with the same pid.
         const auto now = static_cast<uint64_t>(Clock::now().time_since_epoch().count());
         const uint64_t fresh = (now << 22 ^ pid()) | 1;
         return page_->compare_exchange_strong(number, fresh) ? fresh : number;
@@ -47,7 +47,7 @@ class ForkMark {
         return true;
     }
 
-    // In a page that the kernel zeroes in a child; never freed. Set before the first mark is made.
+    // In a page that the kernel zeroes in a child; never freed. Set before the first mark is created.
     inline static Number* page_ = nullptr;
     uint64_t made_by_ = this_process();
 };

@@ -1,4 +1,4 @@
-// A callable that is borrowed for a call: as std::function, but it never allocates.
+// A reference to a callable, valid for one call: like std::function, but never allocates.
 #pragma once
 
 #include <memory>

@@ -42,7 +42,7 @@ constexpr std::string_view kind_names[] = {"null",     "a boolean", "an integer"
     throw_parse(what, fmt::format("the key \"{}\" occurs twice", key));
 }
 
-// Keeps track of the keys of one object. Keys in order cost a comparison each; else sorting finds duplicates in n log n.
+// Detects duplicate keys of one object. Keys in order cost one comparison each; otherwise sorting takes n log n.
 class KeyCheck {
    public:
     explicit KeyCheck(const std::string& what) : what_(what) {}
@@ -82,7 +82,7 @@ class KeyCheck {
 
 Json convert(simdjson::dom::element element, const std::string& what, int depth_left) {
     using simdjson::dom::element_type;
-    if (depth_left < 0) throw_parse(what, "it is nested too deep");
+    if (depth_left < 0) throw_parse(what, "it is nested too deeply");
     switch (element.type()) {
         case element_type::NULL_VALUE: return {};
         case element_type::BOOL: return Json(element.get_bool().value_unsafe());
@@ -222,10 +222,10 @@ void Json::set(std::string_view key, Json value) {
 
 namespace {
 
-// simdjson's choice of kernels is an object that the exit of the process destroys while threads may still read: a save in
-// the background looks at its lease. A parser asks that object once, for its own kernels. So no parser begins once this
-// one is gone, which is made later and therefore goes first. It is made when the library is loaded, so that what a program
-// has called at its exit comes before.
+// simdjson's choice of kernels is a static object that is destroyed at process exit while threads may still parse (a
+// background save reads its lease). A parser uses that object once, to get its kernels. This object is created later
+// and therefore destroyed first, and no parser may start once it is destroyed. It is created when the library is
+// loaded, so that functions registered by the program for its exit run before its destruction.
 class Kernels {
    public:
     class Use {
@@ -244,7 +244,7 @@ class Kernels {
     Kernels() noexcept { (void)simdjson::get_active_implementation()->name(); }
     ~Kernels() {
         gone = true;
-        // Of a forked child the users may be threads of its parent.
+        // In a forked child, the users may be threads of the parent.
         for (int round = 0; owner_ == ::getpid() && users > 0 && round < 1000; ++round) {
             std::this_thread::sleep_for(std::chrono::milliseconds{1});
         }
@@ -270,7 +270,7 @@ struct ParsedJson {
 
 namespace {
 
-// A place on the tape as simdjson's element and back. An element is a tape_ref and nothing else.
+// Converts a place on the tape to simdjson's element and back. An element is just a tape_ref.
 simdjson::dom::element element_at(const ParsedJson& parsed, size_t place) {
     return std::bit_cast<simdjson::dom::element>(simdjson::internal::tape_ref(&parsed.parser.doc, place));
 }
@@ -285,7 +285,7 @@ JsonText::JsonText(std::string_view text, std::string_view what, int max_depth) 
     auto parsed = std::make_unique<ParsedJson>();
     parsed->what = what;
     const simdjson::padded_string padded(text);
-    // simdjson counts the scalars' level too; who builds a document checks exactly.
+    // simdjson also counts the level of scalars; building a document checks the exact depth.
     const auto allocated = [&] {
         const Kernels::Use use;
         return parsed->parser.allocate(padded.size() + 1, static_cast<size_t>(max_depth) + 2);
@@ -305,13 +305,13 @@ namespace {
 
 constexpr std::string_view blanks = " \t\n\r";
 
-// Goes from member to member of the object that opens at `at`, by quotes, commas and brackets alone: whoever parses a
-// member sees what else is wrong.
+// Steps through the members of the object that opens at `at`, looking only at quotes, commas and brackets: parsing a
+// member detects other faults.
 class Members {
    public:
     Members(std::string_view text, size_t at) : text_(text), at_(at) {}
 
-    // To the comma or bracket behind the next member; npos if the text ends before.
+    // The position of the comma or bracket after the next member; npos if the text ends before.
     size_t next() {
         int depth = 0;
         while (++at_ < text_.size()) {
@@ -359,18 +359,19 @@ void for_each_member_of(std::string_view text, std::string_view what,
         json.root().for_each_of_any_key(visit);
     };
     const size_t open = text.find_first_not_of(blanks);
-    if (open == std::string_view::npos || text[open] != '{') return parse(text);  // which says what it is instead
+    if (open == std::string_view::npos || text[open] != '{')
+        return parse(text);  // which reports the kind that it has instead
     Members members(text, open);
     for (size_t begin = open + 1;;) {
         size_t end = members.next();
         while (end != std::string_view::npos && text[end] == ',' && end - begin < window_bytes) end = members.next();
-        if (end == std::string_view::npos) throw_parse(what, "it ends within an object");
+        if (end == std::string_view::npos) throw_parse(what, "it ends inside an object");
         const std::string_view window = text.substr(begin, end - begin);
         const bool is_last = text[end] != ',';
         const bool is_closed = text[end] == '}' && text.find_first_not_of(blanks, end + 1) == std::string_view::npos;
         if (is_last && !is_closed) throw_parse(what, "its brackets do not match");
         const bool is_blank = window.find_first_not_of(blanks) == std::string_view::npos;
-        if (is_blank && !(is_last && begin == open + 1)) throw_parse(what, "a comma has no member beside it");
+        if (is_blank && !(is_last && begin == open + 1)) throw_parse(what, "a comma without a member");
         parse(fmt::format("{{{}}}", window));
         if (is_last) return;
         begin = end + 1;
@@ -487,7 +488,7 @@ JsonView JsonView::missing(std::string_view key) { throw_missing(key); }
 
 bool operator==(const Json& a, const Json& b) { return a.value_ == b.value_; }
 
-// Not simdjson's, which asks the object that is gone while the process exits.
+// Not simdjson's function, which uses an object that is already destroyed while the process exits.
 bool is_utf8(std::string_view text) {
     struct Lead {
         unsigned mask;
@@ -531,7 +532,7 @@ void append_json_string(std::string& out, std::string_view text) {
 }
 
 void append_json_escaped(std::string& out, std::string_view text) {
-    if (!is_utf8(text)) throw Error(Code::invalid_argument, "a text that is not UTF-8 cannot be written as JSON");
+    if (!is_utf8(text)) throw Error(Code::invalid_argument, "cannot write text that is not UTF-8 as JSON");
     // Runs of plain characters are copied at once: headers hold a million names.
     size_t plain = 0;
     for (size_t i = 0; i < text.size(); ++i) {
@@ -552,7 +553,7 @@ void append_json_escaped(std::string& out, std::string_view text) {
 }
 
 void append_json_double(std::string& out, double value) {
-    if (!std::isfinite(value)) throw Error(Code::invalid_argument, "JSON has no NaN and no infinities");
+    if (!std::isfinite(value)) throw Error(Code::invalid_argument, "JSON does not support NaN or infinities");
     char digits[40];
     const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
     const std::string_view text(digits, static_cast<size_t>(end - digits));

@@ -1,7 +1,7 @@
 // A small JSON document: null, bool, int64, uint64 (only beyond int64), double, string, array, object in its order.
-// Parsing refuses what two readers could take differently: duplicate keys, bad UTF-8, bytes after the end, numbers
-// beyond 64 bits, nesting deeper than asked. Writing is compact, and a double always keeps a '.' or an 'e', so that
-// int and double survive a round trip as what they were.
+// Parsing refuses ambiguous input: duplicate keys, invalid UTF-8, bytes after the end, numbers beyond 64 bits, nesting
+// deeper than allowed. Writing is compact, and a double always has a '.' or an 'e', so that ints and doubles keep their
+// kinds in a round trip.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class Json {
     Json(Object value);
     // NOLINTEND(google-explicit-constructor)
 
-    // Throws CORRUPT that begins with `what` and says what is wrong.
+    // Throws CORRUPT with a message that begins with `what` and names the fault.
     [[nodiscard]] static Json parse(std::string_view text, std::string_view what, int max_depth = default_depth);
     // Throws INVALID_ARGUMENT on NaN, infinities and strings that are not UTF-8.
     [[nodiscard]] std::string dump() const;
@@ -57,7 +57,7 @@ class Json {
 
     [[nodiscard]] const Json* find(std::string_view key) const;  // objects: the member's value or nullptr
     [[nodiscard]] const Json& at(std::string_view key) const;    // throws CORRUPT naming the key
-    void set(std::string_view key, Json value);                  // appends; the caller keeps keys different
+    void set(std::string_view key, Json value);                  // appends; the caller must avoid duplicate keys
 
     friend bool operator==(const Json&, const Json&);
 
@@ -71,7 +71,8 @@ struct Json::Member {
     friend bool operator==(const Member&, const Member&) = default;
 };
 
-// Here, where Member is complete: an object's vector may not be made before (GCC lets it pass, Clang does not).
+// Defined here, where Member is complete: an object's vector cannot be constructed before (GCC accepts it, Clang does
+// not).
 inline Json::Json(bool value) : value_(value) {}
 inline Json::Json(int value) : value_(int64_t{value}) {}
 inline Json::Json(int64_t value) : value_(value) {}
@@ -88,8 +89,7 @@ void append_json_escaped(std::string& out, std::string_view text);  // without t
 void append_json_double(std::string& out, double value);
 [[nodiscard]] bool is_utf8(std::string_view text);
 
-// `text` with a '?' for each byte that is not UTF-8: a message that was cut short, or that is in another encoding, still
-// deserves to be read.
+// `text` with a '?' for each byte that is not UTF-8, so that truncated messages or other encodings stay readable.
 [[nodiscard]] std::string readable_utf8(std::string_view text);
 
 }  // namespace tsr

@@ -1,6 +1,6 @@
-// A JSON text that is walked where it stands, for headers of a hundred thousand tensors: no document is built of it. It is
-// checked as Json::parse() does, but for duplicate keys, which are refused in the objects that are walked. A JsonText
-// outlives its views, and the views what they hand out.
+// Walks a JSON text in place, without building a document, for headers with a hundred thousand tensors. The checks are
+// those of Json::parse(), except that duplicate keys are refused only in the objects that are walked. A JsonText must
+// outlive its views, and a view the values that it returns.
 #pragma once
 
 #include <array>
@@ -30,9 +30,9 @@ class JsonView {
     [[nodiscard]] std::string_view as_string() const;
     void for_each_item(FunctionRef<void(JsonView item)> visit) const;
     void for_each_member(FunctionRef<void(std::string_view key, JsonView value)> visit) const;
-    // The same for who finds duplicates itself.
+    // Likewise, for callers that detect duplicate keys themselves.
     void for_each_of_any_key(FunctionRef<void(std::string_view key, JsonView value)> visit) const;
-    // The values of some keys of an object: none where there is no such member.
+    // The values of some keys of an object; nullopt for a missing member.
     template <size_t count>
     [[nodiscard]] std::array<std::optional<JsonView>, count> find(const std::string_view (&asked)[count]) const {
         std::array<size_t, count> places{};
@@ -52,14 +52,14 @@ class JsonView {
                                                                     : missing(asked[i])...};
         }(std::make_index_sequence<count>{});
     }
-    [[nodiscard]] size_t size() const;  // of an array or object; at most 2^24 - 1 is told
+    [[nodiscard]] size_t size() const;  // of an array or object; saturates at 2^24 - 1
 
-    [[nodiscard]] Json tree(int max_depth = Json::default_depth) const;  // the value as a document of its own
+    [[nodiscard]] Json tree(int max_depth = Json::default_depth) const;  // the value as a separate document
 
    private:
     friend class JsonText;
     JsonView(const ParsedJson* parsed, size_t place) : parsed_(parsed), place_(place) {}
-    static constexpr size_t nowhere = 0;  // the tape begins with a word that is no value
+    static constexpr size_t nowhere = 0;  // the tape begins with a word that is not a value
     void find(std::span<const std::string_view> asked, std::span<size_t> places) const;
     [[noreturn]] static JsonView missing(std::string_view key);
 
@@ -70,7 +70,7 @@ class JsonView {
 
 class JsonText {
    public:
-    // Throws CORRUPT that begins with `what`. The text may go afterwards.
+    // Throws CORRUPT with a message that begins with `what`. The text is not needed afterwards.
     JsonText(std::string_view text, std::string_view what, int max_depth = Json::default_depth);
     JsonText(const JsonText&) = delete;
     JsonText& operator=(const JsonText&) = delete;
@@ -81,14 +81,14 @@ class JsonText {
     std::unique_ptr<const ParsedJson> parsed_;
 };
 
-// Walks the members of an object that is too long to be parsed at once: `window_bytes` of them at a time, or one that is
-// longer. It takes the texts that JsonText takes, but finds what is wrong when it comes there, and duplicate keys are
-// found by who visits. Key and value last for the visit.
+// Walks the members of an object that is too long to parse at once: `window_bytes` at a time, or one longer member.
+// Accepts the same texts as JsonText, but reports a fault only when it reaches it; `visit` must detect duplicate keys.
+// Key and value are valid during the visit.
 void for_each_member_of(std::string_view text, std::string_view what,
                         FunctionRef<void(std::string_view key, JsonView value)> visit,
                         size_t window_bytes = size_t{1} << 18);
-// Where in the text of an object that of a member stands which is an object itself, by the key as it is written; empty if
-// it was not found. It is sound if it can be walked, and the text parsed with {} in its place.
+// In the text of an object, the text of the member `key` (as written), which must itself be an object; empty if not
+// found. It is valid if it can be walked, and if the text parses with {} in its place.
 [[nodiscard]] std::string_view object_in(std::string_view text, std::string_view key);
 
 }  // namespace tsr

@@ -25,7 +25,7 @@ spdlog::level::level_enum to_spdlog(Level level) {
     return spdlog::level::off;
 }
 
-// nullopt: there is none of that name.
+// Returns nullopt for an unknown name.
 std::optional<Level> level_named(std::string_view name) {
     if (name == "debug") return Level::debug;
     if (name == "info") return Level::info;
@@ -42,7 +42,7 @@ std::shared_ptr<spdlog::logger> stderr_logger() {
     return logger;
 }
 
-// The caller's function, and what it needs; destroyed when it is replaced and its last call has returned.
+// The caller's function and its data; destroyed once it is replaced and its last call has returned.
 struct Target {
     Target(Sink function, void* data, void (*release)(void*)) : sink(function), user_data(data), destroy(release) {}
     ~Target() {
@@ -63,8 +63,8 @@ struct Logger {
         if (const auto named = level_named(text)) {
             level = static_cast<int32_t>(*named);
         } else {
-            standard_error->warn("TESSERA_LOG is '{}', not debug, info, warning, error or off: it is taken for warning",
-                                 text);
+            standard_error->warn(
+                "unknown TESSERA_LOG level '{}', using warning; use debug, info, warning, error or off", text);
         }
     }
 
@@ -106,8 +106,8 @@ void write(Level level, const std::string& line) {
         const std::lock_guard lock(l.mutex);
         target = l.target;
     }
-    // Without the lock: the caller's function may wait for a lock of its own (Python's, say) that is held by a thread
-    // that logs, and whatever it lets go of may log.
+    // Without the lock: the caller's function may wait for another lock (such as Python's) held by a thread that logs,
+    // and the destruction of the target may log.
     if (target && target->sink != nullptr) {
         target->sink(static_cast<int32_t>(level), line.c_str(), target->user_data);
     } else {

@@ -1,5 +1,6 @@
-// The log: one line a message, to standard error or to the caller's function. Besides a thread's last error this is
-// the only global mutable state of the library. Format strings are fmt's: log::warning("rank {} is late", r).
+// The log: one line per message, to standard error or to the caller's function. Apart from each thread's last error it
+// is the only global mutable state of the library. Thread-safe. Format strings are fmt's: log::warning("rank {} is
+// late", r).
 #pragma once
 
 #include <fmt/core.h>
@@ -12,7 +13,7 @@ namespace tsr::log {
 
 enum class Level : int32_t { debug = 1, info = 2, warning = 3, error = 4, off = 5 };
 
-// Called without a lock, so on several threads at once if they log at once.
+// Called without a lock, so possibly on several threads at once.
 using Sink = void (*)(int32_t level, const char* line, void* user_data);
 
 void set_level(Level level);

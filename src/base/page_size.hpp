@@ -1,4 +1,4 @@
-// The size of a page of memory, in bytes. Where the kernel's are larger, memory is laid out in these all the same.
+// The page size in bytes that memory layouts use, even where the kernel's pages are larger.
 #pragma once
 
 #include <cstddef>

@@ -33,7 +33,8 @@ void run_parallel(size_t tasks, int threads, const std::function<void(size_t tas
     size_t running = 0;          // guarded by mutex
     std::optional<Error> error;  // guarded by mutex
     const auto work = [&](int worker) {
-        // What a task waits for ends as soon as the rest is stopped: the caller returns when all have.
+        // A waiting task is interrupted as soon as the loop stops: the caller returns only when all tasks have
+        // returned.
         set_interrupt([](void* stopped) { return static_cast<std::atomic<bool>*>(stopped)->load() ? 1 : 0; }, &stop);
         while (!stop.load(std::memory_order_relaxed)) {
             const size_t task = next.fetch_add(1, std::memory_order_relaxed);
@@ -61,7 +62,7 @@ void run_parallel(size_t tasks, int threads, const std::function<void(size_t tas
             pool.push_back(start_thread("tsr-worker", [&work, worker] { work(static_cast<int>(worker)); }));
         }
     } catch (...) {
-        // No more threads to be had: those that run do all the work, unless there is none.
+        // No more threads available: the running ones do all the work, unless there are none.
         const std::lock_guard lock(mutex);
         --running;
         if (pool.empty()) error = current_error();

@@ -1,4 +1,4 @@
-// What /proc tells of processes and of this host.
+// Information from /proc about processes and this host.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,22 @@
 namespace tsr {
 
 [[nodiscard]] std::string first_line(const std::string& path);  // empty if there is no such file
-[[nodiscard]] std::string boot_id();                            // another one after each start of the host
+[[nodiscard]] std::string boot_id();                            // changes with each boot of the host
 
 struct ProcessStat {
     char state = '\0';        // as /proc/PID/stat writes it: T and t are stopped, Z and X dead
     int64_t parent = 0;       // its pid
-    bool ending = false;      // it has begun to exit, or is dead
+    bool ending = false;      // it is exiting, or dead
     int64_t threads = 0;      // a process whose first thread has ended is a Z (zombie), but lives on in the others
     uint64_t start_time = 0;  // in clock ticks since the host started, by the clock of this time namespace
 
     [[nodiscard]] bool dead() const { return (state == 'Z' || state == 'X') && threads <= 1; }
 };
 
-// nullopt: there is no such process, or it cannot be seen.
+// nullopt if the process does not exist or cannot be seen.
 [[nodiscard]] std::optional<ProcessStat> process_stat(int64_t pid);
 [[nodiscard]] std::optional<uint64_t> process_start_time(int64_t pid);
-// Whether there is no process of that number: /proc may hide one that there is (hidepid).
+// Whether no process has this pid. Works even if /proc hides processes (hidepid).
 [[nodiscard]] bool process_is_gone(int64_t pid);
 // Whether a process is stopped by a signal or a debugger.
 [[nodiscard]] bool process_is_stopped(int64_t pid);

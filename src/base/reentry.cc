@@ -13,10 +13,11 @@ Reentry::Reentry(const void* object, std::string_view kind, std::string_view nam
     if (is_inside(object)) {
         throw Error(
             Code::invalid_state,
-            fmt::format("{}{} is used in a callback (an interrupt callback such as a signal handler, or one of a "
-                        "state's source) while a call on it is under way: set a flag there, and act on it when "
-                        "the call has returned",
-                        kind, name.empty() ? "" : fmt::format(" '{}'", name)));
+            fmt::format(
+                "{}{} is used in a callback (an interrupt callback such as a signal handler, or one of a "
+                "state's source) while another call on it is running; set a flag in the callback, and act on it "
+                "after the call has returned",
+                kind, name.empty() ? "" : fmt::format(" '{}'", name)));
     }
     innermost_ = this;
 }

@@ -1,6 +1,6 @@
-// Refuses a call on an object in the middle of another call on it by the same thread. That happens in callbacks only: an
-// interrupt's runs user code (a Python signal handler, say) wherever a call waits, a state's source in a save or load,
-// and the object is then in a state that nobody else should see.
+// Refuses a call on an object during another call on it by the same thread. This happens only in callbacks: an
+// interrupt callback runs user code (such as a Python signal handler) wherever a call waits, a state's source runs it
+// in a save or load, and the object may then be in an inconsistent state.
 #pragma once
 
 #include <string_view>
@@ -9,8 +9,8 @@ namespace tsr {
 
 class Reentry {
    public:
-    // The calling thread is inside `object` while this lives. Throws INVALID_STATE if it is so already; `kind` and `name`
-    // are the message's: "communicator", "world"; the name may be empty.
+    // Marks the calling thread as inside `object` during this object's lifetime. Throws INVALID_STATE if it already is;
+    // `kind` and `name` are for the message: "communicator", "world"; the name may be empty.
     Reentry(const void* object, std::string_view kind, std::string_view name);
     ~Reentry() { innermost_ = outer_; }
     Reentry(const Reentry&) = delete;

@@ -1,4 +1,4 @@
-// A queue that keeps its memory: once it is as long as it ever gets, nothing is allocated.
+// A queue that keeps its memory: it stops allocating once it has reached its maximum length.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The least multiple of a unit that holds a size.
+// Rounds a size up to a multiple of a unit.
 #pragma once
 
 namespace tsr {

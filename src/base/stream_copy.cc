@@ -40,7 +40,7 @@ void stream_copy(std::byte* to, const std::byte* from, size_t size) {
             for (size_t p = 0; p < pages; ++p) stream_line(to + at + p * page_size, from + at + p * page_size);
         }
     }
-    _mm_sfence();  // such stores are in no order with others, but for this
+    _mm_sfence();  // orders streaming stores before later ones
     std::memcpy(to + done, from + done, size - done);
 }
 

@@ -1,12 +1,12 @@
-// memcpy to memory that nobody reads soon: the stores go past the caches, which saves reading what they overwrite and
-// leaves in the caches what was there.
+// memcpy for a destination that is not read soon: the stores bypass the caches, which avoids reading the overwritten
+// lines and keeps the contents of the caches.
 #pragma once
 
 #include <cstddef>
 
 namespace tsr {
 
-// The memories do not overlap. What is copied is visible to whoever learns of it, as after memcpy.
+// The ranges must not overlap. Visibility to other threads is as after memcpy.
 void stream_copy(std::byte* to, const std::byte* from, size_t size);
 
 }  // namespace tsr

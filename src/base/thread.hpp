@@ -1,5 +1,5 @@
-// Starting library threads. They take no signals, which belong to the threads of the program that uses the library
-// (a Python handler, a JVM's safepoints), and they have names that a debugger shows.
+// Starts library threads. They block all signals, which are left to the program's own threads (Python signal handlers,
+// JVM safepoints), and have names that a debugger shows.
 #pragma once
 
 #include <pthread.h>
@@ -10,7 +10,8 @@
 
 namespace tsr {
 
-// While it lives, the calling thread takes no signals but those of its own faults, nor does a thread that it starts, ever.
+// During its lifetime, the calling thread takes no signals except for its own faults. Threads started meanwhile never
+// do.
 class BlockedSignals {
    public:
     BlockedSignals() {

@@ -1,5 +1,5 @@
-// Time stamps that cost a few nanoseconds, for what is recorded at every call: the processor's counter where it has one
-// that runs evenly, else the monotonic clock. Counts become times only when somebody reads them.
+// Time stamps that cost a few nanoseconds, for records of every call: the processor's counter where it has a
+// constant-rate one, else the monotonic clock. Counts are converted to times only when they are read.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace tsr {
 #endif
 }
 
-// Turns counts into time. Made twice, early and late: the longer between them, the better is the rate known.
+// Converts counts to times, from two marks: the longer the time between them, the more accurate the rate.
 class TickScale {
    public:
     struct Mark {

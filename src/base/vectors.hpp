@@ -1,4 +1,4 @@
-// Which vector instructions the kernels may use, found out at run time: one library runs on every processor of an
+// Which vector instructions the kernels may use, detected at run time: one library runs on every processor of an
 // architecture.
 #pragma once
 
@@ -6,16 +6,16 @@
 #include <cpuid.h>
 #endif
 
-// Of what kernels are made of: each is compiled once for each instruction set, with all that it calls.
+// For functions called by kernels: a kernel is compiled once per instruction set, together with everything it calls.
 #define TSR_INLINE [[gnu::always_inline]] inline
 
 namespace tsr {
 
-// avx2: with the conversions of f16 (F16C), which every such processor has. avx512: with its instructions for bytes, words
-// and 64-bit products (BW, DQ, VL), as processors have it since 2017.
+// avx2: includes the f16 conversions (F16C), which every such processor has. avx512: includes the instructions for
+// bytes, words and 64-bit products (BW, DQ, VL), as in processors since 2017.
 enum class Vectors { plain, avx2, avx512 };
 
-// Of this processor.
+// The widest of this processor.
 [[nodiscard]] inline Vectors widest_vectors() {
 #if defined(__x86_64__)
     static const Vectors widest = [] {

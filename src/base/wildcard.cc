@@ -6,7 +6,7 @@ namespace tsr {
 
 namespace {
 
-// The first character is taken off. In UTF-8 characters compare as their bytes do.
+// Removes the first character. UTF-8 characters compare like their bytes.
 std::string_view take(std::string_view& text) {
     const auto lead = static_cast<unsigned char>(text.front());
     const size_t size = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
@@ -15,13 +15,13 @@ std::string_view take(std::string_view& text) {
     return character;
 }
 
-// As take(), of a pattern.
+// Likewise from a pattern, where '\' escapes a character.
 std::string_view take_literal(std::string_view& pattern) {
     if (pattern.size() > 1 && pattern.front() == '\\') pattern.remove_prefix(1);
     return take(pattern);
 }
 
-// Takes off the set that follows a '[', and says whether the character is in it; nothing if the set is never closed.
+// Removes the set after a '[' and returns whether the character is in it; nullopt if the set is never closed.
 std::optional<bool> take_set(std::string_view& pattern, std::string_view character) {
     std::string_view rest = pattern;
     const bool negated = rest.starts_with('!') || rest.starts_with('^');
@@ -43,7 +43,7 @@ std::optional<bool> take_set(std::string_view& pattern, std::string_view charact
     return std::nullopt;
 }
 
-// Takes off what stands for one character; `pattern` has some left.
+// Removes the pattern of one character, and returns whether it matches; `pattern` must not be empty.
 bool fits_one(std::string_view& pattern, std::string_view character) {
     std::string_view rest = pattern.substr(1);
     if (pattern.front() == '?') {
@@ -62,7 +62,7 @@ bool fits_one(std::string_view& pattern, std::string_view character) {
 }  // namespace
 
 bool fits(std::string_view pattern, std::string_view name) {
-    // Only the last '*' needs to take more than it did: whatever the ones before it took, it could take as well.
+    // Only the last '*' needs to be extended: whatever earlier ones could match, it could match as well.
     struct Retry {
         std::string_view pattern;
         std::string_view name;

@@ -1,5 +1,5 @@
-// Patterns of names as a shell has them, the same in every locale: '*' is any characters, dots and slashes too, '?' is one,
-// "[abc]", "[a-z]" and "[!abc]" are one of a set, '\' before a character is that character. A '[' that is never closed is
+// Shell patterns for names, independent of the locale: '*' matches any characters, including dots and slashes, '?'
+// matches one, "[abc]", "[a-z]" and "[!abc]" match one of a set, and '\' escapes a character. An unclosed '[' matches
 // itself.
 #pragma once
 
@@ -7,9 +7,10 @@
 
 namespace tsr {
 
-// Both are UTF-8; of what is not, a character is whatever its first byte says. Takes time of pattern times name.
+// Both are UTF-8; in invalid UTF-8 the first byte determines the length of a character. Takes time proportional to the
+// product of the lengths.
 [[nodiscard]] bool fits(std::string_view pattern, std::string_view name);
-// Whether it may fit names other than itself.
+// Whether `text` can match names other than itself.
 [[nodiscard]] bool is_pattern(std::string_view text);
 
 }  // namespace tsr

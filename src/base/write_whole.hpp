@@ -1,5 +1,5 @@
-// Writing all of it: to a descriptor that may take less than it is given, and small files that a reader sees whole or not
-// at all.
+// Complete writes: to a descriptor that may accept only part of the bytes, and of small files that readers see
+// completely or not at all.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,7 @@
 
 namespace tsr {
 
-// All of it, in as many calls as that takes; false, with errno, if it fails.
+// Writes all bytes, in as many calls as necessary. Returns false with errno set on failure.
 [[nodiscard]] inline bool write_whole(int fd, std::string_view bytes) {
     while (!bytes.empty()) {
         const ssize_t written = ::write(fd, bytes.data(), bytes.size());
@@ -22,8 +22,8 @@ namespace tsr {
     return true;
 }
 
-// Writes a new draft beside `path` and renames it over `path`; a link in the draft's place is removed, not followed. Not
-// fsynced: what has to outlive a power loss goes through checkpoint/io.
+// Writes a new draft next to `path` and renames it over `path`; a link at the draft's name is removed, not followed.
+// Does not fsync: data that must survive a power loss goes through checkpoint/io. Throws IO.
 void write_whole_file(const std::string& path, std::string_view text, mode_t mode);
 
 }  // namespace tsr

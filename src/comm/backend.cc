@@ -11,7 +11,7 @@ namespace tsr {
 
 namespace {
 
-constexpr const char* known = "backends are auto, shm and gloo, or cpu: and one of these";
+constexpr const char* known = "backends are auto, shm and gloo, each optionally prefixed with cpu:";
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why) {
     throw Error(Code::invalid_argument, fmt::format("backend '{}': {}; {}", text, why, known));
@@ -31,13 +31,13 @@ std::string cpu_backend(std::string_view text) {
         const std::string_view name = colon == std::string_view::npos ? part : part.substr(colon + 1);
         if (device == "cuda" || name == "nccl") {
             throw Error(Code::unsupported,
-                        fmt::format("backend '{}': '{}' is for GPUs, and this version of Tessera has no transport "
+                        fmt::format("backend '{}': '{}' is for GPUs, but this version of Tessera has no transport "
                                     "between GPUs; {}",
                                     text, part, known));
         }
-        if (device != "cpu") refuse(text, fmt::format("there is no device '{}'", device));
-        if (name != "auto" && name != "shm" && name != "gloo") refuse(text, fmt::format("there is no '{}'", name));
-        if (!chosen.empty()) refuse(text, "there are two for one device");
+        if (device != "cpu") refuse(text, fmt::format("unknown device '{}'", device));
+        if (name != "auto" && name != "shm" && name != "gloo") refuse(text, fmt::format("unknown backend '{}'", name));
+        if (!chosen.empty()) refuse(text, "it names two backends for one device");
         chosen = name;
     }
     return chosen;

@@ -1,5 +1,4 @@
-// Which transport a backend string asks for: "auto", "shm", "gloo", or a list with a backend for each device, as PyTorch
-// writes it: "cpu:gloo".
+// Parses a backend string: "auto", "shm", "gloo", or PyTorch's list of one backend per device ("cpu:gloo").
 #pragma once
 
 #include <string>
@@ -7,8 +6,8 @@
 
 namespace tsr {
 
-// The backend between CPUs: "auto", "shm" or "gloo". Throws UNSUPPORTED for what only a GPU could do, INVALID_ARGUMENT for
-// what nothing could.
+// The backend for CPUs: "auto" (also for an empty text), "shm" or "gloo". Throws UNSUPPORTED for a GPU backend,
+// INVALID_ARGUMENT for an unknown one.
 [[nodiscard]] std::string cpu_backend(std::string_view text);
 
 }  // namespace tsr

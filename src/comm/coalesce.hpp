@@ -1,4 +1,4 @@
-// Lists of tensors on transports that move one piece of memory at a time: small neighbours are packed into one.
+// Lists of tensors on transports that move one range of memory at a time: small tensors are packed into one range.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace tsr {
 
-// Up to this a list is moved as one.
+// Lists up to this size are moved as one.
 inline constexpr size_t packed_size = size_t{4} << 20;
 
 inline size_t size_of_list(std::span<const Tensor> list) {
@@ -47,8 +47,8 @@ inline std::vector<Tensor> parts_of(std::span<const Tensor> list, size_t r, size
     return result;
 }
 
-// Calls step(wholes, parts) for runs of a list of pairs of a tensor and its part of `ranks` (all_gather, reduce_scatter): one
-// pair, or several whose wholes are packed_size together at most.
+// For all_gather and reduce_scatter, whose lists pair each tensor with a rank's part of it. Calls step(wholes, parts)
+// for consecutive batches: one pair, or several whose wholes total at most packed_size.
 template <class Step>
 void for_batches(std::span<const Tensor> wholes, std::span<const Tensor> parts, Step&& step) {
     for (size_t first = 0; first < wholes.size();) {
@@ -61,7 +61,7 @@ void for_batches(std::span<const Tensor> wholes, std::span<const Tensor> parts, 
     }
 }
 
-// One batch of an all_gather: `step(part, all)` gathers one tensor; more than one are packed for it.
+// One batch of an all_gather: `step(part, all)` gathers one tensor; several tensors are packed into one for it.
 template <class Step>
 void gather_batch(std::span<const Tensor> wholes, std::span<const Tensor> parts, size_t ranks, Step&& step) {
     if (parts.size() == 1) return step(parts[0], wholes[0]);
@@ -76,7 +76,7 @@ void gather_batch(std::span<const Tensor> wholes, std::span<const Tensor> parts,
     for (size_t r = 0; r < ranks; ++r) unpack(packed.data() + r * size, parts_of(wholes, r, ranks));
 }
 
-// One batch of a reduce_scatter, the same way: `step(all, part)`.
+// One batch of a reduce_scatter, likewise: `step(all, part)`.
 template <class Step>
 void scatter_batch(std::span<const Tensor> wholes, std::span<const Tensor> parts, size_t ranks, Step&& step) {
     if (parts.size() == 1) return step(wholes[0], parts[0]);

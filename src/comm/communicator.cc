@@ -24,7 +24,7 @@ constexpr size_t max_name_size = 128;
 bool asks_for(const Peer& peer, std::string_view backend) {
     try {
         return cpu_backend(peer.backend.data()) == backend;
-    } catch (const Error&) {  // the peer says what is wrong with it
+    } catch (const Error&) {  // the peer reports its own error
         return false;
     }
 }
@@ -37,12 +37,12 @@ bool have_company(const std::vector<Peer>& peers) {
     return std::ranges::adjacent_find(hosts) != hosts.end();
 }
 
-// A backend that cannot be had is told only now that all ranks have met, so that they learn it together.
+// An impossible backend is reported only here, after all ranks have met, so that they all fail together.
 std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
     const std::string backend = cpu_backend(bootstrap.options.backend);
     for (const Peer& peer : bootstrap.peers) {
         if (asks_for(peer, backend)) continue;
-        throw Error(Code::mismatch, fmt::format("rank {} asks for backend '{}', rank {} for '{}'", bootstrap.rank,
+        throw Error(Code::mismatch, fmt::format("rank {} requests backend '{}', rank {} '{}'", bootstrap.rank,
                                                 bootstrap.options.backend, peer.rank, peer.backend.data()))
             .with_peer(peer.rank);
     }
@@ -65,7 +65,7 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
     return make_gloo_transport(std::move(bootstrap));
 }
 
-// The launcher numbers its ranks as they do.
+// Whether the communicator has all ranks of the launcher's job, with the launcher's numbers.
 bool is_of_whole_job(const Peer& own) {
     return own.launcher_rank == own.rank && env_number("TESSERA_WORLD_SIZE", 1, INT32_MAX) == own.world_size;
 }
@@ -86,21 +86,22 @@ void check_options(const CommOptions& options) {
     check_timeout(options.timeout);
     if (options.heartbeat.count() < 0) {
         throw Error(Code::invalid_argument,
-                    fmt::format("the heartbeat's timeout is {} ms; 0 is none", options.heartbeat.count()));
+                    fmt::format("the heartbeat timeout is {} ms; it must be positive, or 0 for none",
+                                options.heartbeat.count()));
     }
     if (options.backend.size() >= Peer{}.backend.size()) {
-        throw Error(Code::invalid_argument, fmt::format("the name of a backend has {} bytes; {} are possible",
+        throw Error(Code::invalid_argument, fmt::format("backend name has {} bytes; at most {} are allowed",
                                                         options.backend.size(), Peer{}.backend.size() - 1));
     }
     if (options.name.empty() || options.name.size() > max_name_size) {
-        throw Error(Code::invalid_argument, fmt::format("a communicator's name has 1 to {} bytes", max_name_size));
+        throw Error(Code::invalid_argument, fmt::format("a communicator name must have 1 to {} bytes", max_name_size));
     }
 }
 
 std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap) {
     const int rank = bootstrap.rank;
     const int world_size = bootstrap.world_size();
-    // Rank 0's random name is nobody else's.
+    // Rank 0's random name is unique.
     const std::string id = hex(bootstrap.peers[0].endpoint).substr(0, 8);
     CommOptions options = bootstrap.options;
     std::vector<int> launcher_ranks;
@@ -118,7 +119,7 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
                        std::move(launcher_ranks));
 }
 
-// All that the ranks say to a split: `own` of this one, and `why` it has failed, if it has.
+// The records of all ranks for a split: `own` is this rank's, `why` its error if it failed.
 std::vector<Peer> Group::peers_of_split(const Peer& own, const std::string& why) {
     std::vector<Peer> mine{own};
     std::vector<Peer> all(static_cast<size_t>(world_size_));
@@ -178,7 +179,7 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
     for (size_t r = 0; r < members.size(); ++r) {
         if (members[r].rank == rank_) bootstrap.rank = static_cast<int>(r);
     }
-    // Rank 0's random name makes the keys unique; the number is only for people who look into the store.
+    // Rank 0's random name makes the keys unique; the number is only for people who inspect the store.
     if (store_) bootstrap.store = prefixed(store_, fmt::format("split/{}/{}/", hex(members[0].endpoint), number));
     std::vector<int> numbers;
     for (const Peer& member : members) numbers.push_back(member.rank);
@@ -217,11 +218,11 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
     check_options(options);
     if (world_size < 1 || world_size > max_world_size) {
         throw Error(Code::invalid_argument,
-                    fmt::format("world size {}; 1 to {} are possible", world_size, max_world_size));
+                    fmt::format("world size is {}; it must be between 1 and {}", world_size, max_world_size));
     }
     if (rank < 0 || rank >= world_size) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("rank {} of a world of {}, numbered 0 to {}", rank, world_size, world_size - 1));
+        throw Error(Code::invalid_argument, fmt::format("rank {} is out of range for world size {}; ranks are 0 to {}",
+                                                        rank, world_size, world_size - 1));
     }
     if (!store) throw Error(Code::invalid_argument, "the store is null");
     const Deadline deadline = Deadline::in(options.timeout);

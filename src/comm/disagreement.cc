@@ -14,7 +14,7 @@ namespace tsr {
 
 namespace {
 
-// Ranks of one mind.
+// The ranks that issued the same operation.
 struct Party {
     const Said* said;
     std::vector<int> ranks;
@@ -34,13 +34,14 @@ std::vector<Party> parties_of(std::span<const Said> said) {
     return parties;
 }
 
-// What a program never calls by that name, such as a split or the votes of a load, is known by its label.
+// Operations that a program does not issue by that name, such as those of a split or the votes of a load, show their
+// label.
 std::string labelled(const std::string& call, const Operation& operation) {
     const std::string_view label(operation.label.data(), ::strnlen(operation.label.data(), operation.label.size()));
     return label.empty() ? call : fmt::format("{} ({})", call, label);
 }
 
-// Those that only called otherwise: "ranks 0 and 2 called all_reduce of 3 f32 (sum), rank 1 broadcast of 3 f32 ..."
+// The calls of all parties: "ranks 0 and 2 called all_reduce of 3 f32 (sum), rank 1 broadcast of 3 f32 ..."
 std::string calls_of(std::span<const Party> parties) {
     std::string text;
     std::vector<std::string> calls;
@@ -49,7 +50,7 @@ std::string calls_of(std::span<const Party> parties) {
         text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", name_ranks(party.ranks),
                             text.empty() ? "called " : "", calls.back());
     }
-    if (std::ranges::adjacent_find(calls) != calls.end()) text += "; the lengths of single tensors differ";
+    if (std::ranges::adjacent_find(calls) != calls.end()) text += "; the lengths of individual tensors differ";
     return text;
 }
 
@@ -71,11 +72,11 @@ Error disagreement(int rank, uint64_t sequence, std::span<const Said> said) {
         const bool one = finished->ranks.size() == 1;
         parties.erase(finished);
         text = fmt::format(
-            "{} {} finished (finalize, as operation #{}) while {}. All ranks must make the same calls before they "
+            "{} {} called finalize (as operation #{}) while {}. All ranks must make the same calls before they "
             "finalize",
             who, one ? "has" : "have", sequence, calls_of(parties));
     }
-    return Error(Code::mismatch, fmt::format("rank {}: {}. No data has moved", rank, text))
+    return Error(Code::mismatch, fmt::format("rank {}: {}. No data was transferred", rank, text))
         .with_rank(rank)
         .with_peer(other->ranks.front())
         .with_operation(std::string(name_of(own.collective)), static_cast<int64_t>(sequence));

@@ -1,5 +1,5 @@
-// The ranks meet in one collective and want different things: who wants what, in words that are the same on every
-// transport and, but for the first, on every rank.
+// The error when ranks meet in one collective but issued different operations. The text is the same on every transport
+// and, except for its rank prefix, on every rank.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace tsr {
 
-// What one rank said when it entered, for itself or for several: `ranks`, itself first.
+// The operation that one rank announced on entry, for itself or for several: `ranks`, itself first.
 struct Said {
     Operation operation;
     std::vector<int> ranks;
 };
 
-// The MISMATCH of rank `rank`, which is the first of one of `said`, about collective `sequence`; there are two different
-// fingerprints at least.
+// The MISMATCH of rank `rank`, which is the first rank of one of `said`, about collective `sequence`. `said` has at
+// least two different fingerprints.
 [[nodiscard]] Error disagreement(int rank, uint64_t sequence, std::span<const Said> said);
 
 }  // namespace tsr

@@ -55,11 +55,12 @@ pid_t Link::peer_pid() const {
     ucred credentials{};
     socklen_t size = sizeof credentials;
     if (::getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
-        throw os_error("cannot read the credentials of a peer", errno);
+        throw os_error("cannot read the credentials of a peer on a unix socket", errno);
     }
     if (credentials.uid != ::geteuid()) {
-        throw Error(Code::permission, fmt::format("a process of user {} connected where only ranks of user {} may",
-                                                  credentials.uid, ::geteuid()));
+        throw Error(Code::permission,
+                    fmt::format("a process of user {} connected to the unix socket of a rank of user {}",
+                                credentials.uid, ::geteuid()));
     }
     return credentials.pid;
 }
@@ -112,8 +113,8 @@ Fd Link::receive(std::span<std::byte> message, Deadline deadline, const SliceChe
             fd = Fd(raw);
         }
         if (static_cast<size_t>(got) != message.size() || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-            throw Error(Code::internal,
-                        fmt::format("a message of {} bytes on a unix socket; {} were expected", got, message.size()));
+            throw Error(Code::internal, fmt::format("received a message of {} bytes on a unix socket; expected {}", got,
+                                                    message.size()));
         }
         return fd;
     }

@@ -1,6 +1,6 @@
-// A unix socket in the abstract name space on which ranks of one host hand each other file descriptors. Its name is
-// random and told only through the authenticated store; the peer's user and process are checked by SO_PEERCRED.
-// Nothing of it is in the file system, and it ends with its process.
+// A unix socket in the abstract namespace over which ranks of one host pass file descriptors. Its name is random and
+// published only through the authenticated store; SO_PEERCRED checks the peer's user and process. It has no file and
+// ends with its process.
 #pragma once
 
 #include <sys/types.h>
@@ -17,10 +17,10 @@
 
 namespace tsr {
 
-// Called in each slice of a wait; throws to end it.
+// Called once per slice of a wait; throws to end the wait.
 using SliceCheck = std::function<void()>;
 
-// A connection to a peer process of this user. Messages are small and fixed-size; a descriptor may go with each.
+// A connection to a peer process of this user. Messages are small and fixed-size; each may carry a descriptor.
 class Link {
    public:
     explicit Link(Fd socket) : socket_(std::move(socket)) {}
@@ -37,13 +37,13 @@ class Link {
     Fd socket_;
 };
 
-// A listening socket. Listens from its construction, so that a peer that knows the name can connect at once.
+// A listening socket. It listens from construction on, so that a peer that knows the name can connect at once.
 class Endpoint {
    public:
     Endpoint();
 
     [[nodiscard]] const std::array<uint64_t, 2>& name() const { return name_; }
-    // Returns an empty link when the slice has passed without a connection.
+    // Returns an empty link if no connection arrives within the slice.
     [[nodiscard]] Link accept(milliseconds slice) const;
     [[nodiscard]] static Link connect(const std::array<uint64_t, 2>& name);
     void close() { socket_.reset(); }

@@ -11,11 +11,11 @@ namespace tsr {
 
 namespace {
 
-// What each rank tells of its text.
+// What each rank announces about its text.
 struct Entry {
     std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
     uint64_t length = 0;
-    int64_t failed = 0;  // the text says why, and this is the code; 0: it is what the rank wants
+    int64_t failed = 0;  // the error code, with the reason as the text; 0: the text is the rank's description
 
     friend bool operator==(const Entry&, const Entry&) = default;
 };
@@ -81,7 +81,7 @@ void compare(Communicator& comm, const std::string& own, Code failed, const std:
     size_t first = 0;
     while (first + 1 < count && line_or_nothing(zero_lines, first) == line_or_nothing(other_lines, first)) ++first;
     throw Error(Code::mismatch,
-                fmt::format("{}: rank {} has {}, rank 0 has {}; make them the same on every rank", what, number(other),
+                fmt::format("{}: rank {} has {}, rank 0 has {}; use the same on every rank", what, number(other),
                             line_or_nothing(other_lines, first), line_or_nothing(zero_lines, first)))
         .with_rank(comm.rank())
         .with_peer(number(other));

@@ -1,4 +1,4 @@
-// Do all ranks say the same? Asked before anything is allocated or sent by what they say: a model's parameters, a mesh.
+// Checks that all ranks pass the same description (a model's parameters, a mesh) before anything is allocated or sent.
 #pragma once
 
 #include <string>
@@ -9,20 +9,20 @@
 
 namespace tsr {
 
-// `lines` describe what this rank wants, each a text without NUL. Collective: 48 bytes a rank when all
-// agree; otherwise every rank throws the same MISMATCH, which names the first line in which the lowest differing rank
-// differs from rank 0.
+// `lines` describe this rank's request, each a text without NUL. Collective: sends 48 bytes per rank if all agree;
+// otherwise every rank throws the same MISMATCH, with the first line in which the lowest differing rank differs from
+// rank 0.
 void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines, const std::string& what);
 
-// Takes the place of check_same_on_all_ranks on a rank that wants nothing possible, and throws `why`. The others, which
-// would wait for it until their deadline, throw an error of its code that names the rank and tells why.
+// Call instead of check_same_on_all_ranks on a rank whose request is invalid; throws `why`. The other ranks, which
+// would otherwise wait until their deadline, throw an error with the same code that names the rank and the reason.
 [[noreturn]] void refuse_on_all_ranks(Communicator& comm, const Error& why);
 
-// All ranks know that `rank` wants nothing possible, by `code`, and not yet why: a text of `length` bytes, which is its
-// `own`. Collective.
+// All ranks know that the request of `rank` is invalid, with `code`, but not yet the reason: a text of `length` bytes,
+// which on that rank is `own`. Collective; throws the error on every rank.
 [[noreturn]] void throw_refusal(Communicator& comm, int rank, Code code, uint64_t length, const std::string& own);
 
-// What `body` returns; if it throws, nothing is possible.
+// Returns the result of `body`; if it throws, calls refuse_on_all_ranks.
 template <class Body>
 auto or_refuse_on_all_ranks(Communicator& comm, Body&& body) {
     try {

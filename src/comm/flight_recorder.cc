@@ -36,7 +36,7 @@ uint64_t FlightRecorder::started(const Operation& operation, uint64_t sequence) 
 
 namespace {
 
-// Two operations more than `capacity` apart may want one slot at once: one of them waits for some stores of the other.
+// Two operations `capacity` apart may need the same slot at once: one of them waits for a few stores of the other.
 uint64_t take(std::atomic<uint64_t>& version) {
     uint64_t seen = version.load(std::memory_order_relaxed);
     while (seen % 2 != 0 || !version.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire)) {
@@ -55,7 +55,7 @@ uint64_t FlightRecorder::record(FlightState state, uint64_t sequence, const Oper
     const uint64_t ticket = last_.fetch_add(1, std::memory_order_relaxed) + 1;
     Slot& place = slot(ticket);
     const uint64_t version = take(place.version);
-    // A thread that slept here while others went once round the ring comes too late: newer entries stay.
+    // A thread that slept here while others wrapped around the ring is too late: newer entries stay.
     if (place.word(offsetof(FlightEntry, ticket)).load(std::memory_order_relaxed) > ticket) {
         place.version.store(version + 2, std::memory_order_release);
         return ticket;
@@ -116,7 +116,7 @@ std::vector<FlightEntry> FlightRecorder::entries() const {
 }
 
 TickScale FlightRecorder::scale() const {
-    // Over less the rate would be a guess.
+    // A shorter interval would give an inaccurate rate.
     constexpr int64_t least_ns = 10'000'000;
     TickScale::Mark now = TickScale::Mark::now();
     if (now.monotonic_ns - begun_.monotonic_ns < least_ns) {

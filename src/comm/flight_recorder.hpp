@@ -1,6 +1,6 @@
-// The last operations of a communicator on this rank, always recorded: what was asked, when it was issued, begun and
-// done. Written out as JSON lines (docs/COMMAND.md) when the communicator fails, when somebody asks, and at its end if
-// TESSERA_TRACE_DIR is set; `tessera trace` reads the files of all ranks together. Recording is a few dozen
+// The last operations of a communicator on this rank, always recorded: the request and when it was issued, started and
+// finished. Written as JSON lines (docs/COMMAND.md) when the communicator fails, on request, and at its end if
+// TESSERA_TRACE_DIR is set; `tessera trace` reads the files of all ranks together. Recording takes a few dozen
 // nanoseconds and takes no lock: any thread may read while others record.
 #pragma once
 
@@ -27,7 +27,7 @@ enum class FlightState : uint64_t { queued = 1, started, finished, failed };
 struct FlightEntry {
     uint64_t ticket = 0;  // counts the operations of this rank, from 1
     FlightState state = FlightState::queued;
-    uint64_t sequence = 0;  // of collectives the same on every rank; of transfers this rank's own; 0: not begun
+    uint64_t sequence = 0;  // of collectives: the same on every rank; of transfers: this rank's; 0: not started
     uint64_t issued = 0;    // ticks
     uint64_t started = 0;
     uint64_t ended = 0;
@@ -40,19 +40,19 @@ class FlightRecorder {
 
     FlightRecorder();
 
-    // Each returns or takes the ticket of one operation. What the ring has lost is passed over.
+    // Each returns or takes the ticket of one operation. Entries that the ring has overwritten are ignored.
     uint64_t queued(const Operation& operation);
     uint64_t started(const Operation& operation, uint64_t sequence);
     void started(uint64_t ticket, uint64_t sequence);
     void ended(uint64_t ticket, bool well);
 
-    // The newest `capacity` entries, oldest first. An entry that is just being written may be left out.
+    // The newest `capacity` entries, oldest first. An entry that is being written may be missing.
     [[nodiscard]] std::vector<FlightEntry> entries() const;
-    // Times of this recorder's entries.
+    // Converts the ticks of the entries.
     [[nodiscard]] TickScale scale() const;
 
    private:
-    // A sequence lock: a writer takes `version`, a reader looks twice.
+    // A sequence lock: a writer takes `version`, a reader reads it twice.
     struct Slot {
         std::atomic<uint64_t> version{0};
         std::array<AtomicWord, words_of<FlightEntry>> entry{};
@@ -70,7 +70,7 @@ class FlightRecorder {
     std::unique_ptr<Slot[]> slots_;
 };
 
-// Which communicator on which rank; `id` is the same on all its ranks, and no other communicator's.
+// Identifies a communicator and a rank; `id` is unique to the communicator and the same on all its ranks.
 struct FlightOrigin {
     std::string name;
     std::string id;
@@ -79,10 +79,10 @@ struct FlightOrigin {
     std::string transport;
 };
 
-// Writes the entries into `path`, whole or not at all. `error` is what the communicator failed with.
+// Writes the entries to `path`, completely or not at all. `error` is the failure of the communicator, if any.
 void write_flight(const std::string& path, const FlightOrigin& origin, const FlightRecorder& recorder,
                   const std::optional<Error>& error);
-// The file of this rank in a directory of all ranks' files.
+// The name of this rank's file in a directory with the files of all ranks.
 [[nodiscard]] std::string flight_file_name(const FlightOrigin& origin);
 
 }  // namespace tsr

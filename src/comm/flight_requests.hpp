@@ -1,6 +1,6 @@
-// Answers to requests for flight records: a thread looks for one every poll slice, and has every communicator that takes
-// part write its record, whatever the trainer's threads are doing or waiting for. Communicators that are split off take
-// part too, since they have the same options.
+// Answers requests for flight records: a thread polls for a request once per poll slice and has every registered
+// communicator write its record, whatever the trainer's threads are doing or waiting for. Split communicators are
+// registered too, since they inherit the options.
 #pragma once
 
 #include <unistd.h>
@@ -17,17 +17,17 @@ namespace tsr {
 
 class FlightRequests {
    public:
-    // The directory of a request that was not told before, if there is one.
+    // Returns the directory of the next request, or nullopt if there is none.
     using Next = std::function<std::optional<std::string>()>;
     explicit FlightRequests(Next next);
     FlightRequests(const FlightRequests&) = delete;
     FlightRequests& operator=(const FlightRequests&) = delete;
     ~FlightRequests();
 
-    // `write` must not throw; it is called on this thread until remove() has returned.
+    // `write` must not throw. It may be called on the polling thread until remove() has returned.
     void add(const void* who, std::function<void(const std::string& directory)> write);
     void remove(const void* who);
-    // A forked child's copy has no thread that answers.
+    // True for the copy in a forked child, which has no polling thread.
     [[nodiscard]] bool in_child() const { return owner_ != ::getpid(); }
 
    private:

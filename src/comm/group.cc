@@ -12,16 +12,16 @@ namespace tsr {
 
 namespace {
 
-// A far deadline, for waits that end by themselves: the operation waited for has its own.
+// A far deadline, for waits that need none: the operation waited for has its own.
 Deadline no_deadline() { return Deadline::in(std::chrono::hours{24 * 365}); }
 
 }  // namespace
 
 constinit thread_local const Group* Group::progressing_ = nullptr;
 
-// The last reference is gone. In a completion callback the progress thread cannot end itself at once: it does so when it
-// comes back to its loop. A forked child has no progress thread and must not tell the peers that this rank has left: what
-// it holds is its parent's, and goes with the process.
+// The last reference is gone. In a completion callback the progress thread cannot end itself at once: it does so when
+// it comes back to its loop. A forked child has no progress thread and must not tell the peers that this rank has left:
+// what it holds is its parent's, and goes with the process.
 void Group::let_go() {
     if (fork_.in_child()) return;
     if (progressing_ == this) {
@@ -38,8 +38,8 @@ Group::Issuing::Issuing(const Group& group) : group_(progressing_ == &group ? nu
     group_ = nullptr;
     if (Reentry::is_inside(&group.several_)) return;
     throw Error(Code::invalid_state,
-                fmt::format("rank {}: two threads use communicator '{}' at once; one thread at a time may: lock "
-                            "around its calls, or give each thread a communicator (split)",
+                fmt::format("rank {}: two threads use communicator '{}' at once; serialize the calls with a lock, or "
+                            "give each thread its own communicator (split)",
                             group.rank_, group.options_.name))
         .with_rank(group.rank_);
 }
@@ -54,7 +54,7 @@ void Group::in_one_call(FunctionRef<void()> body) {
     }  // not in a callback of another
     const Issuing issuing(*this);
     refuse_own_job();
-    if (!poisoned_.load(std::memory_order_acquire)) throw_if_unusable();  // the calls tell what poisoned it
+    if (!poisoned_.load(std::memory_order_acquire)) throw_if_unusable();  // if poisoned, the calls report the cause
     if (Reentry::is_inside(&several_)) return body();
     const Reentry several(&several_, "communicator", options_.name);
     body();
@@ -63,8 +63,8 @@ void Group::in_one_call(FunctionRef<void()> body) {
 void Group::refuse_in_child() const {
     if (!fork_.in_child()) return;
     throw Error(Code::invalid_state,
-                fmt::format("rank {}: communicator '{}' belongs to the process that this one was forked from; make "
-                            "one of its own here, or start children by exec (spawn)",
+                fmt::format("rank {}: communicator '{}' belongs to the process that this one was forked from; create "
+                            "a new one here, or start children with exec (spawn)",
                             rank_, options_.name))
         .with_rank(rank_);
 }
@@ -73,7 +73,7 @@ void Group::refuse_own_thread() const {
     if (progressing_ != this) return;
     throw Error(Code::invalid_state,
                 fmt::format("rank {}: a blocking call on communicator '{}' in a completion callback of "
-                            "its own work would never return; make it on another thread",
+                            "its own work would deadlock; call it from another thread",
                             rank_, options_.name))
         .with_rank(rank_);
 }
@@ -82,8 +82,8 @@ void Group::refuse_own_job() const {
     if (!in_own_job()) return;
     throw Error(
         Code::invalid_state,
-        fmt::format("rank {}: asynchronous work on communicator '{}' in a job of its own queue (a hook of a model's "
-                    "buckets) would wait for that job; use the synchronous calls, which run at once",
+        fmt::format("rank {}: asynchronous work on communicator '{}' inside a job of its own queue (such as a bucket "
+                    "hook of a model) would deadlock; use the synchronous calls, which run at once",
                     rank_, options_.name))
         .with_rank(rank_);
 }
@@ -151,8 +151,8 @@ void Group::enqueue(Task task) {
     transport_->wake();
 }
 
-// A synchronous call behind asynchronous ones. The caller's memory must not be touched after it has returned, so an
-// interrupted wait ends the communicator and then waits for the progress thread to let go.
+// A synchronous call queued behind asynchronous ones. The caller's memory must not be accessed after the call returns,
+// so an interrupted wait poisons the communicator and then waits until the progress thread has finished the task.
 void Group::await(const Task& task) {
     try {
         task.work->wait(no_deadline());
@@ -206,14 +206,14 @@ void Group::tell_flight(const std::string& directory) const noexcept {
     try {
         write_trace(fmt::format("{}/{}", directory, flight_file_name(origin_)));
     } catch (...) {
-        log::warning("rank {}: the flight record of communicator '{}' is lost: {}", rank_, options_.name,
+        log::warning("rank {}: cannot write the flight record of communicator '{}': {}", rank_, options_.name,
                      current_error().what());
     }
 }
 
 Error Group::aborted_by(const Error& cause) const {
-    return Error(Code::aborted, fmt::format("rank {}: communicator '{}' is out of use since an earlier error: {}",
-                                            rank_, options_.name, cause.what()))
+    return Error(Code::aborted, fmt::format("rank {}: communicator '{}' is unusable after an earlier error: {}", rank_,
+                                            options_.name, cause.what()))
         .with_rank(rank_)
         .with_peer(cause.record()->peer)
         .with_launcher_peer(cause.record()->launcher_peer)
@@ -226,10 +226,12 @@ void Group::throw_if_unusable() const {
         throw aborted_by(*first_error_);
     }
     if (finalized_.load(std::memory_order_acquire)) {
-        throw Error(Code::invalid_state, fmt::format("rank {}: communicator '{}' was finalized", rank_, options_.name));
+        throw Error(Code::invalid_state,
+                    fmt::format("rank {}: communicator '{}' is already finalized", rank_, options_.name));
     }
     if (left_.load(std::memory_order_acquire)) {
-        throw Error(Code::invalid_state, fmt::format("rank {}: communicator '{}' was destroyed", rank_, options_.name));
+        throw Error(Code::invalid_state,
+                    fmt::format("rank {}: communicator '{}' is already destroyed", rank_, options_.name));
     }
 }
 
@@ -274,7 +276,7 @@ void Group::leave() {
     if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
     left_.store(true, std::memory_order_release);
     transport_->leave();
-    tell_flight();  // whoever still holds the group may hold it until the process ends
+    tell_flight();  // other holders may keep the group until the process ends
 }
 
 std::optional<Error> Group::error() const {
@@ -327,7 +329,7 @@ std::string Group::Relatives::doing(const Group* group, int late) const {
 void Group::finalize() {
     if (finalized_.load(std::memory_order_acquire)) {
         throw Error(Code::invalid_state,
-                    fmt::format("rank {}: communicator '{}' was finalized before", rank_, options_.name));
+                    fmt::format("rank {}: communicator '{}' is already finalized", rank_, options_.name));
     }
     Request request;
     request.collective = Collective::finalize;

@@ -1,4 +1,4 @@
-// Communicator over any transport: issue order, the progress thread, poison, the flight record.
+// The Communicator over any transport: issue order, the progress thread, poisoning, the flight record.
 #pragma once
 
 #include <atomic>
@@ -25,9 +25,9 @@ namespace tsr {
 // Throws INVALID_ARGUMENT.
 void check_timeout(milliseconds timeout);
 void check_options(const CommOptions& options);
-// With the launcher's number of the peer that it is about, if it is about one.
+// Adds the launcher's rank of the peer that the error names, if any.
 [[nodiscard]] Error of_launcher(const Error& error, const std::vector<int>& launcher_ranks);
-// Collective over the peers of `bootstrap`, with the transport that suits them.
+// Collective over the peers of `bootstrap`. Chooses the transport.
 [[nodiscard]] std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap);
 
 class Group final : public Communicator, public std::enable_shared_from_this<Group> {
@@ -119,15 +119,15 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
    private:
     class Prepared;
-    // The communicators of this rank that were split from one, and that one: where a rank is that does not come, another
-    // of them may show.
+    // A communicator of this rank and all those split from it: another of them may show where a late rank is.
     class Relatives {
        public:
-        // `numbers`: of the group's ranks in the one that all come from; none: it is that one.
+        // `numbers`: the group's ranks as numbered in the root communicator; empty for the root itself.
         void add(const Group* group, std::vector<int> numbers);
         void remove(const Group* group);
         [[nodiscard]] std::vector<int> numbers_of(const Group* group) const;
-        // What rank `late` of `group` does in another: "waits in barrier #3 of communicator 'dp'"; empty: nothing is known.
+        // What rank `late` of `group` does in another one: "waits in barrier #3 of communicator 'dp'"; empty if
+        // unknown.
         [[nodiscard]] std::string doing(const Group* group, int late) const;
 
        private:
@@ -135,7 +135,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
             const Group* group;
             std::vector<int> numbers;
         };
-        mutable std::mutex mutex_;  // guards what follows; who holds it keeps its groups from going away
+        mutable std::mutex mutex_;  // guards members_; holding it keeps the groups alive
         std::vector<Relative> members_;
     };
     // A request or a job.
@@ -145,7 +145,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         Operation operation;
         uint64_t ticket = 0;  // in the flight recorder
         std::shared_ptr<const std::function<void()>> job;
-        milliseconds timeout{0};  // as it was when this was queued
+        milliseconds timeout{0};  // when the task was queued
 
         [[nodiscard]] bool is_transfer() const { return request && is_point_to_point(request->view().collective); }
     };
@@ -158,7 +158,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     [[nodiscard]] milliseconds timeout() const { return milliseconds{timeout_ms_.load(std::memory_order_relaxed)}; }
     void let_go();
     [[nodiscard]] std::string doing_elsewhere(int late) const { return relatives_->doing(this, late); }
-    // The caller's thread uses the transport or the queue, and no other may.
+    // Marks that the caller's thread uses the transport or the queue; no other thread may.
     class Issuing {
        public:
         explicit Issuing(const Group& group);
@@ -182,7 +182,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void refuse_own_thread() const;
     void refuse_own_job() const;
     [[nodiscard]] bool in_own_job() const { return progressing_ == this && in_job_; }
-    // Whether a blocking call runs on this thread: in a job of the queue, or with nothing queued. Throws if none may run.
+    // Whether a blocking call runs on this thread: in a job of the queue, or with an empty queue. Throws if it must not
+    // run.
     [[nodiscard]] bool runs_inline() const {
         const bool progressing = progressing_ == this;
         if (progressing && !in_job_) refuse_own_thread();
@@ -209,8 +210,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     // Keeps the first error of the communicator and tells the peers.
     void poison(const Error& error);
     enum class Splits { all, bound };
-    void abort_splits(const std::string& reason, Splits which);  // those split from this one, and from them
-    // Leaves the flight record in TESSERA_TRACE_DIR, once: at the first failure, else at the end.
+    void abort_splits(const std::string& reason, Splits which);  // recursively
+    // Writes the flight record to TESSERA_TRACE_DIR, once: at the first failure, else at the end.
     void tell_flight() noexcept;
     void tell_flight(const std::string& directory) const noexcept;
     void answer_flight_requests();
@@ -224,13 +225,13 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     std::atomic<milliseconds::rep> timeout_ms_;
     const std::shared_ptr<Store> store_;
     const std::unique_ptr<Transport> transport_;
-    const std::vector<int> launcher_ranks_;  // of its ranks
+    const std::vector<int> launcher_ranks_;  // by rank
     const FlightOrigin origin_;
     std::shared_ptr<Relatives> relatives_ = std::make_shared<Relatives>();
     FlightRecorder flight_;
     std::atomic<bool> flight_told_{false};
 
-    // Counted by whichever thread issues to the transport: the issuer while nothing is unfinished, else the progress
+    // Counted by the thread that issues to the transport: the issuer while nothing is unfinished, else the progress
     // thread.
     uint64_t collectives_ = 0;
     uint64_t transfers_ = 0;
@@ -239,10 +240,10 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     std::atomic<bool> poisoned_{false};
     std::atomic<bool> finalized_{false};
     std::atomic<bool> left_{false};
-    // Tasks queued or in progress. The progress thread counts down after its last touch of a task (release); the issuer
+    // Tasks queued or in progress. The progress thread decrements after its last access to a task (release); an issuer
     // that reads 0 (acquire) may use the transport itself.
     std::atomic<size_t> unfinished_{0};
-    std::atomic<bool> queued_{false};  // something is in queue_; ends a wait of the progress thread for transfers
+    std::atomic<bool> queued_{false};  // queue_ is not empty; ends the progress thread's wait for transfers
 
     mutable std::mutex mutex_;  // guards all below
     std::condition_variable changed_;
@@ -258,7 +259,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     const char several_ = 0;                                  // its address stands for in_one_call
     static constinit thread_local const Group* progressing_;  // the group whose progress thread this is
     bool in_job_ = false;                                     // the progress thread's: inside a job
-    bool orphaned_ = false;  // the progress thread's: the last reference went away on it
+    bool orphaned_ = false;                                   // the progress thread's: it dropped the last reference
 };
 
 }  // namespace tsr

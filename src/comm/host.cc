@@ -50,7 +50,7 @@ std::optional<double> cgroup_quota() {
     return smallest;
 }
 
-// Bytes that a control group caches of files: given back when memory is short.
+// Bytes of file cache of a control group, which the kernel reclaims when memory is short.
 uint64_t file_cache(const std::string& directory) {
     std::ifstream file(directory + "/memory.stat");
     uint64_t total = 0;
@@ -79,7 +79,7 @@ uint64_t pid_namespace() { return inode_of("/proc/self/ns/pid"); }
 int usable_cores() {
     cpu_set_t set;
     CPU_ZERO(&set);
-    // The call fails where there are more cores than the set holds (1024).
+    // The call fails if there are more cores than the set can hold (1024).
     int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
                                                               : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
     if (const auto quota = cgroup_quota()) cores = std::min(cores, static_cast<int>(*quota + 0.5));

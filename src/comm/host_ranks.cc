@@ -17,7 +17,7 @@ namespace {
 
 bool shares_all(const Communicator& comm) { return comm.transport() == "shm" || comm.transport() == "self"; }
 
-// By the names of the hosts.
+// Compares the host ids of all ranks.
 std::vector<int> first_ranks(Communicator& comm) {
     const auto world = static_cast<size_t>(comm.world_size());
     std::vector<int> firsts(world);  // all of rank 0
@@ -29,7 +29,8 @@ std::vector<int> first_ranks(Communicator& comm) {
     std::array<int64_t, 1> longest{static_cast<int64_t>(own.size())};
     const Tensor length = tensor_of(std::span<int64_t>(longest), DType::i64);
     comm.run({.collective = Collective::all_reduce, .outputs = {&length, 1}, .op = ReduceOp::max, .label = label});
-    const size_t each = static_cast<size_t>(longest[0]) + 1;  // with a zero, so that none is a beginning of another
+    const size_t each =
+        static_cast<size_t>(longest[0]) + 1;  // with a terminating zero, so that no id is a prefix of another
     std::vector<uint8_t> mine(each);
     std::vector<uint8_t> all(each * world);
     std::copy(own.begin(), own.end(), mine.begin());
@@ -79,15 +80,15 @@ void HostRanks::run(const Request& request) {
 }
 
 std::shared_ptr<std::byte> HostRanks::allocate(size_t size) {
-    // A rank's part of the allocation is whole pages and they follow each other: together they are one piece, of which
-    // each rank has brought, and touched first, a share.
+    // Each rank contributes whole pages, and the parts are adjacent: together they form one range, of which each rank
+    // touches its own share first.
     constexpr size_t page = 4096;
     const auto places = static_cast<size_t>(this->places());
     const size_t share = std::max(page, round_up((size + places - 1) / places, page));
     std::shared_ptr<Buffer> buffer = host_->allocate(share);
     std::byte* const first = buffer->of_rank(0) != nullptr ? buffer->of_rank(0) : buffer->data();
     if (places > 1 && buffer->of_rank(1) != first + share) {
-        throw Error(Code::internal, "the parts of a shared allocation do not follow each other");
+        throw Error(Code::internal, "the parts of a shared allocation are not adjacent");
     }
     return {std::move(buffer), first};
 }
@@ -98,8 +99,8 @@ Error HostRanks::told(const Error& error) const {
     for (size_t place = 0; place < ranks_.size(); ++place) {
         names += fmt::format("{}{} is rank {}", place == 0 ? "" : ", ", place, ranks_[place]);
     }
-    const Error told = Error(error.code(), fmt::format("rank {}: among the ranks of its host, of which {}: {}",
-                                                       comm_->rank(), names, error.what()))
+    const Error told = Error(error.code(), fmt::format("rank {}: between the ranks of its host ({}): {}", comm_->rank(),
+                                                       names, error.what()))
                            .with_rank(comm_->rank());
     const auto peer = static_cast<size_t>(error.record()->peer);  // -1 is beyond all
     return peer < ranks_.size() ? told.with_peer(ranks_[peer]).with_launcher_peer(error.record()->launcher_peer) : told;

@@ -1,5 +1,5 @@
-// The ranks of a communicator that lie on this rank's host and can share memory: who they are, a communicator of theirs,
-// and memory that all of them reach. Owned by one thread at a time, as a communicator is; constant but for its
+// The ranks of a communicator that are on this rank's host and can share memory: their numbers, a communicator for
+// them, and memory that all of them reach. Used by one thread at a time, like a communicator; constant except for its
 // communicator.
 #pragma once
 
@@ -16,21 +16,23 @@ class HostRanks {
     // Collective over `comm`.
     explicit HostRanks(const std::shared_ptr<Communicator>& comm);
 
-    // For each rank of the communicator the lowest one on its host; itself where the transport shares no memory.
+    // For each rank of the communicator, the lowest rank on its host; the rank itself if the transport shares no
+    // memory.
     [[nodiscard]] const std::vector<int>& firsts() const { return firsts_; }
-    // Of this host, in their order.
+    // The ranks of this host, in order.
     [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
-    [[nodiscard]] int place() const { return host_->rank(); }  // of this rank among them
+    [[nodiscard]] int place() const { return host_->rank(); }  // this rank's index among them
     [[nodiscard]] int places() const { return host_->world_size(); }
-    // They are all there are; their communicator is the whole one then.
+    // All ranks are on this host; comm() is then the original communicator.
     [[nodiscard]] bool is_alone() const { return host_ == comm_; }
     [[nodiscard]] const std::shared_ptr<Communicator>& comm() const { return host_; }
 
-    // Collective over them. Errors name ranks, not places.
+    // Collective over the host's ranks. Errors name ranks of the original communicator, not places.
     void run(const Request& request);
-    // Collective over them: zeroed memory, the same for all, aligned to 4096. Freed when the last holder lets go.
+    // Collective over the host's ranks: zeroed memory shared by all of them, aligned to 4096. Freed with the last
+    // reference.
     [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size);
-    // The host's communicator numbers its ranks by their places: an error of it, with the ranks that they are.
+    // Translates an error of the host's communicator, which numbers ranks by place, to ranks of the original one.
     [[nodiscard]] Error told(const Error& error) const;
 
    private:

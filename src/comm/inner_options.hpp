@@ -1,4 +1,4 @@
-// The options of communicators that the library splits off for a purpose of its own: a mesh's dimension, a saver's votes.
+// Options of communicators that the library splits off for internal use: a mesh dimension, a saver's votes.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace tsr {
 
-// Those of `parent`, with its name, cut short where it has to be, and `suffix`.
+// The options of `parent`, with `suffix` appended to its name, which is truncated if necessary.
 [[nodiscard]] CommOptions inner_options(const Communicator& parent, std::string_view suffix);
 
 }  // namespace tsr

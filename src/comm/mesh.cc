@@ -14,11 +14,11 @@ DeviceMesh::DeviceMesh(Communicator& comm, MeshShape shape)
     : shape_(std::move(shape)), all_(shape_), rank_(comm.rank()) {
     if (shape_.rank_count() != comm.world_size()) {
         refuse_on_all_ranks(
-            comm, Error(Code::invalid_argument, fmt::format("the mesh ({}) has {} places, the communicator {} ranks",
+            comm, Error(Code::invalid_argument, fmt::format("mesh ({}) needs {} ranks, but the communicator has {}",
                                                             shape_.str(), shape_.rank_count(), comm.world_size())));
     }
-    // All ranks must arrange themselves alike, or the splits below would make groups that do not fit together.
-    check_same_on_all_ranks(comm, {fmt::format("({})", shape_.str())}, "the ranks' meshes differ");
+    // All ranks must have the same shape, or the splits below would create inconsistent groups.
+    check_same_on_all_ranks(comm, {fmt::format("({})", shape_.str())}, "the mesh differs between ranks");
     for (int d = 0; d < shape_.ndim(); ++d) {
         dims_.push_back({d});
         comms_.push_back(join(comm, dims_.back(), shape_.name(d)));
@@ -31,7 +31,7 @@ std::shared_ptr<Communicator> DeviceMesh::join(Communicator& comm, const std::ve
     int first = rank_;
     for (const int dim : dims) first = all_.first_of_group(first, dim);
     std::shared_ptr<Communicator> group = comm.split(first, rank_, inner_options(comm, "/" + name));
-    // The mesh leaves it, or the last of its slices.
+    // The mesh or the last of its slices calls leave().
     Communicator* const it = group.get();
     return {it, [group = std::move(group)](Communicator*) { group->leave(); }};
 }
@@ -44,7 +44,7 @@ DeviceMesh DeviceMesh::slice(std::span<const std::string> names) const {
         sizes.push_back(shape_.size(chosen.back()));
         if (chosen.size() < 2 || chosen.back() > chosen[chosen.size() - 2]) continue;
         throw Error(Code::invalid_argument,
-                    fmt::format("a slice ({}) of the mesh ({}): each dimension once, in the mesh's order",
+                    fmt::format("cannot slice ({}) from mesh ({}): name each dimension once, in the mesh's order",
                                 fmt::join(names, ", "), shape_.str()));
     }
     DeviceMesh part(*this, MeshShape({names.begin(), names.end()}, std::move(sizes)));
@@ -59,9 +59,10 @@ DeviceMesh DeviceMesh::flatten(Communicator& comm, const std::string& name) cons
     if (comm.rank() != rank_ || comm.world_size() != all_.rank_count()) {
         throw Error(
             Code::invalid_argument,
-            fmt::format("a mesh of rank {} of {} cannot be flattened over a communicator in which it is rank {} "
-                        "of {}; give the one that the mesh was made of",
-                        rank_, all_.rank_count(), comm.rank(), comm.world_size()));
+            fmt::format(
+                "a mesh created as rank {} of {} cannot be flattened over a communicator in which this is rank {} "
+                "of {}; pass the communicator that the mesh was created from",
+                rank_, all_.rank_count(), comm.rank(), comm.world_size()));
     }
     std::vector<std::string> names;
     std::vector<int> dims;
@@ -73,7 +74,7 @@ DeviceMesh DeviceMesh::flatten(Communicator& comm, const std::string& name) cons
     const std::string joined = name.empty() ? fmt::format("{}", fmt::join(names, "_")) : name;
     DeviceMesh flat(*this, MeshShape({joined}, {shape_.rank_count()}));
     check_same_on_all_ranks(comm, {fmt::format("({}) as \"{}\" of ({})", shape_.str(), joined, all_.str())},
-                            "the ranks flatten different dimensions");
+                            "the flattened dimensions differ between ranks");
     flat.comms_.push_back(join(comm, dims, joined));
     flat.dims_.push_back(std::move(dims));
     return flat;

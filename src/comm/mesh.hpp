@@ -1,6 +1,6 @@
-// A mesh over a communicator: for each named dimension the communicator of the ranks that differ from this one in that
-// coordinate alone. Creation is collective; afterwards a mesh is constant. A slice has some of a mesh's dimensions and
-// shares their communicators; a flattened mesh has all of a mesh's in one, with a communicator of its own.
+// A mesh over a communicator: each named dimension has a communicator of the ranks that differ from this one only in
+// that coordinate. Creation is collective; afterwards a mesh is constant. A slice has a subset of a mesh's dimensions
+// and shares their communicators; a flattened mesh merges all dimensions into one, with its own communicator.
 #pragma once
 
 #include <memory>
@@ -15,14 +15,15 @@ namespace tsr {
 
 class DeviceMesh {
    public:
-    // Collective. A shape that is not the communicator's is INVALID_ARGUMENT on all ranks, which names a rank that has it.
+    // Collective. A shape that does not match the communicator's size is INVALID_ARGUMENT on all ranks, naming a rank
+    // with that shape.
     DeviceMesh(Communicator& comm, MeshShape shape);
 
-    // The dimensions `names`, which are in this mesh's order. Local. Throws NOT_FOUND, INVALID_ARGUMENT.
+    // The dimensions `names`, which must be in this mesh's order. Local. Throws NOT_FOUND, INVALID_ARGUMENT.
     [[nodiscard]] DeviceMesh slice(std::span<const std::string> names) const;
-    // One dimension `name` in the place of all; an empty name: theirs, joined by "_". Collective over `comm`, which has the
-    // ranks of the communicator that the first mesh was made of, in the same order; one that has not is INVALID_ARGUMENT on
-    // this rank alone, since where the others wait is not known.
+    // Merges all dimensions into one named `name`, by default their names joined by "_". Collective over `comm`, which
+    // must have the ranks of the communicator that the original mesh was created from, in the same order; otherwise
+    // INVALID_ARGUMENT on this rank only, since it is unknown where the others wait.
     [[nodiscard]] DeviceMesh flatten(Communicator& comm, const std::string& name) const;
 
     [[nodiscard]] const MeshShape& shape() const { return shape_; }
@@ -36,10 +37,10 @@ class DeviceMesh {
                                                      const std::string& name) const;
 
     MeshShape shape_;
-    MeshShape all_;                       // of the communicator's ranks; shape_ is of some of them in a slice
+    MeshShape all_;                       // the shape over all ranks of the communicator; a slice's shape_ has fewer
     int rank_;                            // among all
-    std::vector<std::vector<int>> dims_;  // those of all_ of which each dimension consists
-    std::vector<std::shared_ptr<Communicator>> comms_;  // one a dimension
+    std::vector<std::vector<int>> dims_;  // the dimensions of all_ that make up each dimension
+    std::vector<std::shared_ptr<Communicator>> comms_;  // one per dimension
 };
 
 }  // namespace tsr

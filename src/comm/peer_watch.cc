@@ -19,7 +19,7 @@ PeerWatch::PeerWatch(const std::vector<Peer>& peers, int own_place) {
     for (size_t place = 0; place < peers.size(); ++place) {
         const Peer& peer = peers[place];
         if (peer.same_process(own)) continue;
-        if (peer.pid_namespace != own.pid_namespace) continue;  // its number means nothing here; deadlines must do
+        if (peer.pid_namespace != own.pid_namespace) continue;  // its pid has no meaning here; only deadlines apply
         Watched watched{static_cast<int>(place), peer.pid, peer.start_time, {}, false};
         watched.pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(peer.pid), 0)));
         if (!watched.pidfd.valid() && errno == ESRCH) watched.gone = true;
@@ -29,7 +29,7 @@ PeerWatch::PeerWatch(const std::vector<Peer>& peers, int own_place) {
     }
 }
 
-// One that cannot be seen lives, for all that is known.
+// A peer that cannot be observed counts as alive.
 bool PeerWatch::has_ended(const Watched& watched) {
     if (watched.start_time == 0) return false;
     const auto now = process_start_time(watched.pid);

@@ -1,5 +1,5 @@
-// Evidence of life of the peers' processes: a pidfd each, opened when the ranks meet and checked against the start time
-// that the peer told, so that a process id used again is not taken for it. Any thread may ask.
+// Detects the death of peer processes: one pidfd per peer, opened when the ranks meet and checked against the start
+// time that the peer published, so that a reused process id is not mistaken for the peer. Thread-safe.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ class PeerWatch {
    public:
     PeerWatch(const std::vector<Peer>& peers, int own_place);
 
-    // Those whose processes have ended, by their places among the peers. Ranks of this process are never dead.
+    // Peers whose processes have ended, as indices into `peers`. Ranks of this process are never dead.
     [[nodiscard]] std::vector<int> dead() const;
     [[nodiscard]] bool is_dead(int place) const;
 
@@ -22,8 +22,8 @@ class PeerWatch {
         int place;
         int64_t pid;
         uint64_t start_time;
-        Fd pidfd;           // empty if the system has none: then the process table is read
-        bool gone = false;  // was gone before it could be watched
+        Fd pidfd;           // empty if the system has no pidfds: then the process table is read
+        bool gone = false;  // ended before it could be watched
     };
     [[nodiscard]] static bool has_ended(const Watched& watched);
     [[nodiscard]] static bool dead(const Watched& watched);

@@ -26,7 +26,7 @@ std::string encode(const Error& error) {
     return json.dump();
 }
 
-// What all ranks tell ends in one terminal: a list of what is wrong is whole in the words of the rank that found it.
+// All ranks print to one terminal: only the rank that found the errors prints the complete list.
 std::string shortened(const std::string& message, int rank) {
     constexpr int shown = 3;
     size_t end = message.find('\n');
@@ -37,7 +37,7 @@ std::string shortened(const std::string& message, int rank) {
     return cut_list(message.substr(0, end), left, rank);
 }
 
-// The error of `rank`, unless it was told to it by another, which its message names then; as rank `own` tells it.
+// The error of `rank`, or of the rank that its message names if it was passed on; worded for rank `own`.
 Error decode(std::string_view text, int rank, int own, int world_size) {
     const Json json = Json::parse(text, "a rank's error");
     std::string message = json.at("message").as_string();
@@ -78,7 +78,7 @@ std::vector<std::string> Peers::gather(std::string_view mine) {
     const std::string sizes_text = gather_fixed({reinterpret_cast<const char*>(&size), sizeof size});
     std::vector<uint64_t> sizes(count);
     std::memcpy(sizes.data(), sizes_text.data(), sizes_text.size());
-    // Padded to the longest: texts are short, and one fixed-size collective is all a transport has to do well.
+    // Padded to the longest text: texts are short, and this needs only a fixed-size collective.
     const uint64_t longest = *std::max_element(sizes.begin(), sizes.end());
     std::vector<std::string> texts(count);
     if (longest == 0) return texts;

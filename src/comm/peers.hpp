@@ -1,6 +1,6 @@
-// The ranks of a save talking to each other in small, fixed messages: votes that carry a record, and the exchange of
-// errors by which every rank ends with the same one. Over a private communicator, or over none (one rank).
-// A method throws only if the communicator fails; a rank's "no" is a result.
+// Communication between the ranks of a save, in small, fixed-size messages: votes that carry a record, and the exchange
+// of errors after which every rank has the same one. Uses a private communicator, or none (one rank). Methods throw
+// only if the communicator fails; a rank's "no" is a result.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace tsr {
 
 class Peers {
    public:
-    // `names`: the number by which messages call each rank; none: its own.
+    // `names`: the number of each rank in messages; empty: the rank itself.
     explicit Peers(std::shared_ptr<Communicator> comm, std::vector<int> names = {})
         : comm_(std::move(comm)), names_(std::move(names)) {}
 
@@ -33,13 +33,13 @@ class Peers {
     // Rank 0's text.
     [[nodiscard]] std::string from_rank0(std::string_view mine);
 
-    // All ranks say yes (no error) or no. Returns the error of the lowest rank that said no, the same on every rank
-    // but for long lists, of which the others have the beginning.
+    // Every rank votes yes (no error) or no. Returns the error of the lowest rank that voted no: the same on every
+    // rank, except that the others have only the beginning of a long list.
     [[nodiscard]] std::optional<Error> vote(const std::optional<Error>& mine) {
         std::vector<char> records;
         return vote(mine, '\0', records);
     }
-    // The same, and every rank's record comes with its vote.
+    // Likewise, and exchanges every rank's record with its vote.
     template <class Record>
     [[nodiscard]] std::optional<Error> vote(const std::optional<Error>& mine, const Record& record,
                                             std::vector<Record>& records) {

@@ -43,7 +43,7 @@ class Group::Prepared final : public Plan {
         if (!task_.work->done()) {
             throw Error(
                 Code::invalid_state,
-                fmt::format("rank {}: a planned {} was launched while its launch before is not done; wait for it",
+                fmt::format("rank {}: a planned {} was launched before its previous launch finished; wait for it first",
                             group_->rank_, name_of(task_.operation.collective)))
                 .with_rank(group_->rank_);
         }
@@ -66,7 +66,7 @@ std::shared_ptr<Plan> Group::prepare(const Request& request) {
     validate(request, rank_, world_size_);
     if (is_point_to_point(request.collective) || request.collective == Collective::allocate ||
         request.collective == Collective::finalize) {
-        throw Error(Code::invalid_argument, fmt::format("there are no plans of {}, only of collectives over tensors",
+        throw Error(Code::invalid_argument, fmt::format("cannot plan {}; only collectives over tensors can be planned",
                                                         name_of(request.collective)));
     }
     throw_if_unusable();

@@ -1,6 +1,6 @@
-// A collective that was prepared once and is launched many times, over the same tensors: checked, described and
-// fingerprinted before, so that a launch through shared memory neither allocates nor compares strings. Threads: as the
-// collectives of its communicator.
+// A collective that is prepared once and launched many times over the same tensors. It is validated, described and
+// fingerprinted in advance, so that a launch through shared memory neither allocates nor compares strings. Threading
+// rules are those of its communicator's collectives.
 #pragma once
 
 #include "base/clock.hpp"
@@ -12,9 +12,9 @@ class Plan {
     virtual ~Plan() = default;
     // As Communicator::run.
     virtual void run() = 0;
-    // Queues it, as Communicator::submit; INVALID_STATE while the launch before is not done.
+    // Queues a launch, as Communicator::submit; INVALID_STATE while the previous launch is not done.
     virtual void start() = 0;
-    // For what was started last; throws its error, NOT_READY if `deadline` passes first, INTERRUPTED. Any thread.
+    // Waits for the last start(); throws its error, NOT_READY if `deadline` passes first, INTERRUPTED. Any thread.
     virtual void wait(Deadline deadline) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// A buffer of a transport that reaches no other rank's memory: zeroed pages of this process.
+// The buffer of a transport without shared memory: zeroed pages of this process.
 #pragma once
 
 #include <sys/mman.h>

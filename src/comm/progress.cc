@@ -91,7 +91,8 @@ void Group::start_queued_transfers(std::vector<ActiveTransfer>& active) {
             const Error error = named(current_error(), request, sequence);
             Task failed = std::move(active.back().task);
             active.pop_back();
-            poison(error);  // first: who waited may destroy the communicator, which tells peers another cause
+            poison(
+                error);  // before completing: a waiter may destroy the communicator, which would report another cause
             complete(failed, error);
             throw error;
         }
@@ -139,9 +140,9 @@ void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
 }
 
 void Group::complete(Task& task, std::optional<Error> error) {
-    task.job.reset();  // what it kept is gone when who waits goes on
+    task.job.reset();  // releases what the job holds before the waiter continues
     if (task.is_transfer()) flight_.ended(task.ticket, !error);
-    // First the count, so that a waiter that returns finds the queue empty and runs its next call inline.
+    // Decrement the count first, so that a returning waiter finds the queue empty and runs its next call inline.
     unfinished_.fetch_sub(1, std::memory_order_release);
     task.work->finish(std::move(error));
 }

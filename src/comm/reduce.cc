@@ -125,9 +125,9 @@ TSR_INLINE const T* typed(const std::byte* data) {
 template <class T, bool average>
 using AccumulatorOf = std::conditional_t<average, WideOf<T>, typename Element<T>::Accumulator>;
 
-// A little more than 1 / divisor. An integer of at most 51 bits times this, truncated, is the integer divided by the divisor,
-// truncated: an integral quotient is not rounded below itself, and any other is further from the next integer than the
-// product is off.
+// A little more than 1 / divisor. An integer of at most 51 bits times this, truncated, is the integer divided by the
+// divisor, truncated: an integral quotient is not rounded below itself, and any other is further from the next integer
+// than the product is off.
 TSR_INLINE double reciprocal_of(size_t divisor) { return std::nextafter(1.0 / static_cast<double>(divisor), 2.0); }
 
 // What the quotient is made of, once for all elements.
@@ -352,7 +352,7 @@ Kernel kernel_of(ReduceOp op, Vectors vectors) {
         case ReduceOp::prod: return kernel_for<T, Prod>(vectors);
         case ReduceOp::none: break;
     }
-    throw Error(Code::internal, "no such reduction");
+    throw Error(Code::internal, "unknown reduction");
 }
 
 Kernel kernel_of(DType dtype, ReduceOp op, Vectors vectors) {
@@ -367,7 +367,7 @@ Kernel kernel_of(DType dtype, ReduceOp op, Vectors vectors) {
         case DType::i64: return kernel_of<int64_t>(op, vectors);
         default: break;
     }
-    throw Error(Code::internal, "a dtype that cannot be reduced");
+    throw Error(Code::internal, "this dtype cannot be reduced");
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ constexpr char peer_kind = 'P';
 constexpr char gave_up_kind = 'G';
 constexpr char error_kind = 'E';
 
-// What a rank that failed still allows itself, to tell the others.
+// The time that a failed rank still spends on telling the others.
 constexpr milliseconds farewell{2000};
-// How often who waits asks the launcher whether those he waits for have ended.
+// How often a waiting rank asks the launcher whether the missing ranks have ended.
 constexpr milliseconds departure_pause{250};
 constexpr milliseconds silence_before_notice{5000};
 
@@ -48,12 +48,12 @@ Peer unpacked(std::string_view bytes, int rank) {
     Peer peer;
     if (bytes.size() != sizeof peer) {
         throw Error(Code::version,
-                    fmt::format("rank {} uses another version of Tessera: its record has {} bytes, not {}", rank,
-                                bytes.size(), sizeof peer));
+                    fmt::format("rank {} uses a different version of Tessera: its record has {} bytes, expected {}",
+                                rank, bytes.size(), sizeof peer));
     }
     std::memcpy(&peer, bytes.data(), sizeof peer);
     if (peer.magic != Peer::current_magic || peer.rank != rank) {
-        throw Error(Code::version, fmt::format("rank {} uses another version of Tessera", rank));
+        throw Error(Code::version, fmt::format("rank {} uses a different version of Tessera", rank));
     }
     peer.host_id.back() = peer.host_name.back() = peer.backend.back() = '\0';
     return peer;
@@ -72,20 +72,21 @@ Error timeout_error(Store& store, const Peer& own) {
     try {
         missing = missing_ranks(store, own.world_size);
     } catch (const Error&) {
-        // The store does not answer either; the message says less.
+        // The store does not answer either, so the message has less detail.
     }
     const std::string who = missing.empty() ? "the others" : name_ranks(missing);
-    return Error(Code::timeout,
-                 fmt::format("{} did not join the communicator of {} ranks in time. Look at the logs of those that are "
-                             "missing, check that each rank number is used once and that all use one store, or raise "
-                             "the timeout",
-                             who, own.world_size))
+    return Error(
+               Code::timeout,
+               fmt::format("{} did not join the communicator of {} ranks in time. Check the logs of the missing ranks, "
+                           "check that every rank number is used once and that all ranks use the same store, or "
+                           "raise the timeout",
+                           who, own.world_size))
         .with_peer(missing.empty() ? -1 : missing[0])
         .retry_may_help();
 }
 
-// A rank whose process has ended without joining is not waited for. Its record can be missing for another reason: it has
-// joined, and erased it again; but then "all" was there before it ended.
+// Fails at once when a process has ended without joining. The record of a rank that has joined may be missing too,
+// since the rank erases it; but then "all" was set before it ended.
 void refuse_departed(Store& store, const Peer& own, const Departures& departures) {
     const std::vector<Departure> gone = departures ? departures() : std::vector<Departure>{};
     if (gone.empty() || store.get("all", Deadline::in(farewell))) return;
@@ -93,13 +94,13 @@ void refuse_departed(Store& store, const Peer& own, const Departures& departures
         if (departure.rank >= own.world_size || store.get(key_of(departure.rank), Deadline::in(farewell))) continue;
         throw Error(
             Code::peer_lost,
-            fmt::format("rank {} {} before it joined the communicator of {} ranks: every rank of the job has to",
+            fmt::format("rank {} {} before it joined the communicator of {} ranks; every rank of the job must join",
                         departure.rank, departure.how, own.world_size))
             .with_peer(departure.rank);
     }
 }
 
-// Waits for the key, and calls `look` every now and then, which throws if that is in vain.
+// Waits for the key, and calls `look` every `pause`; it throws if there is nothing left to wait for.
 template <class Look>
 std::string wait_looking(Store& store, const std::string& key, milliseconds pause, Deadline deadline,
                          const Look& look) {
@@ -113,17 +114,17 @@ std::string wait_looking(Store& store, const std::string& key, milliseconds paus
     }
 }
 
-// Rank 0's part: collects all records. Throws what every rank shall throw.
+// Rank 0's part: collects all records. Throws the error that every rank then throws.
 std::vector<Peer> collect(Store& store, const Peer& own, const Departures& departures, Deadline deadline) {
     std::vector<Peer> peers{own};
-    // Ranks may come late; whoever looks at a silent terminal is told whom rank 0 waits for, once.
+    // Ranks may come late; after some silence, one log line names the ranks that rank 0 waits for.
     const Deadline silence = Deadline::in(silence_before_notice);
     bool told = false;
     const auto look = [&] {
         refuse_departed(store, own, departures);
         if (told || !silence.expired()) return;
         told = true;
-        log::warning("rank 0 waits for {} to join the communicator of {} ranks, {} s more at most",
+        log::warning("rank 0 is waiting for {} to join the communicator of {} ranks, for at most {} more seconds",
                      name_ranks(missing_ranks(store, own.world_size)), own.world_size,
                      deadline.remaining().count() / 1000);
     };
@@ -137,23 +138,23 @@ std::vector<Peer> collect(Store& store, const Peer& own, const Departures& depar
             throw timeout_error(store, own).caused_by(e);
         }
         if (value.empty() || value.front() != peer_kind) {
-            refuse_departed(store, own, departures);  // it gave up for want of that one
+            refuse_departed(store, own, departures);  // it gave up because that one is gone
             throw Error(Code::timeout,
-                        fmt::format("rank {} gave up joining the communicator before all had come", rank))
+                        fmt::format("rank {} gave up joining the communicator before all ranks had joined", rank))
                 .with_peer(rank)
                 .retry_may_help();
         }
         peers.push_back(unpacked(std::string_view(value).substr(1), rank));
         if (peers.back().world_size != own.world_size) {
-            throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks, rank 0 one of {}", rank,
-                                                    peers.back().world_size, own.world_size))
+            throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks, but rank 0 one of {}",
+                                                    rank, peers.back().world_size, own.world_size))
                 .with_peer(rank);
         }
     }
     return peers;
 }
 
-// The same error as the rank that throws it says it.
+// The same error, prefixed with the rank that throws it.
 Error said_by(const Error& error, const Peer& own) {
     Error result = Error(error.code(), fmt::format("rank {}: {}", own.rank, error.what()))
                        .with_rank(own.rank)
@@ -208,8 +209,9 @@ std::vector<Peer> follow(Store& store, const Peer& own, const Departures& depart
         throw said_by(Error(static_cast<Code>(code), text).with_peer(peer), own);
     }
     if (all.size() != 1 + sizeof(Peer) * static_cast<size_t>(own.world_size)) {
-        throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks; rank 0's list has {} bytes",
-                                                own.rank, own.world_size, all.size()))
+        throw Error(Code::mismatch,
+                    fmt::format("rank {} joins a communicator of {} ranks, but the list of rank 0 has {} bytes",
+                                own.rank, own.world_size, all.size()))
             .with_operation("create");
     }
     std::vector<Peer> peers;
@@ -225,7 +227,7 @@ std::vector<Peer> follow(Store& store, const Peer& own, const Departures& depart
 Nonce random_nonce() {
     Nonce nonce{};
     if (RAND_bytes(reinterpret_cast<unsigned char*>(nonce.data()), sizeof nonce) != 1) {
-        throw Error(Code::internal, "the random generator of OpenSSL has failed");
+        throw Error(Code::internal, "the random generator of OpenSSL failed");
     }
     return nonce;
 }
@@ -254,10 +256,11 @@ Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpo
     peer.pid_namespace = pid_namespace();
     peer.endpoint = endpoint.name();
     const std::string host = host_id(options.host_id);
-    if (host.size() >= peer.host_id.size()) {  // cut short it could be another host's
-        throw Error(Code::invalid_argument, fmt::format("the host id '{}...' (TESSERA_HOST_ID) has {} bytes; {} are "
-                                                        "possible",
-                                                        host.substr(0, 32), host.size(), peer.host_id.size() - 1));
+    if (host.size() >= peer.host_id.size()) {  // a truncated id could equal another host's
+        throw Error(Code::invalid_argument,
+                    fmt::format("host id '{}...' (TESSERA_HOST_ID) has {} bytes; at most {} are "
+                                "allowed",
+                                host.substr(0, 32), host.size(), peer.host_id.size() - 1));
     }
     copy_text(peer.host_id, host);
     copy_text(peer.host_name, host_name());
@@ -280,7 +283,8 @@ void forget_peers(Store& store, const Peer& own) noexcept {
 
 std::shared_ptr<Store> next_communicator(const std::shared_ptr<Store>& store, int rank, const std::string& name,
                                          Deadline deadline) {
-    // Each rank counts the communicators that it has joined under this name; all count alike, failed attempts included.
+    // Each rank counts the communicators that it has joined under this name, including failed attempts; all ranks get
+    // the same count.
     const int64_t generation = store->add(fmt::format("comm/{}/joined/{}", name, rank), 1, deadline);
     return prefixed(store, fmt::format("comm/{}/{}/", name, generation));
 }

@@ -1,6 +1,6 @@
-// How the ranks of a new communicator learn of each other: each publishes one Peer record and gets everybody's.
-// The records of a communicator made from a store go through the store (rank 0 collects and publishes the list); those
-// of a split go through the parent communicator. Keys are unique to one communicator and erased when it stands.
+// How the ranks of a new communicator find each other: each publishes one Peer record and receives all others. For a
+// communicator created from a store, the records go through the store (rank 0 collects and publishes the list); for a
+// split, through the parent communicator. Keys are unique to one communicator and erased once it is created.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,7 @@ using Nonce = std::array<uint64_t, 2>;
 [[nodiscard]] Nonce random_nonce();
 [[nodiscard]] std::string hex(const Nonce& nonce);
 
-// What a rank tells of itself. Plain bytes of a fixed size, so that it goes through a store and an all-gather alike.
+// What a rank publishes about itself: plain bytes of a fixed size, for a store as well as an all-gather.
 struct Peer {
     static constexpr uint64_t current_magic = 0x3130'5245'4550'5354;  // "TSPEER01"
     uint64_t magic = current_magic;
@@ -30,13 +30,13 @@ struct Peer {
     int32_t world_size = 0;
     int32_t color = 0;  // of a split
     int32_t key = 0;
-    int32_t failed = 0;          // the split that this rank cannot ask for: with this code,
-    uint32_t why_length = 0;     // and for a reason of so many bytes
-    int64_t launcher_rank = -1;  // its number among those that `tessera run` started; -1: it is none
+    int32_t failed = 0;          // the code of this rank's error if its split request is invalid,
+    uint32_t why_length = 0;     // and the length of the error's text in bytes
+    int64_t launcher_rank = -1;  // its rank under `tessera run`; -1: not started by it
     int64_t pid = 0;
-    uint64_t start_time = 0;  // of the process, so that a pid used again is not taken for it
+    uint64_t start_time = 0;  // of the process, to detect a reused pid
     uint64_t pid_namespace = 0;
-    Nonce endpoint{};                 // of the rank: names the socket on which it hands over memory
+    Nonce endpoint{};                 // names the rank's socket, over which it passes memory
     std::array<char, 128> host_id{};  // ranks with equal host ids reach each other's memory
     std::array<char, 64> host_name{};
     std::array<char, 64> backend{};
@@ -49,12 +49,12 @@ struct Peer {
     [[nodiscard]] bool same_host(const Peer& other) const { return host_id == other.host_id; }
 };
 
-// What a transport is made from.
+// The arguments of a transport's constructor.
 struct Bootstrap {
-    int rank = 0;                  // this rank's place among `peers`
+    int rank = 0;                  // this rank's index in `peers`
     std::vector<Peer> peers;       // in rank order
     Endpoint endpoint;             // this rank's socket, listening since before its Peer record was published
-    std::shared_ptr<Store> store;  // keys unique to this communicator; for transports that must exchange more
+    std::shared_ptr<Store> store;  // keys unique to this communicator, for transports that exchange more
     CommOptions options;
     Deadline deadline;
 
@@ -65,16 +65,16 @@ struct Bootstrap {
 // This process and host, and a fresh endpoint.
 [[nodiscard]] Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpoint& endpoint);
 
-// Collective. Throws TIMEOUT naming the ranks that did not come, PEER_LOST naming one that has ended without coming,
-// INVALID_ARGUMENT or MISMATCH on every rank if the ranks disagree on the world size. `store` has keys of this
-// communicator only.
+// Collective. Throws TIMEOUT naming the ranks that did not join, PEER_LOST naming one that ended without joining,
+// INVALID_ARGUMENT or MISMATCH on every rank if the ranks disagree on the world size. `store` must hold only keys of
+// this communicator.
 [[nodiscard]] std::vector<Peer> exchange_peers(Store& store, const Peer& own, const Departures& departures,
                                                Deadline deadline);
 
-// Called when all ranks have what they need: erases this rank's keys.
+// Erases this rank's keys. Call it once all ranks have read what they need.
 void forget_peers(Store& store, const Peer& own) noexcept;
 
-// A view of `store` for the communicator that the ranks create next under this name.
+// A view of `store` for the next communicator that the ranks create under this name.
 [[nodiscard]] std::shared_ptr<Store> next_communicator(const std::shared_ptr<Store>& store, int rank,
                                                        const std::string& name, Deadline deadline);
 

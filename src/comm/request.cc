@@ -66,7 +66,7 @@ const Tensor& only(const Request& request, std::span<const Tensor> list, const c
 
 void check_tensor(const Request& request, const Tensor& tensor, const char* what, size_t index) {
     if (!is_known(tensor.dtype)) {
-        refuse(request, "{}[{}] has the unknown dtype {}", what, index, static_cast<int>(tensor.dtype));
+        refuse(request, "{}[{}] has unknown dtype {}", what, index, static_cast<int>(tensor.dtype));
     }
     if (tensor.device.type != DeviceType::cpu) {
         refuse<Code::unsupported>(request, "{}[{}] is on a CUDA device; this communicator has no transport for it",
@@ -80,7 +80,7 @@ void check_tensor(const Request& request, const Tensor& tensor, const char* what
 }
 
 void check_same_dtype(const Request& request, DType a, DType b) {
-    if (a != b) refuse(request, "tensors of different dtypes, {} and {}", name_of(a), name_of(b));
+    if (a != b) refuse(request, "tensors have different dtypes, {} and {}", name_of(a), name_of(b));
 }
 
 // Input and output may share memory only as the same part of it.
@@ -95,8 +95,8 @@ void check_overlap(const Request& request, const Tensor& input, const Tensor& ou
     refuse(request, "input and output overlap");
 }
 
-// Tensors of one list: what is reduced or received twice into the same memory is neither. The i-th of several lists belong
-// together, and may share memory.
+// The tensors of one list must not overlap: they would be reduced or received twice into the same memory. The i-th
+// tensors of several lists belong together, and may share memory.
 void check_apart(const Request& request, std::initializer_list<std::span<const Tensor>> lists) {
     if (lists.begin()->size() < 2) return;
     struct Place {
@@ -117,7 +117,7 @@ void check_apart(const Request& request, std::initializer_list<std::span<const T
     for (const Place& place : places) {
         if (place.begin < last.end && place.index != last.index) {
             const auto [first, second] = std::minmax(place.index, last.index);
-            refuse(request, "the tensors [{}] and [{}] overlap; give each memory once", first, second);
+            refuse(request, "tensors [{}] and [{}] overlap; each must have its own memory", first, second);
         }
         if (place.end > last.end) last = place;
     }
@@ -128,16 +128,16 @@ void check_counts(const Request& request, const Tensor& whole, const char* whole
     int64_t all = 0;
     const bool fits = !__builtin_mul_overflow(part.numel(), int64_t{world_size}, &all);
     if (fits && whole.numel() == all) return;
-    refuse(request, "{} has {} elements; {} ranks times the {}'s {} make {}", whole_name, whole.numel(), world_size,
-           part_name, part.numel(), fits ? std::to_string(all) : "more than any tensor has");
+    refuse(request, "{} has {} elements, but {} ranks with an {} of {} elements need {}", whole_name, whole.numel(),
+           world_size, part_name, part.numel(), fits ? std::to_string(all) : "more than any tensor has");
 }
 
 // Of an all_gather or a reduce_scatter of a list: tensors and their parts, one of which is this rank's.
 void check_pairs(const Request& request, std::span<const Tensor> wholes, const char* whole_name,
                  std::span<const Tensor> parts, const char* part_name, int rank, int world_size) {
     if (wholes.size() != parts.size() || wholes.empty()) {
-        refuse(request, "needs as many inputs as outputs, at least one of each; got {} and {}", request.inputs.size(),
-               request.outputs.size());
+        refuse(request, "needs the same number of inputs and outputs, at least one each; got {} and {}",
+               request.inputs.size(), request.outputs.size());
     }
     for (size_t i = 0; i < wholes.size(); ++i) {
         check_same_dtype(request, wholes[0].dtype, wholes[i].dtype);
@@ -156,11 +156,11 @@ void validate(const Request& request, int rank, int world_size) {
     for (size_t i = 0; i < request.inputs.size(); ++i) check_tensor(request, request.inputs[i], "input", i);
     for (size_t i = 0; i < request.outputs.size(); ++i) check_tensor(request, request.outputs[i], "output", i);
     if (has_root(c) && (request.peer < 0 || request.peer >= world_size)) {
-        refuse(request, "root {} is not a rank; there are {}", request.peer, world_size);
+        refuse(request, "root {} is not a rank; there are {} ranks", request.peer, world_size);
     }
     if (is_point_to_point(c)) {
         if (request.peer < 0 || request.peer >= world_size) {
-            refuse(request, "peer {} is not a rank; there are {}", request.peer, world_size);
+            refuse(request, "peer {} is not a rank; there are {} ranks", request.peer, world_size);
         }
         if (request.peer == rank) refuse(request, "rank {} cannot be its own peer", rank);
         if (request.tag < 0) refuse(request, "tag {} is negative", request.tag);
@@ -173,7 +173,7 @@ void validate(const Request& request, int rank, int world_size) {
             for (const Tensor& tensor : list) {
                 if (!can_reduce(tensor.dtype)) {
                     refuse<Code::unsupported>(request,
-                                              "{} cannot be reduced; f16, bf16, f32, f64, i8, u8, i32 and i64 can",
+                                              "{} cannot be reduced; use f16, bf16, f32, f64, i8, u8, i32 or i64",
                                               name_of(tensor.dtype));
                 }
             }
@@ -199,7 +199,7 @@ void validate(const Request& request, int rank, int world_size) {
         case Collective::all_gather_v: {
             const Tensor& in = only(request, request.inputs, "input");
             if (request.outputs.size() != static_cast<size_t>(world_size)) {
-                refuse(request, "needs one output a rank, {}, got {}", world_size, request.outputs.size());
+                refuse(request, "needs one output per rank, {} in total, got {}", world_size, request.outputs.size());
             }
             for (size_t r = 0; r < request.outputs.size(); ++r) {
                 check_same_dtype(request, in.dtype, request.outputs[r].dtype);
@@ -207,7 +207,7 @@ void validate(const Request& request, int rank, int world_size) {
             }
             const int64_t expected = request.outputs[static_cast<size_t>(rank)].numel();
             if (in.numel() != expected) {
-                refuse(request, "input has {} elements, but outputs[{}] {}", in.numel(), rank, expected);
+                refuse(request, "input has {} elements, but outputs[{}] has {}", in.numel(), rank, expected);
             }
             check_apart(request, {request.outputs});
             return;
@@ -218,7 +218,7 @@ void validate(const Request& request, int rank, int world_size) {
             const Tensor& out = only(request, request.outputs, "output");
             check_same_dtype(request, in.dtype, out.dtype);
             if (in.numel() != out.numel()) {
-                refuse(request, "input has {} elements, output {}", in.numel(), out.numel());
+                refuse(request, "input has {} elements, but output has {}", in.numel(), out.numel());
             }
             return check_overlap(request, in, out, 0, true);
         }
@@ -243,10 +243,10 @@ void validate(const Request& request, int rank, int world_size) {
             const Tensor& out = only(request, request.outputs, "output");
             check_same_dtype(request, in.dtype, out.dtype);
             if (in.numel() != out.numel()) {
-                refuse(request, "input has {} elements, output {}", in.numel(), out.numel());
+                refuse(request, "input has {} elements, but output has {}", in.numel(), out.numel());
             }
             if (in.numel() % world_size != 0) {
-                refuse(request, "{} elements cannot be divided by {} ranks", in.numel(), world_size);
+                refuse(request, "{} elements are not divisible by {} ranks", in.numel(), world_size);
             }
             return check_overlap(request, in, out, 0, false);
         }
@@ -263,8 +263,8 @@ uint64_t Operation::size_bytes() const {
 
 namespace {
 
-// `label` bytes of the operation's label are covered, too: what the library makes of a collective for itself, such as a
-// split, is not what a program calls by that name.
+// The fingerprint also covers `label` bytes of the operation's label, so that a collective that the library issues for
+// itself, such as that of a split, does not match the same collective of a program.
 uint64_t fingerprint_of(const Request& request, const Operation& operation, size_t label) {
     uint64_t hash = 0x9e3779b97f4a7c15;
     const auto mix = [&hash](uint64_t word) {

@@ -1,5 +1,5 @@
-// What a rank asks of its communicator: one collective or point-to-point operation, as plain values. A synchronous
-// call builds it on the stack over the caller's tensors; an asynchronous one is copied into an OwnedRequest.
+// A request to a communicator: one collective or point-to-point operation, as plain values. A synchronous call builds
+// it on the stack over the caller's tensors; an asynchronous one is copied into an OwnedRequest.
 #pragma once
 
 #include <array>
@@ -29,14 +29,14 @@ enum class Collective : int32_t {
     send,
     recv,
     allocate,  // Communicator::allocate, in messages
-    finalize,  // a barrier that only a finalize of the others meets
+    finalize,  // a barrier that matches only finalize on the other ranks
 };
 
 [[nodiscard]] std::string_view name_of(Collective collective);
 [[nodiscard]] std::string_view name_of(ReduceOp op);
 
-// Which fields a collective uses is what tessera/comm.h says of its function. In-place lists are in `outputs`; inputs[i] and
-// outputs[i] of an all_gather or a reduce_scatter belong together.
+// tessera/comm.h documents which fields each collective uses. In-place lists are in `outputs`; inputs[i] and outputs[i]
+// of an all_gather or a reduce_scatter belong together.
 struct Request {
     Collective collective = Collective::barrier;
     std::span<const Tensor> inputs;
@@ -49,12 +49,12 @@ struct Request {
 
 [[nodiscard]] inline bool is_point_to_point(Collective c) { return c == Collective::send || c == Collective::recv; }
 
-// Throws INVALID_ARGUMENT or UNSUPPORTED for a request that rank `rank` of `world_size` cannot make. What only the peers
-// can know to be wrong (counts that differ) is found by the transport.
+// Throws INVALID_ARGUMENT or UNSUPPORTED for a request that rank `rank` of `world_size` cannot make. Faults that show
+// only across ranks (different counts) are detected by the transport.
 void validate(const Request& request, int rank, int world_size);
 
-// What a rank tells its peers of the operation that it is in: plain data. The fingerprint is equal if and (but for hash
-// collisions of 2^-64) only if the ranks agree; it covers the length of each tensor of a list, and the label.
+// How a rank describes its current operation to its peers: plain data. The fingerprints are equal if and only if the
+// ranks agree (except for hash collisions, 2^-64); they cover the length of each tensor of a list, and the label.
 struct Operation {
     Collective collective = Collective::barrier;
     int32_t dtype = 0;  // 0: none
@@ -70,9 +70,9 @@ struct Operation {
 };
 
 [[nodiscard]] Operation operation_of(const Request& request);
-// Where each of `ranks` ranks' input goes in the output of an all_gather.
+// The part of an all_gather's output that receives the input of each of `ranks` ranks.
 [[nodiscard]] std::vector<Tensor> gathered_parts(const Tensor& input, const Tensor& output, size_t ranks);
-// Of Communicator::allocate.
+// The operation of Communicator::allocate.
 [[nodiscard]] Operation allocation_of(size_t size);
 
 // "all_reduce of 100 f32 (sum)", "broadcast of 50 f64 from rank 0"
@@ -80,7 +80,7 @@ struct Operation {
 // "all_reduce #412 (bucket 5, 25.0 MiB)"
 [[nodiscard]] std::string headline(const Operation& operation, uint64_t sequence);
 
-// A request that owns its lists of tensors; the tensors' memory stays the caller's.
+// A request that owns its lists of tensors; the caller still owns the tensors' memory.
 struct OwnedRequest {
     explicit OwnedRequest(const Request& request);
 

@@ -1,11 +1,11 @@
-// Group::shrink: the ranks that are left of a communicator that failed agree through the store on who they are, and make a
-// new one. Nothing of the old one's memory is used again, so that a rank which was only stopped writes where nobody looks.
+// Group::shrink: the surviving ranks of a failed communicator agree through the store on who they are, and create a new
+// one. Memory of the old one is never used again, so that a rank that was only stopped writes where nobody reads.
 //
-// It goes in attempts, each with keys of its own. A rank announces itself ("in/<rank>"). When every rank has announced
-// itself, or is known to be gone, or the time is over, whoever sees it first proposes the list of those who have: the
-// store takes one proposal ("list"). They make the communicator; when all have ("made"), it is committed, and if one
-// could not, or has died meanwhile, the attempt has failed ("state", written once). Then the next one begins, among those
-// of the list. All outcomes are decided by a compare_set, so that all ranks see the same.
+// It works in attempts, each with its own keys. A rank announces itself ("in/<rank>"). When every rank has announced
+// itself or is known to be gone, or the time is up, the first rank to notice proposes the list of those announced: the
+// store accepts one proposal ("list"). These ranks create the communicator; when all have ("made"), it is committed; if
+// one failed to or died meanwhile, the attempt has failed ("state", written once). The next attempt is among the ranks
+// of that list. Every outcome is decided by a compare_set, so that all ranks see the same.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ std::vector<Peer> unpacked(const std::string& bytes) {
     std::memcpy(static_cast<void*>(peers.data()), bytes.data(), peers.size() * sizeof(Peer));
     for (const Peer& peer : peers) {
         if (peer.magic != Peer::current_magic || bytes.size() % sizeof(Peer) != 0) {
-            throw Error(Code::version, "another rank uses another version of Tessera");
+            throw Error(Code::version, "another rank uses a different version of Tessera");
         }
     }
     return peers;
@@ -64,7 +64,7 @@ struct Shrinking {
     Store& store;
     Deadline deadline;
 
-    // Those of `candidates` who take part, by their ranks in the old communicator (Peer::rank).
+    // The participating ranks of `candidates`, by their ranks in the old communicator (Peer::rank).
     std::vector<Peer> agree(const Peer& own, const std::vector<int>& candidates, const Transport& old) {
         store.set(fmt::format("in/{}", own.rank), packed({own}), deadline);
         std::vector<Peer> here{own};
@@ -72,7 +72,7 @@ struct Shrinking {
         std::erase(awaited, own.rank);
         while (true) {
             if (const auto list = store.get("list", grace())) return unpacked(*list);
-            // Evidence first, then the announcements: one that has announced itself and then died is found later.
+            // Check departures first, then announcements: a rank that announced itself and then died is detected later.
             const std::vector<int> gone = old.departed();
             std::erase_if(awaited, [&](int rank) {
                 const auto announced = store.get(fmt::format("in/{}", rank), grace());
@@ -121,14 +121,14 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
     check_options(options);
     if (!store_) {
         throw Error(Code::invalid_state,
-                    fmt::format("rank {}: communicator '{}' has no store by which those that are left could meet",
+                    fmt::format("rank {}: communicator '{}' has no store through which the remaining ranks could meet",
                                 rank_, options_.name))
             .with_rank(rank_);
     }
     if (left_.load(std::memory_order_acquire) || finalized_.load(std::memory_order_acquire)) throw_if_unusable();
-    // Whoever is still in an operation of the old one, or of one split from it, comes here too.
-    if (!poisoned_.load(std::memory_order_acquire)) abort("it is shrunk to the ranks that are left");
-    abort_splits(fmt::format("communicator '{}', of which it is a part, is shrunk to the ranks that are left ({})",
+    // Ends operations still in progress on the old communicator or on those split from it, so that all ranks get here.
+    if (!poisoned_.load(std::memory_order_acquire)) abort("it is being shrunk to the remaining ranks");
+    abort_splits(fmt::format("communicator '{}', from which it was split, is being shrunk to the remaining ranks ({})",
                              options_.name, error()->what()),
                  Splits::all);
     await_queue();
@@ -147,8 +147,8 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
         } catch (const Error& e) {
             if (e.code() != Code::io && e.code() != Code::timeout) throw;
             throw Error(e.code(),
-                        fmt::format("rank {}: communicator '{}' cannot be shrunk without the store at which its "
-                                    "ranks met: {}. End this process, and let the launcher start the job again",
+                        fmt::format("rank {}: communicator '{}' cannot be shrunk without the store through which its "
+                                    "ranks met: {}. Exit this process, and let the launcher restart the job",
                                     rank_, options_.name, e.what()))
                 .with_rank(rank_)
                 .with_operation("shrink")
@@ -158,8 +158,8 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
         if (mine == members.end() || mine->endpoint != own.endpoint) {
             throw Error(
                 Code::aborted,
-                fmt::format("rank {}: the other ranks of communicator '{}' have gone on without this one, which "
-                            "came too late. End it",
+                fmt::format("rank {}: the other ranks of communicator '{}' have continued without this rank, which "
+                            "was too late; exit this process",
                             rank_, options_.name))
                 .with_rank(rank_)
                 .with_operation("shrink");
@@ -178,16 +178,16 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
             const auto group = make_group(
                 store_, {place, members, std::move(endpoint), prefixed(store, "transport/"), options, making});
             if (shrinking.commit(members, place)) return group;
-            group->abort("a rank of it was lost while it was made");
+            group->abort("a rank was lost while the communicator was created");
             group->leave();
         } catch (...) {
             error = current_error();
             if (!shrinking.give_up() || error->code() == Code::interrupted) throw;
         }
         if (attempt > world_size_) {
-            const Error why = error.value_or(Error(Code::timeout, "a rank was lost each time while it was made"));
-            throw Error(why.code(), fmt::format("rank {}: communicator '{}' could not be made of the {} ranks that are "
-                                                "left, in {} attempts",
+            const Error why = error.value_or(Error(Code::timeout, "a rank was lost in every attempt"));
+            throw Error(why.code(), fmt::format("rank {}: communicator '{}' could not be re-created from the {} "
+                                                "remaining ranks in {} attempts",
                                                 rank_, options_.name, members.size(), attempt))
                 .with_rank(rank_)
                 .with_operation("shrink")

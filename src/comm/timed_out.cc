@@ -22,8 +22,8 @@ Error timed_out(int rank, const std::string& headline, milliseconds timeout, std
     if (late.size() > most_named) who += fmt::format("; and {} more", late.size() - most_named);
     return Error(Code::timeout,
                  fmt::format(
-                     "rank {}: {} timed out after {} s: {}. Look at the log of rank {}, at whether every rank "
-                     "makes this call and those before it (a save is one), or raise the timeout of the communicator",
+                     "rank {}: {} timed out after {} s: {}. Check the log of rank {}, check that every rank makes this "
+                     "call and all calls before it (saves included), or raise the timeout of the communicator",
                      rank, headline, static_cast<double>(timeout.count()) / 1000, who,
                      late.empty() ? rank : late[0].rank))
         .with_peer(late.empty() ? -1 : late[0].rank);

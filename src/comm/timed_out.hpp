@@ -1,4 +1,4 @@
-// A collective's deadline is over: who is missed, in words that are the same on every transport.
+// The error when a collective times out: names the late ranks, with the same text on every transport.
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@ namespace tsr {
 
 struct Late {
     int rank;
-    std::string name;   // with its process, "rank 3 (pid 17)"
-    std::string where;  // what it does instead, "never entered it; ..."
-    bool stopped;       // its process is
+    std::string name;   // with its process: "rank 3 (pid 17)"
+    std::string where;  // what it does instead: "never entered it; ..."
+    bool stopped;       // its process is stopped
 };
 
-// The TIMEOUT of rank `rank` about the collective of this headline, with the first of `late` as the peer. Stopped ranks come
-// first: the others may wait for them.
+// The TIMEOUT of rank `rank` in the collective with this headline; its peer is the first late rank. Stopped ranks come
+// first, since the others may wait for them.
 [[nodiscard]] Error timed_out(int rank, const std::string& headline, milliseconds timeout, std::vector<Late> late);
 
 }  // namespace tsr

@@ -50,7 +50,7 @@ std::optional<Error> Work::error() const {
 void Work::on_done(std::function<void(const std::optional<Error>&)> callback) {
     {
         const std::lock_guard lock(mutex_);
-        if (has_callback_) throw Error(Code::invalid_state, "the work has a completion callback already");
+        if (has_callback_) throw Error(Code::invalid_state, "the work already has a completion callback");
         has_callback_ = true;
         if (!done_) {
             callback_ = std::move(callback);

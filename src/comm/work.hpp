@@ -1,4 +1,5 @@
-// One operation in flight. Shared by the threads that do it and by those who wait; done exactly once.
+// One operation in flight. Shared by the threads that run it and those that wait for it; finished exactly once.
+// Thread-safe.
 #pragma once
 
 #include <condition_variable>
@@ -19,17 +20,17 @@ class Work {
     Work(const Work&) = delete;
     Work& operator=(const Work&) = delete;
 
-    // Called by the producers; the first call counts, and runs the completion callback on its thread.
+    // Called by the producers. The first call counts; it runs the completion callback on its thread.
     void finish(std::optional<Error> error);
 
-    // Of what is done: it is to be finished once more. Whoever waited for it before has returned.
+    // Resets finished work so that it can be finished again. All earlier waits must have returned.
     void begin_again();
 
     // Returns when done; throws the operation's error, NOT_READY if `deadline` passes first, or INTERRUPTED.
     void wait(Deadline deadline) const;
     [[nodiscard]] bool done() const;
     [[nodiscard]] std::optional<Error> error() const;  // NOT_READY is thrown while not done
-    // One callback a work; called at once if the work is done already.
+    // One callback per work; called at once if the work is already done. Throws INVALID_STATE for a second callback.
     void on_done(std::function<void(const std::optional<Error>&)> callback);
 
    private:

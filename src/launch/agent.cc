@@ -34,7 +34,7 @@ namespace {
 constexpr milliseconds burial_deadline{10000};
 constexpr milliseconds drain_deadline{2000};
 constexpr milliseconds tell_deadline{2000};
-constexpr milliseconds hearing_deadline{100};  // for those that waited for a rank that failed to say so
+constexpr milliseconds hearing_deadline{100};  // for ranks that waited for a failed rank to report it
 constexpr milliseconds notice_deadline{3000};  // for a rank that is still starting
 constexpr milliseconds renewal_pause{3600'000};
 
@@ -43,16 +43,16 @@ std::string random_id() {
     return token.hex().substr(0, 16);
 }
 
-// The token where ranks can read it and others cannot; gone with the agent.
+// The token in memory that ranks can read and others cannot; it disappears with the agent.
 Fd token_memory(const Token& token) {
     Fd file(::memfd_create("tessera-token", MFD_CLOEXEC));
     const std::string text = token.hex() + "\n";
     if (!file.valid() || ::fchmod(file.get(), 0600) != 0 || !write_whole(file.get(), text)) {
-        throw os_error("keeping the job token", errno);
+        throw os_error("cannot store the job token", errno);
     }
-    // Ranks get it for reading only.
+    // Ranks get it read-only.
     Fd reader(::open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDONLY | O_CLOEXEC));
-    if (!reader.valid()) throw os_error("keeping the job token", errno);
+    if (!reader.valid()) throw os_error("cannot store the job token", errno);
     return reader;
 }
 
@@ -66,13 +66,13 @@ Fd signal_descriptor() {
     return fd;
 }
 
-// The directory of a round, in one that the user named or that is the agent's own.
+// The directory of a round, inside one named by the user or the agent's own.
 DirAt made_directory(const std::string& in, const std::string& name) {
     DirAt above;
     DirAt made;
     int error = DirAt::open_or_make(in, above);
     if (error == 0) error = above.open_or_make_below(name, 0777, made);
-    if (error != 0) throw os_error(fmt::format("making the directory {}/{}", in, name), -error);
+    if (error != 0) throw os_error(fmt::format("cannot create directory {}/{}", in, name), -error);
     return made;
 }
 
@@ -116,7 +116,7 @@ int Agent::run() {
     const auto count_loss = [&](const std::string& loss) {
         if (loss.empty()) return;
         if (code == 0) code = 1;
-        logs_.say(fmt::format("what the job said is not all there: {}", loss));
+        logs_.say(fmt::format("some output of the job was lost: {}", loss));
     };
     logs_.drain(Deadline::in(drain_deadline));
     count_loss(logs_.losses());
@@ -127,10 +127,10 @@ int Agent::run() {
     return code;
 }
 
-// A FIFO opens with its reader, whom a signal may have to end the wait for.
+// Opening a FIFO waits for its reader; a signal ends this wait.
 bool Agent::open_events() {
     if (events_.open()) return true;
-    logs_.say(fmt::format("waiting for somebody to read {}", options_.events_file));
+    logs_.say(fmt::format("waiting for a reader of {}", options_.events_file));
     while (!events_.open()) {
         pollfd polls[] = {{signals_.get(), POLLIN, 0}, {guardian_, POLLIN, 0}};
         (void)::poll(polls, std::size(polls), static_cast<int>(poll_slice.count()));
@@ -160,11 +160,10 @@ int Agent::run_rounds() {
                                       : next_round(options_, members, outcome.lost, options_.max_restarts - restarts_);
         if (!next) {
             std::string report = report_of(outcome.failures, outcome.ends, terminal_width(STDERR_FILENO));
-            const std::string why =
-                stop_signal_ == 0 ? why_no_round(options_, members, outcome.lost, restarts_)
-                : options_.max_restarts > 0
-                    ? fmt::format("no restart, since {} asked the job to stop", signal_name(stop_signal_))
-                    : "";
+            const std::string why = stop_signal_ == 0 ? why_no_round(options_, members, outcome.lost, restarts_)
+                                    : options_.max_restarts > 0
+                                        ? fmt::format("no restart: {} asked the job to stop", signal_name(stop_signal_))
+                                        : "";
             if (!why.empty()) report += fmt::format("\n\n  {}", why);
             logs_.say(report);
             return code;
@@ -173,7 +172,7 @@ int Agent::run_rounds() {
         const RankEnd& root = outcome.failures.front();
         const std::string message = root.message();
         const std::string reason = root.cause() + (message.empty() ? "" : ": " + message);
-        logs_.say(fmt::format("{}; round {} begins with {}{}", reason, round_ + 1,
+        logs_.say(fmt::format("{}; starting round {} with {}{}", reason, round_ + 1,
                               plural(static_cast<int>(next->members.size()), "rank"),
                               next->uses_restart ? fmt::format(", restart {} of {}", restarts_, options_.max_restarts)
                                                  : fmt::format(" of {}", members.size())));
@@ -241,9 +240,9 @@ void Agent::start_worker(int rank, const std::vector<RankIdentity>& members) {
     Fd log;
     if (!options_.log_directory.empty()) {
         worker.log_file = stem + ".log";
-        // What is there is of a former job with the same directory.
+        // Existing files are from an earlier job with the same directory.
         const int opened = round_directory_.replace_file(file_name(worker.log_file), O_WRONLY | O_APPEND, 0644);
-        if (opened < 0) throw os_error(fmt::format("the log file {}", worker.log_file), -opened);
+        if (opened < 0) throw os_error(fmt::format("cannot open log file {}", worker.log_file), -opened);
         log = Fd(opened);
         for (const std::string& file : {worker.error_file, worker.failure_file}) {
             (void)round_directory_.remove_file(file_name(file));
@@ -278,7 +277,7 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<RankI
                                                const Worker& worker) const {
     const auto world = static_cast<int64_t>(members.size());
     Variables v;
-    // What an outer job or the shell says would contradict what follows.
+    // Settings of an outer job or the shell would contradict those below.
     for (const char* name : {"TESSERA_TOKEN", "TESSERA_TOKEN_FILE", "TESSERA_TOKEN_FD", "TESSERA_STORE_PORT",
                              "TESSERA_STORE_BIND", "TESSERA_INSECURE"}) {
         v.erase(name);
@@ -301,7 +300,7 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<RankI
     v.set("TORCHELASTIC_USE_AGENT_STORE", "False");
     v.set("TORCHELASTIC_ERROR_FILE", worker.error_file);
     if (world > 1) v.set_default("OMP_NUM_THREADS", "1");
-    v.set_default("PYTHONUNBUFFERED", "1");  // what a rank printed before it died shall be seen
+    v.set_default("PYTHONUNBUFFERED", "1");  // keeps what a rank printed before it died
     // Tessera's own.
     v.set("TESSERA_STORE", store_->uri());
     v.set("TESSERA_JOB_ID", job_id_);
@@ -382,7 +381,7 @@ void Agent::reap() {
     if (any && !all_ended() && !is_ending()) tell_ranks_of_departures();
 }
 
-// A rank may wait for one that has ended, to join: with exit code 0 that is no failure which ends the job.
+// A rank may be waiting for an ended rank to join; an end with exit code 0 is not a failure that ends the job.
 void Agent::tell_ranks_of_departures() {
     std::vector<Departure> departures;
     for (size_t rank = 0; rank < workers_.size(); ++rank) {
@@ -393,7 +392,7 @@ void Agent::tell_ranks_of_departures() {
         if (!own_client_) own_client_ = Store::open(store_->uri(), store_options());
         tell_departures(*own_client_, departures, Deadline::in(tell_deadline));
     } catch (const Error& error) {
-        logs_.say(fmt::format("the ranks cannot be told of those that have ended: {}", error.what()));
+        logs_.say(fmt::format("cannot tell the ranks which ranks have ended: {}", error.what()));
     }
 }
 
@@ -407,8 +406,8 @@ void Agent::note_exit(int rank, int status) {
     } else {
         fields.push_back({"code", WEXITSTATUS(status)});
     }
-    // Once the agent ends the ranks, how they end is its doing; but a signal that it never sends tells of a rank that was
-    // dying already (it may take its time to write its core).
+    // Once the agent stops the ranks, it causes how they end; but a signal that it never sends shows a rank that was
+    // already dying (writing a core file takes time).
     const bool own_signal = WIFSIGNALED(status) && WTERMSIG(status) != SIGTERM && WTERMSIG(status) != SIGKILL;
     const bool own_exit = !WIFSIGNALED(status) && worker.ending_turn;
     const bool by_agent = is_ending() && !own_signal && !own_exit;
@@ -418,7 +417,7 @@ void Agent::note_exit(int rank, int status) {
     worker.end = RankEnd{rank, host_, worker.pid, status, now, turn, by_agent, worker.log_file, std::nullopt, {}};
     if (survives_loss_of(worker)) {
         worker.end->survived = true;
-        logs_.say(fmt::format("rank {} {}; {} may go on (--on-loss continue)", rank, describe_status(status),
+        logs_.say(fmt::format("rank {} {}; {} may continue (--on-loss continue)", rank, describe_status(status),
                               plural(living(), "rank")));
         return;
     }
@@ -429,13 +428,13 @@ int Agent::living() const {
     return static_cast<int>(std::ranges::count_if(workers_, [](const Worker& worker) { return !worker.end; }));
 }
 
-// A rank that was killed is a loss, which the others may survive; one that fails by itself is an error of the program.
+// A killed rank is a loss that the others may survive; a rank that fails on its own is an error of the program.
 bool Agent::survives_loss_of(const Worker& worker) const {
     return options_.on_loss == OnLoss::go_on && stage_ == Stage::running && !worker.end->by_agent &&
            WIFSIGNALED(worker.end->wait_status) && living() >= options_.min_ranks;
 }
 
-// Each rank answers by itself, also one that hangs; one that is stopped or dead leaves no record.
+// Each rank answers on its own, even one that hangs; a stopped or dead one writes no record.
 void Agent::ask_for_flights() {
     try {
         if (flight_directory_.empty() || (options_.trace_directory.empty() && !is_own_directory(flight_directory_))) {
@@ -447,12 +446,12 @@ void Agent::ask_for_flights() {
         (void)made_directory(flight_directory_, round_name(round_));
         page_.request_flights(directory);
         events_.write("trace", wall_time(), {{"round", round_}, {"directory", directory}});
-        logs_.say(
-            fmt::format("SIGUSR1: the ranks write their flight records into {}; to see who is waited for: "
-                        "tessera trace why-hung {}",
-                        directory, directory));
+        logs_.say(fmt::format(
+            "SIGUSR1: the ranks write their flight records to {}; to see which rank the job waits for, run: "
+            "tessera trace why-hung {}",
+            directory, directory));
     } catch (const Error& error) {
-        logs_.say(fmt::format("SIGUSR1: no flight records: {}", error.what()));
+        logs_.say(fmt::format("SIGUSR1: cannot request flight records: {}", error.what()));
     }
 }
 
@@ -462,7 +461,7 @@ void Agent::asked_to_stop(int signal) {
     if (!again) stop_signal_ = signal;
     page_.request_preemption();
     if (again || signal == SIGQUIT) {
-        logs_.say(fmt::format("{}: the ranks are killed", signal_name(signal)));
+        logs_.say(fmt::format("{}: killing the ranks", signal_name(signal)));
         return kill_workers();
     }
     if (stage_ != Stage::running) return;
@@ -472,13 +471,12 @@ void Agent::asked_to_stop(int signal) {
     stage_deadline_ = listening ? grace_deadline_ : grace_deadline_.earlier(Deadline::in(notice_deadline));
     const std::string what =
         listening
-            ? fmt::format("waiting up to {:g} s for the ranks to save and end (--grace-s)", seconds(options_.grace))
-            : fmt::format("no rank asks whether the job is to stop, so none would save: they are ended in {:.1g} s",
-                          seconds(stage_deadline_.remaining()));
-    logs_.say(fmt::format("{}: {}; a second signal (Ctrl-C) kills them now", signal_name(signal), what));
+            ? fmt::format("waiting up to {:g} s for the ranks to save and exit (--grace-s)", seconds(options_.grace))
+            : fmt::format("no rank polls for preemption; stopping in {:.1g} s", seconds(stage_deadline_.remaining()));
+    logs_.say(fmt::format("{}: {}; send a second signal (Ctrl-C) to kill the ranks now", signal_name(signal), what));
 }
 
-// Peers learn of a rank's end, and fail, before it can be reaped.
+// Records which ranks are already exiting: peers notice a rank's end, and fail, before it can be reaped.
 void Agent::note_who_is_ending() {
     if (is_ending()) return;
     for (Worker& worker : workers_) {
@@ -502,13 +500,13 @@ void Agent::kill_workers() {
     signal_workers(SIGKILL);
 }
 
-// To the process groups; a group's number is not another's before its leader, the rank, is reaped.
+// Signals the process groups; a group id is not reused before its leader, the rank, is reaped.
 void Agent::signal_workers(int signal) {
     for (const Worker& worker : workers_) {
         if (worker.end) continue;
         ::kill(-worker.pid, signal);
-        ::kill(worker.pid, signal);                          // in case it made another group its own
-        if (signal != SIGKILL) ::kill(worker.pid, SIGCONT);  // one that is stopped shall hear it
+        ::kill(worker.pid, signal);                          // in case it changed its group
+        if (signal != SIGKILL) ::kill(worker.pid, SIGCONT);  // lets a stopped rank receive it
     }
 }
 
@@ -517,13 +515,13 @@ void Agent::pass_deadline() {
     if (stage_ == Stage::noticing && page_.somebody_listens()) {
         stage_ = Stage::saving;
         stage_deadline_ = grace_deadline_;
-        logs_.say(fmt::format("a rank has asked meanwhile: waiting up to {:g} s for the ranks to save and end",
+        logs_.say(fmt::format("a rank now polls for preemption: waiting up to {:g} s for the ranks to save and exit",
                               seconds(options_.grace)));
         return;
     }
     if (stage_ == Stage::noticing || stage_ == Stage::hearing) return end_workers();
     if (stage_ == Stage::saving) {
-        logs_.say("the time to save is over (--grace-s): the ranks are ended");
+        logs_.say("the time to save is over (--grace-s); stopping the ranks");
         return end_workers();
     }
     if (stage_ == Stage::ending) return kill_workers();
@@ -532,7 +530,7 @@ void Agent::pass_deadline() {
         if (!workers_[rank].end)
             alive += fmt::format("{}rank {} (pid {})", alive.empty() ? "" : ", ", rank, workers_[rank].pid);
     }
-    throw Error(Code::timeout, fmt::format("{} cannot be killed: in an uninterruptible system call?", alive));
+    throw Error(Code::timeout, fmt::format("cannot kill {}: probably in an uninterruptible system call", alive));
 }
 
 int Agent::timeout_ms() const {
@@ -540,7 +538,7 @@ int Agent::timeout_ms() const {
     return static_cast<int>(next.remaining().count());
 }
 
-// Long before any cleaner takes the job's directory for forgotten.
+// Often enough that no cleaner considers the job's directory abandoned.
 void Agent::renew_directory() {
     if (!renewal_.expired()) return;
     renewal_ = Deadline::in(renewal_pause);
@@ -569,10 +567,10 @@ Agent::Outcome Agent::outcome() const {
         }
     }
     outcome.failures = failures_of(outcome.ends);
-    // If the others failed later, the loss is a cause like any other.
+    // If other ranks failed later, a survived loss counts as a cause like any other.
     if (std::ranges::all_of(outcome.failures, &RankEnd::survived)) outcome.failures.clear();
     for (const RankEnd& failure : outcome.failures) {
-        // Others may have failed because of the first; one that was killed was not.
+        // Others may have failed because of the first one, but not a rank that was killed.
         const bool killed =
             !failure.by_agent && WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGKILL;
         if (killed || &failure == &outcome.failures.front()) outcome.lost.push_back(failure.rank);

@@ -1,8 +1,8 @@
-// The launcher's agent: serves the job's store, starts the ranks, merges what they print, and watches them. When one fails it
-// ends the others and, if allowed, opens a new round (an epoch of the store) with the same ranks or with those left, but
-// only after every process of the former round is dead: the ranks write into each other's memory.
+// The launcher's agent: serves the job's store, starts the ranks, merges their output, and watches them. When a rank
+// fails, it stops the others and, if allowed, starts a new round (an epoch of the store) with the same or the remaining
+// ranks, but only after every process of the previous round is dead, because ranks write into each other's memory.
 //
-// One thread. It is the process that run_guarded() makes: it reaps every child of its process.
+// Single-threaded. It runs in the process that run_guarded() creates, and reaps every child of that process.
 #pragma once
 
 #include <signal.h>
@@ -29,10 +29,11 @@ namespace tsr {
 
 class Agent {
    public:
-    // `guardian` becomes readable when the guardian has died; `signal_mask` is what ranks start with.
+    // `guardian` becomes readable when the guardian has died; ranks start with `signal_mask`.
     Agent(RunOptions options, int guardian, const sigset_t& signal_mask);
 
-    // Runs the job to its end; the exit code for the shell: if that were 0, but something of what the job said was lost, 1.
+    // Runs the job to completion. Returns the exit code for the shell; 1 instead of 0 if some output of the job was
+    // lost.
     [[nodiscard]] int run();
 
    private:
@@ -40,24 +41,24 @@ class Agent {
         RankIdentity member;
         pid_t pid = 0;
         std::optional<RankEnd> end;      // once it has ended
-        std::optional<int> ending_turn;  // it was exiting by then, before the agent ended the ranks
+        std::optional<int> ending_turn;  // the turn in which it was already exiting, before the agent stopped the ranks
         std::string error_file;
         std::string failure_file;
         std::string log_file;
     };
 
-    // What a round ended with.
+    // The result of a round.
     struct Outcome {
         std::vector<RankEnd> ends;      // by rank
-        std::vector<RankEnd> failures;  // of those, the root cause first
-        std::vector<int> lost;          // the root cause, and others that were killed from outside
+        std::vector<RankEnd> failures;  // the failed ones, root cause first
+        std::vector<int> lost;          // the root cause, and other ranks that were killed from outside
     };
 
     enum class Stage {
         running,
-        hearing,   // a rank failed; those that waited for it learn so themselves, and may say so until the deadline
-        noticing,  // asked to stop, but no rank listens: one may begin to until the deadline
-        saving,    // asked to stop: the ranks may save until the deadline
+        hearing,   // a rank failed; ranks that waited for it may notice and report it until the deadline
+        noticing,  // asked to stop, but no rank polls for preemption: one may start to until the deadline
+        saving,    // asked to stop; the ranks may save until the deadline
         ending,    // SIGTERM was sent; SIGKILL at the deadline
         killing,   // SIGKILL was sent
     };
@@ -82,10 +83,10 @@ class Agent {
     void ask_for_flights();
     [[nodiscard]] bool is_ending() const { return stage_ == Stage::ending || stage_ == Stage::killing; }
     void note_who_is_ending();
-    void end_workers();   // SIGTERM to all that live
+    void end_workers();   // SIGTERM to all living ranks
     void kill_workers();  // SIGKILL
     void signal_workers(int signal);
-    void bury_round();  // no process of the round lives after it
+    void bury_round();  // afterwards no process of the round is alive
     [[nodiscard]] bool all_ended() const;
     [[nodiscard]] int timeout_ms() const;
     void renew_directory();
@@ -104,7 +105,7 @@ class Agent {
     AgentPage page_;
     EventLog events_;
     LogMux logs_;
-    std::string flight_directory_;               // of requested flight records; empty: none was requested
+    std::string flight_directory_;               // of requested flight records; empty: none requested
     std::optional<JobDirectory> own_directory_;  // unless the options name one
     std::string error_directory_;
 
@@ -115,15 +116,15 @@ class Agent {
 
     // Of the round.
     std::shared_ptr<StoreServer> store_;
-    std::shared_ptr<Store> own_client_;  // of that server, once there is something to tell
+    std::shared_ptr<Store> own_client_;  // of that server, once needed
     std::unique_ptr<PortReservation> master_port_;
     std::vector<Worker> workers_;
-    DirAt round_directory_;  // of the ranks' logs, errors and marks that they listen
+    DirAt round_directory_;  // of the ranks' logs and error files
     Stage stage_ = Stage::running;
     Deadline stage_deadline_ = Deadline::in(milliseconds{0});
     Deadline grace_deadline_ = stage_deadline_;  // of the first signal
     Deadline renewal_ = stage_deadline_;         // of the job's own directory
-    bool failed_ = false;                        // a rank failed by itself
+    bool failed_ = false;                        // a rank failed on its own
     int reap_turn_ = 0;
 };
 

@@ -21,7 +21,7 @@ namespace {
 
 static_assert(sizeof(AgentWords) <= page_size);
 
-// It may be something else, such as a file that a program opened in its place.
+// Whether `fd` is a memory file of this size; it may be another file that a program opened under the same number.
 bool is_memory(int fd, size_t size) {
     struct stat info{};
     return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 0 &&
@@ -48,8 +48,8 @@ const AgentWords* find_page() noexcept {
         }
         if (fd || path) {
             log::warning(
-                "the launcher's page cannot be read (TESSERA_PREEMPT_FD, TESSERA_PREEMPT_FILE): "
-                "this rank will not see a request to stop or to write its flight records");
+                "cannot map the launcher's page (TESSERA_PREEMPT_FD, TESSERA_PREEMPT_FILE); "
+                "this rank will miss requests to stop or to write its flight records");
         }
     } catch (...) {
         log::warning("{}", current_error().what());
@@ -64,22 +64,23 @@ AgentPage::AgentPage()
       asked_(::memfd_create("tessera-asked", MFD_CLOEXEC)) {
     if (!writer_.valid() || ::fchmod(writer_.get(), 0600) != 0 || ::ftruncate(writer_.get(), page_size) != 0 ||
         !asked_.valid() || ::fchmod(asked_.get(), 0600) != 0) {
-        throw os_error("making the agent's page", errno);
+        throw os_error("cannot create the agent's page", errno);
     }
     void* page = ::mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, writer_.get(), 0);
-    if (page == MAP_FAILED) throw os_error("mapping the agent's page", errno);
+    if (page == MAP_FAILED) throw os_error("cannot map the agent's page", errno);
     words_ = static_cast<AgentWords*>(page);
-    // From here on no new writable mapping can be made. Kernels before 5.1 lack FUTURE_WRITE: ranks run as the same user.
+    // From here on no new writable mapping can be made. Kernels before 5.1 lack FUTURE_WRITE: ranks run as the same
+    // user.
     (void)::fcntl(writer_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE);
     const std::string path = fmt::format("/proc/self/fd/{}", writer_.get());
     reader_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!reader_.valid()) throw os_error("opening the agent's page", errno);
+    if (!reader_.valid()) throw os_error("cannot open the agent's page", errno);
 }
 
 AgentPage::~AgentPage() { ::munmap(words_, page_size); }
 
 void AgentPage::begin_round() {
-    if (::ftruncate(asked_.get(), 1) != 0) throw os_error("making the agent's page", errno);
+    if (::ftruncate(asked_.get(), 1) != 0) throw os_error("cannot reset the agent's page", errno);
 }
 
 bool AgentPage::somebody_listens() const {
@@ -92,8 +93,8 @@ void AgentPage::request_preemption() { words_->preempt.store(1, std::memory_orde
 void AgentPage::request_flights(const std::string& directory) {
     if (directory.size() >= words_->flight_directory.size()) {
         throw Error(Code::invalid_argument,
-                    fmt::format("the directory {} has a name of {} bytes; {} are possible", directory, directory.size(),
-                                words_->flight_directory.size() - 1));
+                    fmt::format("the path of directory {} has {} bytes; at most {} are allowed", directory,
+                                directory.size(), words_->flight_directory.size() - 1));
     }
     std::memcpy(words_->flight_directory.data(), directory.c_str(), directory.size() + 1);
     words_->flights.fetch_add(1, std::memory_order_release);
@@ -110,8 +111,8 @@ void tell_agent_of_listening() noexcept try {
     const Fd file(::open(path->c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (file.valid()) return;
     log::warning(
-        "the launcher cannot be told that this rank listens for preemption: {}: {}; it may end the rank at once when "
-        "it is asked to stop",
+        "cannot tell the launcher that this rank polls for preemption: {}: {}; the launcher may stop the rank without "
+        "waiting for a save",
         *path, std::generic_category().message(errno));
 } catch (...) {
     log::warning("{}", current_error().what());

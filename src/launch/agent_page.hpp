@@ -1,8 +1,8 @@
-// The agent's word to its ranks: one page of shared memory, which the agent writes and the ranks map read-only. They shall
-// save and end; or write their flight records. TESSERA_PREEMPT_FD names the inherited descriptor, TESSERA_PREEMPT_FILE a
-// path to the same page for processes that did not inherit it. A file of one byte, TESSERA_PREEMPT_ASKED_FD and
-// TESSERA_PREEMPT_ASKED_FILE, is what a rank empties to tell that it listens. Both are memory, and on no disk: a job of weeks
-// shall not depend on what a cleaner leaves in TMPDIR.
+// How the agent sends requests to its ranks: one page of shared memory that the agent writes and the ranks map
+// read-only. It asks them to save and exit, or to write their flight records. TESSERA_PREEMPT_FD names the inherited
+// descriptor, TESSERA_PREEMPT_FILE a path to the same page for processes that did not inherit it. A rank that polls for
+// preemption truncates a file of one byte, TESSERA_PREEMPT_ASKED_FD or TESSERA_PREEMPT_ASKED_FILE, to tell the agent.
+// Both are in memory, not on disk: a job that runs for weeks must not depend on cleaners of TMPDIR.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 namespace tsr {
 
 struct AgentWords {
-    std::atomic<uint32_t> preempt;  // 1: save and end. Relaxed on both sides: nothing else is published by it
+    std::atomic<uint32_t> preempt;  // 1: save and exit. Relaxed on both sides: it publishes nothing else
     std::atomic<uint32_t> flights;  // counts the requests for flight records; released after flight_directory
     std::array<char, 2048> flight_directory;
 };
@@ -32,10 +32,10 @@ class AgentPage {
     void request_preemption();  // async-signal-safe
     // Throws INVALID_ARGUMENT if the path is too long.
     void request_flights(const std::string& directory);
-    // A read-only descriptor of the page, close-on-exec; nobody who has it can write.
+    // A read-only descriptor of the page, close-on-exec; its holders cannot write.
     [[nodiscard]] int fd() const { return reader_.get(); }
 
-    // Whether a rank has asked for the word since begin_round().
+    // somebody_listens() tells whether a rank has polled for preemption since the last begin_round().
     void begin_round();
     [[nodiscard]] bool somebody_listens() const;
     [[nodiscard]] int asked_fd() const { return asked_.get(); }
@@ -47,9 +47,10 @@ class AgentPage {
     AgentWords* words_ = nullptr;
 };
 
-// The rank's side: the page that the environment names, which is looked for at the first call; nullptr without one.
+// The rank's side: the page that the environment names, mapped at the first call; nullptr if there is none.
+// Thread-safe.
 [[nodiscard]] const AgentWords* agent_words();
-// Tells the agent that this rank listens.
+// Tells the agent that this rank polls for preemption.
 void tell_agent_of_listening() noexcept;
 
 }  // namespace tsr

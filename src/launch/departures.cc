@@ -15,7 +15,7 @@ namespace tsr {
 
 namespace {
 
-// A line a rank: "2 exited with status 0".
+// One line per rank: "2 exited with status 0".
 constexpr const char* departures_key = "launcher/departures";
 
 }  // namespace

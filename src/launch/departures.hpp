@@ -1,5 +1,5 @@
-// Which ranks of a round have ended: the agent writes it into the job's store, and who waits for the others to join reads
-// it, so that a rank which ended without joining, with exit code 0 as well, is not waited for.
+// Which ranks of a round have ended. The agent writes this into the job's store, and ranks that wait for others to join
+// read it, so that nobody waits for a rank that ended without joining, even with exit code 0.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@ namespace tsr {
 // "exited with status 0", "was killed by SIGKILL"
 [[nodiscard]] Departure departure_of(int rank, int wait_status);
 
-// The whole list; it replaces the former one. Throws what a store throws.
+// Writes the complete list, replacing the previous one. Throws what a store throws.
 void tell_departures(Store& store, const std::vector<Departure>& departures, Deadline deadline);
 
 [[nodiscard]] std::vector<Departure> read_departures(Store& store, Deadline deadline);

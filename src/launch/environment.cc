@@ -13,15 +13,15 @@ namespace tsr {
 namespace {
 
 constexpr int max_world_size = 4096;
-// How many ports rank 0 tries. The base is derived from what the launcher gives, never from chance: ranks on other
-// hosts must come to the same list.
+// How many ports rank 0 tries. The base is derived from the launcher's settings, never random: ranks on other hosts
+// must compute the same list.
 constexpr int candidate_ports = 16;
 
 int required_number(const char* name, int64_t least, int64_t most, Launcher launcher) {
     const auto number = env_number(name, least, most);
     if (!number) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("this process seems to be started by {}, but {} is not set", name_of(launcher), name));
+        throw Error(Code::invalid_argument, fmt::format("this process appears to be started by {}, but {} is not set",
+                                                        name_of(launcher), name));
     }
     return static_cast<int>(*number);
 }
@@ -41,8 +41,8 @@ JobEnvironment ranks_from(Launcher launcher, const char* rank, const char* size,
 
 bool on_one_host(const JobEnvironment& job) { return job.local_world_size == job.world_size; }
 
-// Ports for rank 0's store. TESSERA_STORE_PORT fixes one; else those after MASTER_PORT, which torchrun's own store
-// occupies, or after a number that the launcher's job id gives.
+// Candidate ports for rank 0's store. TESSERA_STORE_PORT fixes one; otherwise those after MASTER_PORT, which torchrun's
+// own store occupies, or after a number derived from the launcher's job id.
 std::vector<Address> candidates_at(const std::string& host, int64_t base_port) {
     if (const auto fixed = env_number("TESSERA_STORE_PORT", 1, 65535)) {
         return {{host, static_cast<uint16_t>(*fixed)}};
@@ -72,8 +72,8 @@ std::string master_address(const JobEnvironment& job) {
         if (!host.empty()) return host;
     }
     throw Error(Code::invalid_argument,
-                fmt::format("rank {} of {} under {} does not know where the ranks meet: set MASTER_ADDR to the host of "
-                            "rank 0{} for all ranks, or TESSERA_STORE to a store's address",
+                fmt::format("rank {} of {} under {} does not know where the ranks meet; set MASTER_ADDR to the host of "
+                            "rank 0{} on all ranks, or TESSERA_STORE to the address of a store",
                             job.rank, job.world_size, name_of(job.launcher),
                             env_text("MASTER_PORT") ? "" : ", and MASTER_PORT to a free port there,"));
 }
@@ -83,8 +83,7 @@ JobEnvironment from_tessera() {
                                     "TESSERA_LOCAL_WORLD_SIZE");
     job.store_uri = env_text("TESSERA_STORE").value_or("");
     if (job.store_uri.empty() && job.world_size > 1) {
-        throw Error(Code::invalid_argument,
-                    "TESSERA_RANK is set, but TESSERA_STORE is not: both come from `tessera run`");
+        throw Error(Code::invalid_argument, "TESSERA_RANK is set, but TESSERA_STORE is not; `tessera run` sets both");
     }
     return job;
 }
@@ -97,7 +96,8 @@ JobEnvironment from_torchrun() {
     if (!port && !env_text("TESSERA_STORE_PORT")) {
         throw Error(
             Code::invalid_argument,
-            "RANK and WORLD_SIZE are set, but neither MASTER_PORT nor TESSERA_STORE_PORT: the ranks cannot meet");
+            "RANK and WORLD_SIZE are set, but neither MASTER_PORT nor TESSERA_STORE_PORT is; set one so that the ranks "
+            "can meet");
     }
     // Not MASTER_ADDR: one rank may say localhost and another 127.0.0.1.
     job.job_id = fmt::format("torchrun {} {}", env_text("TORCHELASTIC_RUN_ID").value_or(""), port.value_or(0));
@@ -127,12 +127,12 @@ JobEnvironment from_slurm() {
     return from_mpi(job, fmt::format("{}.{}", first_of({"SLURM_JOB_ID", "SLURM_JOBID"}), *env_text("SLURM_STEP_ID")));
 }
 
-// Ranks that all took themselves for the only one would write over each other's checkpoints.
+// If every rank believed that it is the only one, they would overwrite each other's checkpoints.
 void refuse_half_an_environment() {
     const auto refuse = [](const char* there, const std::string& value, const char* missing) {
         throw Error(Code::invalid_argument,
-                    fmt::format("{} is set ({}), but {} is not: set both for each rank, or unset {} "
-                                "for a process that is alone",
+                    fmt::format("{} is set ({}), but {} is not; set both on every rank, or unset {} "
+                                "for a single process",
                                 there, value, missing, there));
     };
     const auto rank = env_text("RANK");
@@ -153,7 +153,7 @@ JobEnvironment found() {
         return from_mpi(ranks_from(Launcher::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
                         first_of({"PMI_ID", "HYDI_CONTROL_FD", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}));
     }
-    // Inside a batch script but outside a step SLURM_PROCID is set too: that script is no rank.
+    // SLURM_PROCID is also set in a batch script outside a step, which is not a rank.
     if (env_text("SLURM_PROCID") && env_text("SLURM_STEP_ID") && env_text("SLURM_STEP_NUM_TASKS")) return from_slurm();
     refuse_half_an_environment();
     return {};
@@ -177,7 +177,7 @@ JobEnvironment JobEnvironment::detect() {
     JobEnvironment job = found();
     if (job.local_world_size == 0) job.local_world_size = 1;
     if (job.launcher != Launcher::none) {
-        // Said explicitly, they win over what was derived.
+        // Explicit settings override derived ones.
         if (const auto uri = env_text("TESSERA_STORE")) job.store_uri = *uri;
         if (const auto id = env_text("TESSERA_JOB_ID")) job.job_id = *id;
         if (const auto epoch = env_number("TESSERA_EPOCH", 0, INT64_MAX)) job.epoch = static_cast<uint64_t>(*epoch);

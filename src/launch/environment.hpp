@@ -1,6 +1,7 @@
-// What the launcher tells a process through its environment: which rank it is, of how many, and where the ranks meet.
-// Known, in this order: `tessera run` (TESSERA_RANK), torchrun and those who set its variables (RANK), Open MPI's
-// mpirun (OMPI_COMM_WORLD_RANK), MPICH's and Intel's (PMI_RANK), srun (SLURM_PROCID inside a step); else one rank alone.
+// What the launcher passes to a process through its environment: its rank, the number of ranks, and where they meet.
+// Supported, in this order: `tessera run` (TESSERA_RANK), torchrun and launchers that set its variables (RANK), mpirun
+// of Open MPI (OMPI_COMM_WORLD_RANK), MPICH and Intel MPI (PMI_RANK), srun (SLURM_PROCID inside a step); otherwise a
+// single rank.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +26,12 @@ struct JobEnvironment {
     std::string job_id;  // the same for all ranks, different for jobs that could meet on one host
     uint64_t epoch = 0;  // restart round
 
-    // Where the ranks meet. Not empty: an agent serves this store. Empty: rank 0 serves it on the first free one of
-    // `candidates`, and the others look for it there, telling other jobs' stores apart by the handshake.
+    // Where the ranks meet. Not empty: an agent serves this store. Empty: rank 0 serves it on the first free address of
+    // `candidates`, and the others look for it there; the handshake distinguishes it from other jobs' stores.
     std::string store_uri;
     std::vector<Address> candidates;
 
-    // Throws INVALID_ARGUMENT that names the variable which is missing or cannot be understood.
+    // Throws INVALID_ARGUMENT naming the variable that is missing or invalid.
     [[nodiscard]] static JobEnvironment detect();
 
     bool operator==(const JobEnvironment&) const = default;

@@ -96,7 +96,7 @@ void record_failure(const ErrorRecord* failure) noexcept {
             write(*path, failure->message, "", failure);
         }
     } catch (...) {
-        log::warning("the launcher cannot be told why a communicator failed: {}", current_error().what());
+        log::warning("cannot tell the launcher why a communicator failed: {}", current_error().what());
     }
 }
 

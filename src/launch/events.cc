@@ -21,9 +21,9 @@ bool EventLog::open() {
         return true;
     }
     const int failure = errno;
-    struct stat info{};  // a socket, or a device that is not there, is no FIFO without a reader
+    struct stat info{};  // ENXIO also stands for a socket or a missing device
     if (failure == ENXIO && ::stat(path_.c_str(), &info) == 0 && S_ISFIFO(info.st_mode)) return false;
-    throw os_error(fmt::format("the events file {}", path_), failure);
+    throw os_error(fmt::format("cannot open events file {}", path_), failure);
 }
 
 void EventLog::write(const char* event, double time, Json::Object fields) {
@@ -52,7 +52,7 @@ void EventLog::write_all(Deadline deadline) {
 }
 
 std::string EventLog::losses() const {
-    return queue_ ? queue_->loss(fmt::format("writing the events file {}", path_)) : "";
+    return queue_ ? queue_->loss(fmt::format("cannot write events file {}", path_)) : "";
 }
 
 double wall_time() {

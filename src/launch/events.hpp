@@ -1,5 +1,5 @@
-// What happened to a job, as JSON lines for programs: {"event": "start" | "exit" | "stop" | "restart" | "end", "time": …}.
-// Each line is written when it happens, or as soon as a slow reader takes it: nobody waits for the reader.
+// The events of a job as JSON lines for programs: {"event": "start" | "exit" | "stop" | "restart" | "end", "time": …}.
+// Each line is written at once, or as soon as a slow reader accepts it: nothing waits for the reader.
 #pragma once
 
 #include <poll.h>
@@ -18,15 +18,15 @@ namespace tsr {
 
 class EventLog {
    public:
-    // Empty path: nothing is written.
+    // With an empty path nothing is written.
     explicit EventLog(std::string path) : path_(std::move(path)) {}
-    // Makes the file anew. False: it is a FIFO that nobody reads yet. Throws IO.
+    // Creates or truncates the file. Returns false if it is a FIFO without a reader. Throws IO.
     [[nodiscard]] bool open();
     void write(const char* event, double time, Json::Object fields);
     void append_polls(std::vector<pollfd>& polls) const;
     void write_some();
     void write_all(Deadline deadline);
-    // What was lost, and why; empty: nothing.
+    // What was lost and why; empty if nothing.
     [[nodiscard]] std::string losses() const;
 
    private:

@@ -17,7 +17,7 @@ namespace tsr {
 
 namespace {
 
-// Of this process's agent, for all its communicators, from now on.
+// The requests of this process's agent from now on, shared by all communicators of the process.
 std::shared_ptr<FlightRequests> flight_requests() {
     const AgentWords* words = agent_words();
     if (words == nullptr) return nullptr;

@@ -1,4 +1,4 @@
-// From the environment to a communicator, under any launcher.
+// Creates a communicator from the environment, under any launcher.
 #pragma once
 
 #include <memory>
@@ -7,11 +7,12 @@
 
 namespace tsr {
 
-// Lets a communicator with these options answer to this process's agent and report its failure. Nothing without `tessera run`.
+// Makes a communicator with these options answer requests of this process's agent and report its failure. Does nothing
+// outside `tessera run`.
 void attach_to_agent(CommOptions& options);
 
-// Collective. The n-th call of one name in one process meets the n-th in the others. Throws INVALID_ARGUMENT (the environment
-// is contradictory), PERMISSION (token), TIMEOUT (rank 0 or another rank never came), IO.
+// Collective. The n-th call with a name in one process matches the n-th in the others. Throws INVALID_ARGUMENT
+// (inconsistent environment), PERMISSION (token), TIMEOUT (rank 0 or another rank never joined), IO.
 [[nodiscard]] std::shared_ptr<Communicator> communicator_from_environment(const CommOptions& options);
 
 }  // namespace tsr

@@ -39,15 +39,17 @@ void RunOptions::check() const {
     for (const Program& program : programs) {
         if (program.command.empty() || program.command.front().empty()) throw wrong("a program has no command");
         if (program.ranks < 1 || program.ranks > max_ranks) {
-            throw wrong(fmt::format("{} ranks of '{}'; 1 to {} are possible", program.ranks, program.command.front(),
-                                    max_ranks));
+            throw wrong(fmt::format("{} ranks of '{}' are requested; the number must be between 1 and {}",
+                                    program.ranks, program.command.front(), max_ranks));
         }
     }
-    if (ranks() > max_ranks) throw wrong(fmt::format("{} ranks; a job has at most {}", ranks(), max_ranks));
+    if (ranks() > max_ranks)
+        throw wrong(fmt::format("{} ranks are requested; a job can have at most {}", ranks(), max_ranks));
     if (min_ranks < 0 || min_ranks > ranks()) {
-        throw wrong(fmt::format("at least {} ranks are wanted, but the job has {}", min_ranks, ranks()));
+        throw wrong(fmt::format("at least {} ranks are required, but the job has {}", min_ranks, ranks()));
     }
-    if (max_restarts < 0) throw wrong(fmt::format("{} restarts; write 0 or more", max_restarts));
+    if (max_restarts < 0)
+        throw wrong(fmt::format("the number of restarts is {}; it must not be negative", max_restarts));
 }
 
 std::vector<RankIdentity> first_round(const RunOptions& options) {
@@ -90,17 +92,17 @@ std::string rank_spans(std::vector<int> ranks) {
     return text;
 }
 
-std::string why_no_round(const RunOptions& options, const std::vector<RankIdentity>& members, const std::vector<int>& lost,
-                         int restarts) {
+std::string why_no_round(const RunOptions& options, const std::vector<RankIdentity>& members,
+                         const std::vector<int>& lost, int restarts) {
     std::string why;
     if (options.max_restarts > 0) {
-        why = fmt::format("{} of {} restarts (--max-restarts) used: none is left", restarts, options.max_restarts);
+        why = fmt::format("{} of {} restarts used (--max-restarts)", restarts, options.max_restarts);
     }
     if (options.min_ranks > 0) {
         const std::vector<int> left = ranks_left(members, lost);
-        why += fmt::format("{}{} of {} ranks left{}: fewer than the {} of --min-ranks", why.empty() ? "" : "; ",
-                           left.size(), members.size(), left.empty() ? "" : fmt::format(" ({})", rank_spans(left)),
-                           options.min_ranks);
+        why +=
+            fmt::format("{}{} of {} ranks left{}, fewer than --min-ranks {}", why.empty() ? "" : "; ", left.size(),
+                        members.size(), left.empty() ? "" : fmt::format(" ({})", rank_spans(left)), options.min_ranks);
     }
     return why;
 }

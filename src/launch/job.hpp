@@ -1,4 +1,4 @@
-// What `tessera run` was asked to run, and which ranks the next round has: plain values and one pure function.
+// The options of `tessera run`, and the ranks of the next round: plain values and pure functions.
 #pragma once
 
 #include <chrono>
@@ -22,13 +22,13 @@ struct Program {
 
 enum class OnLoss {
     restart,
-    shrink,  // another round, of those left
-    go_on,   // the same round: the ranks that are left go on by themselves (tsr_comm_shrink)
+    shrink,  // another round with the remaining ranks
+    go_on,   // the same round: the remaining ranks continue on their own (tsr_comm_shrink)
 };
 
 struct RunOptions {
     std::vector<Program> programs;
-    int min_ranks = 0;  // fewer end the job; 0: all of them are needed
+    int min_ranks = 0;  // fewer end the job; 0: all ranks are required
     int max_restarts = 0;
     OnLoss on_loss = OnLoss::restart;
     bool prefix = true;
@@ -36,16 +36,16 @@ struct RunOptions {
     std::string log_directory;            // empty: no files
     std::string events_file;              // empty: none
     std::string trace_directory;          // of the communicators' flight records; empty: none
-    milliseconds grace{30000};            // from the first signal until the ranks are told to end
+    milliseconds grace{30000};            // from the first signal until the ranks are stopped
     milliseconds kill_grace{5000};        // from SIGTERM to SIGKILL
     std::optional<milliseconds> timeout;  // of the ranks' collectives
 
     [[nodiscard]] int ranks() const;
-    // Throws INVALID_ARGUMENT for what cannot be run.
+    // Throws INVALID_ARGUMENT for an invalid job.
     void check() const;
 };
 
-// A rank's identity through the rounds; its number is its index in the round.
+// A rank's identity across rounds; its rank is its index in the round.
 struct RankIdentity {
     int program = 0;
     int instance = 0;  // of that program
@@ -59,15 +59,15 @@ struct NextRound {
     bool uses_restart = false;
 };
 
-// What follows a round in which the members at the indices `lost` failed: the same ranks again while restarts are left,
-// or those that are left while they are enough; which of the two is tried first is `on_loss`. nullopt: the job fails.
+// The round after one in which the members at the indices `lost` failed: the same ranks while restarts are left, or the
+// remaining ranks while there are enough; `on_loss` decides which is tried first. nullopt: the job fails.
 [[nodiscard]] std::optional<NextRound> next_round(const RunOptions& options, const std::vector<RankIdentity>& members,
                                                   const std::vector<int>& lost, int restarts_left);
 
 // "rank 4", "ranks 1-3 and 5"
 [[nodiscard]] std::string rank_spans(std::vector<int> ranks);
 
-// Why next_round() gave none after `restarts` restarts, for people; empty where none was to be expected.
+// Explains why next_round() returned nullopt after `restarts` restarts; empty if no further round was to be expected.
 [[nodiscard]] std::string why_no_round(const RunOptions& options, const std::vector<RankIdentity>& members,
                                        const std::vector<int>& lost, int restarts);
 

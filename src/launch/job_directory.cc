@@ -27,8 +27,8 @@ std::string temporary_place() {
 // Held until the descriptor is closed; ranks do not inherit it.
 bool lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) == 0; }
 
-// What another user may have put there is not touched, nor what a link leads to. One without an owner's file is of an agent
-// that begins just now, or of an older version: nothing tells whether that lives.
+// Does not touch another user's files, nor follow links. A directory without an owner file belongs to an agent that is
+// just starting, or to an older version: whether that is alive is unknown.
 void remove_if_left(const DirAt& place, const std::string& name) {
     DirAt directory;
     struct stat info{};
@@ -61,7 +61,8 @@ void renew_all_in(const DirAt& directory) {
 
 std::string temporary_directory(std::string_view what) {
     std::string path = fmt::format("{}/tessera-{}.XXXXXX", temporary_place(), what);
-    if (::mkdtemp(path.data()) == nullptr) throw os_error(fmt::format("making a directory like {}", path), errno);
+    if (::mkdtemp(path.data()) == nullptr)
+        throw os_error(fmt::format("cannot create a directory like {}", path), errno);
     return path;
 }
 
@@ -74,18 +75,19 @@ JobDirectory::JobDirectory() {
     if (DirAt::working().open(temporary_place(), place_, DirAt::Links::followed) == 0) remove_left_ones(place_);
     path_ = temporary_directory("run");
     if (const int error = place_.open(name(), directory_); error != 0) {
-        throw os_error(fmt::format("opening {}", path_), -error);
+        throw os_error(fmt::format("cannot open {}", path_), -error);
     }
     entry_ = Fd(place_.open_file(name(), O_RDONLY | O_DIRECTORY));
     if (entry_.valid()) (void)lock(entry_.get());
-    // Locked before it has the name by which others look for it. Where files cannot be locked nothing is ever taken for left.
+    // Locked before it gets the name that other agents look for. Where files cannot be locked, nothing counts as
+    // abandoned.
     const std::string made = fmt::format("{}.new", owner_file);
     const int opened = directory_.open_file(made, O_WRONLY | O_CREAT | O_EXCL, 0600);
-    if (opened < 0) throw os_error(fmt::format("making {}/{}", path_, made), -opened);
+    if (opened < 0) throw os_error(fmt::format("cannot create {}/{}", path_, made), -opened);
     owner_ = Fd(opened);
     if (!lock(owner_.get())) return;
     const int renamed = directory_.rename(made, owner_file);
-    if (renamed != 0) throw os_error(fmt::format("renaming {}/{}", path_, made), -renamed);
+    if (renamed != 0) throw os_error(fmt::format("cannot rename {}/{}", path_, made), -renamed);
 }
 
 void JobDirectory::renew() const noexcept {

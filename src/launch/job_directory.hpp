@@ -1,9 +1,9 @@
-// A directory of an agent's own under TMPDIR, where ranks leave what is not kept: removed at the agent's end, and, if it was
-// killed, by the next agent. Who lives is told by a lock on a file in it, which the kernel lets go of when the agent has ended in
-// whatever way; a pid would say nothing of an agent in another container that shares the directory.
+// An agent's directory under TMPDIR for temporary files of its ranks. Removed when the agent ends or, if it was killed,
+// by the next agent. A lock on a file in it shows whether its agent is alive: the kernel releases the lock however the
+// agent ends, whereas a pid would say nothing about an agent in another container that shares the directory.
 //
-// Cleaners of TMPDIR leave it alone while the agent lives: systemd-tmpfiles does not enter a directory on which somebody has a
-// flock() (tmpfiles.d(5), "Age"); others, such as tmpreaper, go by times, which renew() sets.
+// Cleaners of TMPDIR do not touch it while the agent is alive: systemd-tmpfiles does not enter a directory with a
+// flock() (tmpfiles.d(5), "Age"); others, such as tmpreaper, go by times, which renew() updates.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ namespace tsr {
 
 class JobDirectory {
    public:
-    JobDirectory();  // removes those that agents of this user left
+    JobDirectory();  // removes directories abandoned by agents of this user
     ~JobDirectory();
     JobDirectory(const JobDirectory&) = delete;
     JobDirectory& operator=(const JobDirectory&) = delete;
@@ -34,9 +34,10 @@ class JobDirectory {
     Fd owner_;
 };
 
-// A new directory under TMPDIR, tessera-WHAT.XXXXXX, of this user alone.
+// Creates a private directory tessera-WHAT.XXXXXX under TMPDIR.
 [[nodiscard]] std::string temporary_directory(std::string_view what);
-// Whether it still is one of this user's: where everybody may write, another may have made one of its name.
+// Whether it is still a directory of this user: in a world-writable place, another user may have created one with its
+// name.
 [[nodiscard]] bool is_own_directory(const std::string& path);
 
 }  // namespace tsr

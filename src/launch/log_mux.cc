@@ -91,8 +91,8 @@ void OutputQueue::write_all(Deadline deadline) {
 }
 
 std::string OutputQueue::loss(const std::string& what) const {
-    if (failure_ != 0) return failure_ == EPIPE ? "" : os_error(what + " fails", failure_).what();
-    return empty() ? "" : what + " fails: nobody reads it";
+    if (failure_ != 0) return failure_ == EPIPE ? "" : os_error(what, failure_).what();
+    return empty() ? "" : what + ": nobody reads it";
 }
 
 LogMux::LogMux(int out, int err, bool prefix) : out_(out), err_(err), prefix_(prefix) {}
@@ -101,7 +101,7 @@ void LogMux::add_rank(int rank, const std::string& program, Fd out, Fd err, Fd f
     const auto shared = file.valid() ? std::make_shared<Fd>(std::move(file)) : nullptr;
     tails_[rank] = {};
     for (auto& [pipe, output] : {std::pair<Fd*, OutputQueue*>{&out, &out_}, {&err, &err_}}) {
-        ::fcntl(pipe->get(), F_SETFL, O_NONBLOCK);  // our end alone: the rank's is another description
+        ::fcntl(pipe->get(), F_SETFL, O_NONBLOCK);  // only our end: the rank's end is another description
         const std::string prefix = prefix_ ? prefix_of(rank, program, wants_colours(output->fd())) : "";
         streams_.push_back({std::move(*pipe),
                             output,
@@ -152,8 +152,8 @@ bool LogMux::read_some(Stream& stream) {
     }
     const std::string_view bytes(chunk.data(), static_cast<size_t>(got));
     if (stream.file && stream.file->valid() && !write_whole(stream.file->get(), bytes)) {
-        lost_file_ = os_error("writing a rank's log file fails", errno).what();
-        say(lost_file_ + "; it ends here");
+        lost_file_ = os_error("cannot write a rank's log file", errno).what();
+        say(lost_file_ + "; the log ends here");
         stream.file->reset();  // for both of the rank's streams
     }
     stream.lines.feed(bytes, print);
@@ -188,7 +188,8 @@ void LogMux::drain(Deadline deadline) {
 
 std::string LogMux::losses() const {
     std::string text = lost_file_;
-    for (const std::string& loss : {out_.loss("writing standard output"), err_.loss("writing standard error")}) {
+    for (const std::string& loss :
+         {out_.loss("cannot write standard output"), err_.loss("cannot write standard error")}) {
         if (!loss.empty()) text += (text.empty() ? "" : "; ") + loss;
     }
     return text;

@@ -22,9 +22,9 @@ namespace tsr {
 
 namespace {
 
-// At the end of rank 0's process the server stays this long for ranks that have not yet left.
+// How long the server stays at the end of rank 0's process for ranks that have not yet left.
 constexpr milliseconds farewell{2000};
-// Until then a store that refuses this process's token may be another job's that has one of our ports.
+// Until then a store that rejects this process's token may belong to another job that uses one of our ports.
 constexpr milliseconds patience_with_strangers{10000};
 
 StoreOptions options_for(const JobEnvironment& job, milliseconds timeout) {
@@ -44,11 +44,12 @@ std::shared_ptr<StoreServer> serve(const JobEnvironment& job) {
             return StoreServer::start(host, candidate.port, options);
         } catch (const Error& error) {
             if (error.record()->native_code == EADDRNOTAVAIL) {
-                throw Error(Code::io,
-                            fmt::format("rank 0 cannot serve the store on {}: no such address on this host; is "
-                                        "rank 0 on the host that MASTER_ADDR names? TESSERA_STORE_BIND sets "
-                                        "another address to listen on",
-                                        host))
+                throw Error(
+                    Code::io,
+                    fmt::format("rank 0 cannot serve the store on {}: this host does not have that address; run "
+                                "rank 0 on the host that MASTER_ADDR names, or set TESSERA_STORE_BIND to "
+                                "another address to listen on",
+                                host))
                     .caused_by(error);
             }
             if (error.record()->native_code != EADDRINUSE) throw;
@@ -57,7 +58,7 @@ std::shared_ptr<StoreServer> serve(const JobEnvironment& job) {
     }
     throw Error(Code::io,
                 fmt::format("rank 0 cannot serve the store: the ports {} are all in use; set TESSERA_STORE_PORT "
-                            "to a free one for all ranks",
+                            "to a free port on all ranks",
                             taken));
 }
 
@@ -67,10 +68,10 @@ std::string why_there_is_no_store(const Address& address) {
     } catch (const Error& error) {
         return error.what();
     }
-    return "has rank 0 started, and does it run on that host?";
+    return "check that rank 0 has started and runs on that host";
 }
 
-// Looks for rank 0's store on the candidate ports, round and round.
+// Searches the candidate ports for rank 0's store, repeatedly.
 std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeout) {
     const Deadline deadline = Deadline::in(timeout);
     const Deadline patience = Deadline::in(std::min(timeout, patience_with_strangers));
@@ -86,7 +87,7 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
             } catch (const Error& error) {
                 const bool stranger = error.code() == Code::permission || error.code() == Code::version;
                 const bool may_come = error.record()->retriable || error.code() == Code::timeout;
-                if (!stranger && !may_come) throw;  // an interrupt, or what this rank's own settings say
+                if (!stranger && !may_come) throw;  // an interrupt, or wrong settings of this rank
                 (stranger ? refused : last) = error;
             }
         }
@@ -106,10 +107,10 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
     }
 }
 
-// The environment belongs to the process, and so do the servers that rank 0 makes of it.
+// The environment belongs to the process, and so do the servers that rank 0 creates from it.
 class Meeting {
    public:
-    // OpenSSL cleans up at the process's end, too: if it is initialised first, it does so after this object.
+    // OpenSSL also cleans up at process exit: initialised first, it does so after this object is destroyed.
     Meeting() { (void)OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr); }
     ~Meeting() {
         if (owner_ != ::getpid()) return;

@@ -1,6 +1,6 @@
-// A TCP port for MASTER_PORT, which a rank will listen on later. It was free when it was chosen, lies below the range from
-// which the kernel takes ports by itself, and no other agent of this machine chooses it while this object lives: each
-// reservation holds a local socket whose name carries the number.
+// A TCP port for MASTER_PORT, on which a rank will listen later. It was free when it was chosen, is below the kernel's
+// range of ephemeral ports, and no other agent on this machine chooses it while this object exists: each reservation
+// holds a local socket whose name contains the port.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tsr {
 
 class PortReservation {
    public:
-    // Throws IO if there is none.
+    // Throws IO if no port is free.
     PortReservation();
     [[nodiscard]] uint16_t port() const { return port_; }
 

@@ -68,7 +68,7 @@ std::vector<pid_t> children() {
     const pid_t self = ::getpid();
     std::vector<pid_t> found;
     const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), &::closedir);
-    if (!proc) throw os_error("opening /proc", errno);
+    if (!proc) throw os_error("cannot open /proc", errno);
     while (const dirent* entry = ::readdir(proc.get())) {
         const std::string_view name = entry->d_name;
         pid_t pid = 0;
@@ -80,7 +80,8 @@ std::vector<pid_t> children() {
     return found;
 }
 
-// SIGCHLD, SIGUSR1, which asks for flight records, and what ends the job; without those that this process was told to ignore, by nohup or as a background job.
+// SIGCHLD, SIGUSR1 (requests flight records) and the signals that end the job, except those that this process ignores
+// because of nohup or because it is a background job.
 sigset_t guardian_signals() {
     sigset_t set;
     sigemptyset(&set);
@@ -92,22 +93,22 @@ sigset_t guardian_signals() {
     return set;
 }
 
-// Output that nobody reads any more, or that grows beyond `ulimit -f`, is an error of write(), not the end of the job. Ranks
-// start with the default.
+// Makes output without a reader, or beyond `ulimit -f`, an error of write() instead of the end of the job. Ranks start
+// with the default.
 void ignore_signals_of_writes() {
     struct sigaction ignore{};
     ignore.sa_handler = SIG_IGN;
     for (const int signal : {SIGPIPE, SIGXFSZ}) ::sigaction(signal, &ignore, nullptr);
 }
 
-// What starts a file that does not start by itself, judging by its name.
+// How to run a file that is not executable, judging by its name.
 std::string way_to_start(std::string_view path) {
     constexpr std::pair<std::string_view, std::string_view> ways[] = {
         {".py", "python"}, {".sh", "sh"}, {".jar", "java -jar"}, {".jl", "julia"}};
     for (const auto& [suffix, program] : ways) {
-        if (path.ends_with(suffix)) return fmt::format("write `{} {}`", program, path);
+        if (path.ends_with(suffix)) return fmt::format("run `{} {}`", program, path);
     }
-    return "write the program that reads it before it";
+    return "put its interpreter before it";
 }
 
 }  // namespace
@@ -151,8 +152,8 @@ std::string find_executable(const std::string& command) {
     if (command.find('/') != std::string::npos) {
         const int failure = check(command);
         if (failure == 0) return command;
-        if (failure == ENOENT) throw Error(Code::not_found, fmt::format("there is no program '{}'", command));
-        throw Error(Code::permission, fmt::format("'{}' cannot be executed: {}{}", command, std::strerror(failure),
+        if (failure == ENOENT) throw Error(Code::not_found, fmt::format("program '{}' does not exist", command));
+        throw Error(Code::permission, fmt::format("cannot execute '{}': {}{}", command, std::strerror(failure),
                                                   failure == EACCES ? "; " + way_to_start(command) : ""));
     }
     const char* variable = std::getenv("PATH");
@@ -168,11 +169,12 @@ std::string find_executable(const std::string& command) {
         if (colon == std::string_view::npos) break;
         list.remove_prefix(colon + 1);
     }
-    if (forbidden) throw Error(Code::permission, fmt::format("'{}' is in PATH, but may not be executed", command));
-    const std::string here = check(command) == 0        ? fmt::format("; one is here: write ./{}", command)
-                             : check(command) == EACCES ? "; a file is here: " + way_to_start(command)
-                                                        : "";
-    throw Error(Code::not_found, fmt::format("there is no program '{}' in PATH{}", command, here));
+    if (forbidden) throw Error(Code::permission, fmt::format("'{}' is in PATH, but is not executable", command));
+    const std::string here = check(command) == 0 ? fmt::format("; it is in the current directory: run ./{}", command)
+                             : check(command) == EACCES
+                                 ? "; a file with this name is in the current directory: " + way_to_start(command)
+                                 : "";
+    throw Error(Code::not_found, fmt::format("program '{}' is not in PATH{}", command, here));
 }
 
 pid_t spawn(const Spawn& spawn) {
@@ -183,12 +185,12 @@ pid_t spawn(const Spawn& spawn) {
     Fd null;
     if (ready.input < 0) {
         null = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-        if (!null.valid()) throw os_error("opening /dev/null", errno);
+        if (!null.valid()) throw os_error("cannot open /dev/null", errno);
         ready.input = null.get();
     }
     const pid_t self = ::getpid();
     const pid_t pid = ::fork();
-    if (pid < 0) throw os_error(fmt::format("starting '{}'", spawn.path), errno);
+    if (pid < 0) throw os_error(fmt::format("cannot start '{}'", spawn.path), errno);
     if (pid == 0) become(ready, arguments.data(), environment.data(), self, report_out.get());
     report_out.reset();
     int failure = 0;
@@ -200,11 +202,11 @@ pid_t spawn(const Spawn& spawn) {
     ::waitpid(pid, nullptr, 0);
     if (failure == ENOEXEC) {
         throw Error(Code::permission,
-                    fmt::format("'{}' is neither a program of this machine nor a script that begins with "
-                                "#! and its interpreter: {}",
+                    fmt::format("'{}' is neither a program for this machine nor a script that begins with "
+                                "#! and its interpreter; {}",
                                 spawn.path, way_to_start(spawn.path)));
     }
-    throw os_error(fmt::format("starting '{}'", spawn.path), failure);
+    throw os_error(fmt::format("cannot start '{}'", spawn.path), failure);
 }
 
 void kill_all_children(Deadline deadline) {
@@ -222,7 +224,8 @@ void kill_all_children(Deadline deadline) {
         }
         if (!deadline.expired()) continue;
         const std::vector<pid_t> alive = children();
-        throw Error(Code::timeout, fmt::format("processes that cannot be killed remain: {}", fmt::join(alive, ", ")));
+        throw Error(Code::timeout, fmt::format("cannot kill processes {}: probably in uninterruptible system calls",
+                                               fmt::join(alive, ", ")));
     }
 }
 
@@ -231,7 +234,7 @@ rlim_t raise_open_files() {
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) throw os_error("getrlimit", errno);
     const rlim_t former = limit.rlim_cur;
     limit.rlim_cur = limit.rlim_max;
-    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // without it a job of some hundred ranks fails, and says why
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // on failure, only jobs of some hundred ranks fail, with an error
     return former;
 }
 
@@ -245,13 +248,13 @@ int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mas
     const sigset_t signals = guardian_signals();
     sigset_t former;
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &signals, &former)) throw os_error("pthread_sigmask", error);
-    auto [alive_in, alive_out] = make_pipe();  // the latter stays open in the guardian alone, and closes with it
+    auto [alive_in, alive_out] = make_pipe();  // alive_out stays open only in the guardian, and closes with it
     const pid_t pid = ::fork();
     if (pid < 0) throw os_error("fork", errno);
     if (pid == 0) {
         alive_out.reset();
         ::setsid();  // the terminal's signals come through the guardian only, once
-        // So do those of `pkill tessera`, and `killall -9 tessera` leaves the agent to clean up.
+        // So do those of `pkill tessera`; `killall -9 tessera` does not hit the agent, which cleans up.
         ::prctl(PR_SET_NAME, "tsr-agent");
         int code = 1;
         try {

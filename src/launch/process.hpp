@@ -1,12 +1,12 @@
-// Starting and ending processes so that none is left behind.
+// Starts and ends processes so that none is left behind.
 //
-// The tree:  tessera run (guardian)  ->  agent  ->  rank, a session of its own  ->  whatever the rank starts
+// The tree:  tessera run (guardian)  ->  agent  ->  rank, in its own session  ->  processes started by the rank
 //
-// Guardian and agent are subreapers: a process whose parent dies becomes the child of the agent, or of the guardian when
-// the agent is gone, and so cannot get lost. Only own children are ever killed: their pids cannot be another's before
-// they are reaped. A rank gets SIGKILL from the kernel when the agent dies. The agent has another name than the guardian, so
-// that who kills by name does not hit both. What remains: if both are killed by SIGKILL in the same instant, ranks die, but
-// processes that ranks had started may live on.
+// Guardian and agent are subreapers: a process whose parent dies becomes a child of the agent, or of the guardian if
+// the agent is gone, and so cannot get lost. Only own children are ever killed: their pids cannot be reused before they
+// are reaped. The kernel sends SIGKILL to a rank when the agent dies. Agent and guardian have different names, so that
+// killing by name does not hit both. The remaining gap: if both are killed by SIGKILL at the same instant, the ranks
+// die, but processes started by ranks may survive.
 #pragma once
 
 #include <signal.h>
@@ -28,23 +28,23 @@ namespace tsr {
 [[nodiscard]] std::string signal_name(int signal);
 // How a process ended: "ended with exit code 3", "was killed by SIGKILL".
 [[nodiscard]] std::string describe_status(int wait_status);
-// What a shell would say: the exit code, or 128 + signal.
+// The exit code by shell conventions: the process's own, or 128 + signal.
 [[nodiscard]] int exit_code_of(int wait_status);
 
-// For a command that could not do its work: 2 for wrong usage, 126 for what may not be executed, 127 for what is not
-// there, else 1: a shell's conventions.
+// The exit code of a command that failed, by shell conventions: 2 for wrong usage, 126 if a program is not executable,
+// 127 if it does not exist, else 1.
 [[nodiscard]] int exit_code_of(const Error& error);
 
 // The reading end and the writing end.
 [[nodiscard]] std::pair<Fd, Fd> make_pipe();
 
-// The file that execution of `command` would run, found in PATH; throws NOT_FOUND or PERMISSION.
+// The file that `command` would execute, searched in PATH. Throws NOT_FOUND or PERMISSION.
 [[nodiscard]] std::string find_executable(const std::string& command);
 
 struct Spawn {
     std::string path;
     std::vector<std::string> arguments;    // with argv[0]
-    std::vector<std::string> environment;  // "K=V", all of it
+    std::vector<std::string> environment;  // "K=V", complete
     int input = -1;                        // -1: /dev/null
     int output = -1;
     int error = -1;
@@ -53,23 +53,23 @@ struct Spawn {
     rlim_t open_files = 0;       // its limit of open files; 0: this process's
 };
 
-// Starts a session of its own that dies with this process. The calling thread must live as long as this process.
-// Throws IO, NOT_FOUND, PERMISSION if the program cannot be executed.
+// Starts a process in a new session; it is killed when this process dies. The calling thread must live as long as this
+// process. Throws IO, NOT_FOUND or PERMISSION if the program cannot be executed.
 [[nodiscard]] pid_t spawn(const Spawn& spawn);
 
-// Kills and reaps all children, and what became a child because its parent died, until there are none. Throws TIMEOUT
-// naming those that will not die (in an uninterruptible system call).
+// Kills and reaps all children, including adopted orphans, until there are none. Throws TIMEOUT naming those that
+// cannot be killed (in an uninterruptible system call).
 void kill_all_children(Deadline deadline);
 
-// Raises this process's limit of open files as far as it may: two pipes a rank. Returns the former limit.
+// Raises this process's limit of open files to the maximum, for two pipes per rank. Returns the previous limit.
 [[nodiscard]] rlim_t raise_open_files();
 
 // Makes this process adopt orphaned descendants.
 void become_subreaper();
 
-// Runs `agent` in a child that is in a session of its own, forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 to it, and ends with
-// its exit code, after all descendants are dead. `agent` gets a descriptor that becomes readable when the guardian dies,
-// and the signal mask for its children. Must be called while the process has one thread.
+// Runs `agent` in a child process with its own session and forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 to it.
+// Returns its exit code after all descendants are dead. `agent` gets a descriptor that becomes readable when the
+// guardian dies, and the signal mask for its children. Must be called while the process has a single thread.
 [[nodiscard]] int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent);
 
 }  // namespace tsr

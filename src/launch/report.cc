@@ -48,10 +48,10 @@ std::string ending(const RankEnd& end) {
 
 // --- the root cause
 
-// The beginning tells: and to match a line of some 100,000 characters takes more stack than there is.
+// The beginning is enough, and matching a line of some 100,000 characters would overflow the stack.
 constexpr size_t looked_at = 200;
 
-// Of a Rust backtrace, the frames above the panic and below the program's main function.
+// Whether `line` is a frame of a Rust backtrace above the panic or below the program's main function.
 bool is_runtime_frame(std::string_view line) {
     static const std::regex pattern(
         R"(\s*\d+: (<?(std|core|alloc)::|<(alloc|core|std)|tessera::launch::|rust_begin_unwind|__|_start|main$|clone).*)");
@@ -72,8 +72,8 @@ Lines without_runtime_frames(const Lines& lines) {
     return kept;
 }
 
-// A traceback repeats the message: Python's after the frames, Java's before them, with the exception's full name. Of one that
-// is nothing else the first line stays: Rust's has the error's code before the message.
+// Removes the message that a traceback repeats: Python's after the frames, Java's before them, with the exception's
+// full name. If the traceback is nothing else, its first line stays: Rust's has the error's code before the message.
 Lines without_message(Lines trace, const Lines& message) {
     if (message.empty() || message.front().empty() || trace.size() < message.size()) return trace;
     for (size_t at = trace.size() - message.size() + 1; at-- > 0;) {
@@ -92,7 +92,7 @@ std::string quoted(const Lines& lines) {
     return text;
 }
 
-// What the headline has not said.
+// Details that are not in the headline.
 std::string details_of(const RankEnd& root) {
     std::string text;
     if (root.error) {
@@ -118,7 +118,7 @@ std::string details_of(const RankEnd& root) {
 
 std::string whole_message(const RankEnd& end) { return end.error ? end.error->message : end.message(); }
 
-// Ranks that differ from each other say the same, each with its own number before it.
+// Ranks often report the same error, each prefixed with its own rank.
 std::string without_own_number(const RankEnd& end) {
     std::string text = whole_message(end);
     const std::string own = fmt::format("rank {}: ", end.rank);
@@ -134,7 +134,7 @@ bool say_the_same(const RankEnd& one, const RankEnd& other) {
     return same(whole_message(one), whole_message(other)) || same(without_own_number(one), without_own_number(other));
 }
 
-// The first failure, or, if it leaves the end of a list to another that says the same, that one.
+// The first failure or, if its list is cut, another failure with the same list in full.
 const RankEnd& root_of(const std::vector<RankEnd>& failures) {
     const std::string first = whole_message(failures.front());
     if (shown_of(first) == first) return failures.front();
@@ -150,7 +150,7 @@ std::string told_briefly(const RankEnd& failure, const RankEnd& root, const std:
     for (const RankEnd& culprit : failures) {
         if (!blames(failure, culprit)) continue;
         const std::string status(code_of(failure));
-        const char* fate = !culprit.late.empty()              ? "did not come"
+        const char* fate = !culprit.late.empty()              ? "was late"
                            : culprit.by_agent                 ? "failed or left"
                            : culprit.wait_status == 0         ? "left"
                            : WIFSIGNALED(culprit.wait_status) ? "died"
@@ -185,7 +185,7 @@ std::vector<Row> rows_of(const RankEnd& root, const std::vector<RankEnd>& failur
     return rows;
 }
 
-// To so many characters, not inside one of several bytes.
+// Cuts to `width` characters, never inside a multi-byte character.
 std::string cut(std::string line, size_t width) {
     size_t columns = 0;
     for (size_t at = 0; width != 0 && at < line.size(); ++at) {
@@ -217,7 +217,7 @@ std::string others_of(const RankEnd& root, const std::vector<RankEnd>& failures,
             std::ranges::any_of(failures, same)) {
             continue;
         }
-        text += fmt::format("\n  rank {} had ended before, with exit code 0, at {}\n", end.rank, clock_time(end.time));
+        text += fmt::format("\n  rank {} had already ended with exit code 0 at {}\n", end.rank, clock_time(end.time));
     }
     return text;
 }

@@ -1,4 +1,4 @@
-// What the launcher says at the end of a job that failed: the root cause once and in full, each other failure in a line.
+// The launcher's report at the end of a failed job: the root cause once and in full, every other failure in one line.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace tsr {
 
-// `failures` are not empty, and come from failures_of(ends). Lines about other failures are cut to `width` columns; 0: none
-// is. The last line has no end.
+// `failures` must not be empty, and come from failures_of(ends). Lines about other failures are cut to `width` columns;
+// 0: not cut. The last line has no newline.
 [[nodiscard]] std::string report_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends,
                                     size_t width = 0);
 

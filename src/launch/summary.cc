@@ -25,13 +25,13 @@ std::string_view trimmed(std::string_view line) {
     return begin == std::string_view::npos ? "" : line.substr(begin);
 }
 
-// What Java and Rust print after the line that says what went wrong.
+// Matches what Java and Rust print after the line that states the error.
 bool is_of_a_trace(std::string_view line) {
     static const std::regex pattern(R"(\s+(at .*|\.\.\. .*|\d+: .*)|stack backtrace:|note: .*RUST_BACKTRACE.*)");
     return std::regex_match(line.begin(), line.end(), pattern);
 }
 
-// The line that says what went wrong is the last one, but for those.
+// The line that states the error: the last one, except for those.
 std::string_view last_line(const std::vector<std::string>& lines) {
     for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
         if (!trimmed(*line).empty() && !is_of_a_trace(*line)) return trimmed(*line);
@@ -39,7 +39,7 @@ std::string_view last_line(const std::vector<std::string>& lines) {
     return "";
 }
 
-// A line that ends in a colon says nothing without the next.
+// A line that ends with a colon is meaningless without the next.
 std::string first_words(std::string_view text) {
     const size_t end = text.find('\n');
     const std::string_view first = text.substr(0, end);
@@ -50,16 +50,16 @@ std::string first_words(std::string_view text) {
 
 std::string meaning_of_signal(int signal) {
     switch (signal) {
-        case SIGKILL: return "somebody killed it, or the kernel did for want of memory: see dmesg";
-        case SIGSEGV: return "it touched memory that it does not have";
-        case SIGBUS: return "memory behind a mapping is gone: a file cut short, or a full disk or /dev/shm";
-        case SIGABRT: return "it gave up: a failed assertion, or an exception that nothing caught";
-        case SIGILL: return "an instruction that this processor does not know";
-        case SIGFPE: return "mostly a division of integers by zero";
-        case SIGTERM: return "somebody asked it to end";
-        case SIGXFSZ: return "a file, or shared memory, grew beyond the limit of `ulimit -f`";
-        case SIGXCPU: return "it used up the processor time of `ulimit -t`";
-        case SIGPIPE: return "it wrote where nobody reads any more";
+        case SIGKILL: return "sent by a user, or by the kernel when out of memory; see dmesg";
+        case SIGSEGV: return "invalid memory access";
+        case SIGBUS: return "mapped memory is gone: a truncated file, or a full disk or /dev/shm";
+        case SIGABRT: return "a failed assertion or an uncaught exception";
+        case SIGILL: return "an instruction that this processor does not support";
+        case SIGFPE: return "usually an integer division by zero";
+        case SIGTERM: return "something asked it to stop";
+        case SIGXFSZ: return "a file or shared memory exceeded the limit of `ulimit -f`";
+        case SIGXCPU: return "it exceeded the processor time of `ulimit -t`";
+        case SIGPIPE: return "it wrote to a pipe or socket without a reader";
         default: return "";
     }
 }
@@ -68,18 +68,18 @@ std::string meaning_of(int wait_status) {
     if (WIFSIGNALED(wait_status)) return meaning_of_signal(WTERMSIG(wait_status));
     const int code = WEXITSTATUS(wait_status);
     if (code == 0) return "its peers still needed it: it had not joined, or not finalized, its communicator";
-    if (code == 126) return "mostly a shell's: a program may not be executed";
-    if (code == 127) return "mostly a shell's: a program was not found";
+    if (code == 126) return "usually from a shell: a program is not executable";
+    if (code == 127) return "usually from a shell: a program was not found";
     if (code <= 128 || ::sigabbrev_np(code - 128) == nullptr) return "";
     const std::string meaning = meaning_of_signal(code - 128);
-    return fmt::format("a shell or a JVM says so of {}{}", signal_name(code - 128),
+    return fmt::format("how a shell or a JVM reports {}{}", signal_name(code - 128),
                        meaning.empty() ? "" : ": " + meaning);
 }
 
 // --- who failed because of whom
 
-// What it failed with: the error that it recorded. One that recorded none ended for its communicator's failure, but for a
-// crash; an uncaught exception ends some programs by SIGABRT.
+// The error of a rank: the one that it recorded, else its communicator's failure, unless it crashed. An uncaught
+// exception ends some programs by SIGABRT, which does not count as a crash here.
 const RecordedError* reason_of(const RankEnd& end) {
     if (end.error) return &*end.error;
     const bool crashed = !end.by_agent && WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) != SIGABRT;
@@ -107,8 +107,9 @@ std::string all_text(const RankEnd& end) {
 
 bool failed_by_itself(const RankEnd& end) { return !end.by_agent && end.wait_status != 0; }
 
-// Whom a rank missed where PyTorch makes its store, in init_process_group. Rank 0, which serves it, says only how many came;
-// those fail with it, so that the silent ones are the others. These say only that nobody serves it.
+// The ranks that were missing when PyTorch created its store, in init_process_group. Rank 0, which serves it, reports
+// only how many joined; those fail with it, so the missing ones are those that did not report. The others report only
+// that nobody serves the store.
 std::vector<int> missed_by_torch(const RankEnd& victim, const std::vector<int>& silent, size_t world_size) {
     static const std::regex no_store(R"(client socket has timed out after \d+ms while trying to connect to)");
     static const std::regex too_few(R"(waiting for clients\. (\d{1,9})/(\d{1,9}) clients joined)");
@@ -131,7 +132,7 @@ std::vector<RankEnd> with_missed(std::vector<RankEnd> ends) {
     return ends;
 }
 
-// Not a failure by its status, but others were lost to it.
+// Not a failure by its status, but others failed because of it.
 bool failed_by_evidence(const RankEnd& end, const std::vector<RankEnd>& ends) {
     if (failed_by_itself(end)) return false;
     return std::ranges::any_of(
@@ -143,15 +144,15 @@ bool is_victim_of(const RankEnd& victim, const RankEnd& end) {
     return was_lost_to(victim, end);
 }
 
-// What one that waited says, of those that did not come.
+// The report of a rank that waited, about the ranks that were missing.
 std::string words_of(const RankEnd& waiting) {
     if (waiting.missed.empty()) return first_words(reason_of(waiting)->message);
-    return fmt::format("rank {} says: {} ({} said nothing)", waiting.rank,
+    return fmt::format("rank {} reported: {} ({} reported nothing)", waiting.rank,
                        waiting.error ? first_words(waiting.error->message) : last_line(waiting.last_lines),
                        rank_spans(waiting.missed));
 }
 
-// The agent ended it after its peer had been lost.
+// The agent stopped it after its peer was lost.
 bool was_ended_as_victim(const RankEnd& victim, const RankEnd& end) {
     return victim.by_agent && !end.survived && was_lost_to(victim, end);
 }
@@ -172,8 +173,8 @@ std::string RankEnd::message() const {
 }
 
 std::string RankEnd::cause() const {
-    if (!late.empty()) return fmt::format("rank {} did not come where others waited for it", rank);
-    if (by_agent) return fmt::format("rank {} failed or left first, and was ended with the others", rank);
+    if (!late.empty()) return fmt::format("rank {} was late and other ranks timed out waiting for it", rank);
+    if (by_agent) return fmt::format("rank {} failed or left first, and was stopped with the others", rank);
     const std::string meaning = meaning_of(wait_status);
     return fmt::format("rank {} {}{}", rank, describe_status(wait_status),
                        meaning.empty() ? "" : fmt::format(" ({})", meaning));
@@ -195,7 +196,7 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& given) {
         return std::make_tuple(victim, f.order, !WIFSIGNALED(f.wait_status), f.when(), f.rank);
     };
     std::ranges::sort(failures, [&](const RankEnd& a, const RankEnd& b) { return key(a) < key(b); });
-    // One that came later, when the others had failed, says only that.
+    // A rank that arrived after the others had failed reports only their failure.
     for (RankEnd& failure : failures) {
         const auto waiting =
             std::ranges::find_if(failures, [&](const RankEnd& other) { return waited_for(other, failure); });

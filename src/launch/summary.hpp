@@ -1,4 +1,4 @@
-// Why a round failed: which of its ranks failed by themselves, in order from the root cause. report.hpp says it in words.
+// Why a round failed: which ranks failed on their own, in order from the root cause. report.hpp turns it into text.
 #pragma once
 
 #include <sys/types.h>
@@ -12,49 +12,50 @@
 
 namespace tsr {
 
-// How a rank ended, and what it said.
+// How a rank ended, and what it reported.
 struct RankEnd {
     int rank = 0;
     std::string host;
     pid_t pid = 0;
     int wait_status = 0;
     double time = 0;                            // seconds since 1970, when the agent noticed
-    int order = 0;                              // noticed in the same turn: the same number
-    bool by_agent = false;                      // the agent was ending the ranks by then
+    int order = 0;                              // equal for ranks noticed in the same turn
+    bool by_agent = false;                      // the agent was already stopping the ranks
     std::string log_file;                       // empty: none
-    std::optional<RecordedError> error;         // that the trainer recorded
+    std::optional<RecordedError> error;         // recorded by the trainer
     std::vector<std::string> last_lines;        // of its standard error
     std::optional<RecordedError> failure = {};  // of its communicators, the first
-    bool survived = false;                      // it was killed, and the others went on without it
-    std::vector<int> missed = {};  // failures_of() sets it: those that did not come to PyTorch's store, in order
-    std::string late = {};         // failures_of() sets it: what one said that waited for this rank until its deadline
+    bool survived = false;                      // it was killed, and the others continued without it
+    std::vector<int> missed = {};  // set by failures_of(): ranks that did not join PyTorch's store, in order
+    std::string late = {};         // set by failures_of(): the report of a rank that timed out waiting for this one
 
     [[nodiscard]] double when() const;  // of the error, if the rank recorded one
-    // The first line of the recorded error, with the second if it ends in a colon; else "last stderr line: ..."; else the
-    // communicator's failure; else empty.
+    // The first line of the recorded error, with the second if it ends with a colon; else "last stderr line: ..."; else
+    // the communicator's failure; else empty.
     [[nodiscard]] std::string message() const;
-    // "rank 2 was killed by SIGKILL (what that mostly means)"
+    // "rank 2 was killed by SIGKILL (its usual meaning)"
     [[nodiscard]] std::string cause() const;
 };
 
-// Those of a round that failed, the root cause first; empty if none did.
+// The failed ranks of a round, root cause first; empty if none failed.
 //
-// A rank failed if it ended with an error before the agent ended the ranks. The first in time is the root cause: what was
-// noticed earlier; of those noticed together one killed by a signal, since a process does not die of a signal because
-// its peer has gone; then the earlier time. But a rank that was lost to a peer is that peer's victim and comes after it: by
-// the code and the peer of the error that it recorded, or, where it recorded none, of its communicator's failure. So can come
-// in, and first, a rank that ended with exit code 0 while its peers still needed it, and one that was slow to end after it had
-// failed or left, so that it ended after its victims, or the agent ended it together with them. Of a TIMEOUT the rank that did
-// not come is the cause, whatever became of it when the others had failed; PyTorch's own words, of init_process_group, are
-// read for it. Last come ranks that the agent ended after one of these had been lost to them.
+// A rank failed if it ended with an error before the agent stopped the ranks. The root cause is the earliest failure:
+// the one noticed earlier; among those noticed together, one killed by a signal, since a process does not die of a
+// signal because its peer is gone; then the earlier time. But a rank whose error names a peer is that peer's victim and
+// comes after it; the error is the recorded one or, if none was recorded, its communicator's failure, and counts by
+// code and peer. Therefore the list may include, even first, a rank that ended with exit code 0 while its peers still
+// needed it, and one that was slow to end after it failed or left, so that it ended after its victims or was stopped
+// together with them. For a TIMEOUT the late rank is the cause, whatever happened to it after the others failed; for
+// init_process_group, PyTorch's own messages are parsed. Last come ranks that the agent stopped after one of these
+// ranks was lost to them.
 [[nodiscard]] std::vector<RankEnd> failures_of(const std::vector<RankEnd>& given);
 
-// Whether `victim` failed because `end` died, failed, left or did not come.
+// Whether `victim` failed because `end` died, failed, left or was late.
 [[nodiscard]] bool blames(const RankEnd& victim, const RankEnd& end);
-// The code of what it failed with, "PEER_LOST"; empty: not known.
+// The code of its error, such as "PEER_LOST"; empty if unknown.
 [[nodiscard]] std::string_view code_of(const RankEnd& end);
 
-// A shell's exit code for the job: of the first failure that was a rank's own.
+// The exit code of the job: that of the first rank that failed on its own.
 [[nodiscard]] int exit_code_of(const std::vector<RankEnd>& failures);
 
 }  // namespace tsr

@@ -29,19 +29,18 @@ AddressList resolve(const Address& address, int flags) {
     addrinfo* list = nullptr;
     const int failure = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &list);
     if (failure != 0) {
-        throw Error(Code::io,
-                    fmt::format("the host name '{}' cannot be resolved: {}", address.host, gai_strerror(failure)))
+        throw Error(Code::io, fmt::format("cannot resolve host name '{}': {}", address.host, gai_strerror(failure)))
             .retry_may_help();
     }
     return {list, &freeaddrinfo};
 }
 
 void set_option(int socket, int level, int option, int value) {
-    // What fails here costs speed or the early notice of a dead host, not correctness.
+    // A failure costs only speed or the early detection of a dead host, not correctness.
     (void)setsockopt(socket, level, option, &value, sizeof value);
 }
 
-// True once `events` came; false when the deadline passed.
+// Returns true once one of `events` occurred, false if the deadline passed first.
 bool poll_for(int socket, short events, Deadline deadline) {
     for (;;) {
         pollfd entry{socket, events, 0};
@@ -110,7 +109,7 @@ void check_host(const std::string& host) { (void)resolve({host, 0}, 0); }
 
 Fd listen_on(Address& address) {
     if (address.host.empty()) {
-        throw Error(Code::invalid_argument, "a store's server needs the address to listen on, such as 127.0.0.1");
+        throw Error(Code::invalid_argument, "the store server needs an address to listen on, such as 127.0.0.1");
     }
     const AddressList list = resolve(address, 0);
     int failure = 0;
@@ -135,7 +134,7 @@ Fd listen_on(Address& address) {
                                                          : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
         return socket;
     }
-    throw os_error(fmt::format("a store's server cannot listen on {}", address.uri()), failure);
+    throw os_error(fmt::format("the store server cannot listen on {}", address.uri()), failure);
 }
 
 std::string local_address_of(int socket) {
@@ -158,14 +157,14 @@ std::string peer_address_of(int socket) {
     if (::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
         getnameinfo(reinterpret_cast<sockaddr*>(&peer), size, host.data(), host.size(), port.data(), port.size(),
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-        return "somebody who has gone";
+        return "a peer that has disconnected";
     }
     return fmt::format("{} (port {})", host.data(), port.data());
 }
 
 Fd connect_to(const Address& address, Deadline deadline) {
     const AddressList list = resolve(address, 0);
-    const std::string what = fmt::format("connecting to the store at {}", address.uri());
+    const std::string what = fmt::format("cannot connect to the store at {}", address.uri());
     int failure = 0;
     for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
         Fd socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -174,14 +173,14 @@ Fd connect_to(const Address& address, Deadline deadline) {
             failure = errno;
             if (failure != EINPROGRESS) continue;
             if (!poll_for(socket.get(), POLLOUT, deadline)) {
-                throw Error(Code::timeout, what + ": nobody answers").retry_may_help();
+                throw Error(Code::timeout, what + ": no answer").retry_may_help();
             }
             socklen_t size = sizeof failure;
             if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failure, &size) != 0) throw os_error(what, errno);
             if (failure != 0) continue;
         }
         set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-        // The death of a process closes its socket; that of a host is noticed by these probes in about 20 seconds.
+        // The death of a process closes its socket; these probes detect the death of a host in about 20 seconds.
         set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
         set_option(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, 5);
         set_option(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, 5);

@@ -1,4 +1,4 @@
-// Addresses of TCP stores, and sockets that every wait of which has a deadline.
+// Addresses of TCP stores, and socket operations with deadlines.
 #pragma once
 
 #include <cstdint>
@@ -21,27 +21,29 @@ struct Address {
     bool operator==(const Address&) const = default;
 };
 
-// Whether `host` means this machine alone. A name is resolved; one that cannot be is not loopback.
+// Whether `host` is a loopback address. Names are resolved; one that cannot be resolved is not loopback.
 [[nodiscard]] bool is_loopback(const std::string& host);
 // Throws IO if the name cannot be resolved.
 void check_host(const std::string& host);
 
-// A listening, non-blocking socket on exactly that address; its port replaces address.port if that is 0.
+// A listening, non-blocking socket on exactly this address. If address.port is 0, sets it to the chosen port.
 [[nodiscard]] Fd listen_on(Address& address);
 
-// One attempt, non-blocking socket. Throws IO (refused, unreachable, unknown name) or TIMEOUT.
+// Makes one connection attempt; returns a non-blocking socket. Throws IO (refused, unreachable, unknown name) or
+// TIMEOUT.
 [[nodiscard]] Fd connect_to(const Address& address, Deadline deadline);
 
-// The numeric address of this end of a connected socket; empty if the system does not tell.
+// The numeric local address of a connected socket; empty if unknown.
 [[nodiscard]] std::string local_address_of(int socket);
 
-// Who is at the other end of it, for people: "10.0.0.7 (port 40112)".
+// The address of its peer, for messages: "10.0.0.7 (port 40112)".
 [[nodiscard]] std::string peer_address_of(int socket);
 
-// All of it, or: IO when the peer has gone, TIMEOUT, INTERRUPTED. `what` begins the message.
+// Send or receive all bytes. Throw IO if the peer is gone, TIMEOUT, INTERRUPTED. `what` is the beginning of the
+// message.
 void send_all(int socket, std::string_view bytes, Deadline deadline, std::string_view what);
 void receive_all(int socket, char* bytes, size_t size, Deadline deadline, std::string_view what);
-// Returns false when the deadline passes first.
+// Waits until the socket is readable; returns false if the deadline passes first.
 [[nodiscard]] bool readable(int socket, Deadline deadline);
 
 }  // namespace tsr

@@ -42,24 +42,26 @@ Fd open_directory(int at, const std::string& path, int flags = 0) {
 class FileStore final : public Store {
    public:
     FileStore(const std::string& directory, const StoreOptions& options) : Store(options.timeout), path_(directory) {
-        if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) fail("making", errno);
+        if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) fail("cannot create", errno);
         const Fd top = open_directory(AT_FDCWD, directory);
         struct stat info{};
-        if (!top.valid() || ::fstat(top.get(), &info) != 0) fail("opening", errno);
+        if (!top.valid() || ::fstat(top.get(), &info) != 0) fail("cannot open", errno);
         if ((info.st_mode & 002) != 0 && !options.insecure) {
-            throw Error(Code::permission,
-                        fmt::format("the file store's directory {} may be written by every user; chmod o-w it, or set "
-                                    "TESSERA_INSECURE=1 if everybody on this machine is trusted",
-                                    directory));
+            throw Error(
+                Code::permission,
+                fmt::format("the file store directory {} is writable by every user; run chmod o-w on it, or set "
+                            "TESSERA_INSECURE=1 if all users of this machine are trusted",
+                            directory));
         }
         const std::string scope = fmt::format("job-{}-epoch-{}", escaped(options.job_id), options.epoch);
         if (scope.size() > max_name_bytes) {
             throw Error(Code::invalid_argument,
                         fmt::format("the job id '{}' is too long for a file store", options.job_id));
         }
-        if (::mkdirat(top.get(), scope.c_str(), 0700) != 0 && errno != EEXIST) fail("making a directory in", errno);
+        if (::mkdirat(top.get(), scope.c_str(), 0700) != 0 && errno != EEXIST)
+            fail("cannot create a directory in", errno);
         directory_ = open_directory(top.get(), scope, O_NOFOLLOW);
-        if (!directory_.valid()) fail("opening", errno);
+        if (!directory_.valid()) fail("cannot open", errno);
         path_ += "/" + scope;
     }
 
@@ -108,7 +110,7 @@ class FileStore final : public Store {
         const Fd lock = locked(deadline);
         const Place place = place_of(key);
         if (::unlinkat(directory_.get(), place.path().c_str(), 0) == 0) return true;
-        if (errno != ENOENT) fail("deleting a key in", errno);
+        if (errno != ENOENT) fail("cannot delete a key in", errno);
         return false;
     }
 
@@ -135,15 +137,15 @@ class FileStore final : public Store {
         throw os_error(fmt::format("{} the file store {}", doing, path_), failure);
     }
 
-    // A lock of the open file, so it holds between threads as between processes, and goes when its holder dies.
+    // A lock on the open file description: it works between threads and between processes, and ends with its holder.
     Fd locked(Deadline deadline) {
         Fd file(::openat(directory_.get(), ".lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-        if (!file.valid()) fail("opening the lock of", errno);
+        if (!file.valid()) fail("cannot open the lock of", errno);
         const std::string what = fmt::format("the lock of the file store {}", path_);
         wait_until(
             [&] {
                 if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return true;
-                if (errno != EWOULDBLOCK && errno != EINTR) fail("locking", errno);
+                if (errno != EWOULDBLOCK && errno != EINTR) fail("cannot lock", errno);
                 return false;
             },
             deadline, what.c_str());
@@ -155,47 +157,47 @@ class FileStore final : public Store {
         const Fd file(::openat(directory_.get(), place.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
         if (!file.valid()) {
             if (errno == ENOENT) return std::nullopt;
-            fail("reading a key of", errno);
+            fail("cannot read a key of", errno);
         }
         struct stat info{};
-        if (::fstat(file.get(), &info) != 0) fail("reading a key of", errno);
+        if (::fstat(file.get(), &info) != 0) fail("cannot read a key of", errno);
         if (!S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) > max_value_bytes) {
-            throw Error(Code::corrupt, fmt::format("the file store {} holds a strange file for '{}'", path_, key));
+            throw Error(Code::corrupt, fmt::format("the file store {} holds an invalid file for key '{}'", path_, key));
         }
         std::string value(static_cast<size_t>(info.st_size), '\0');
         size_t done = 0;
         while (done < value.size()) {
             const ssize_t got = ::read(file.get(), value.data() + done, value.size() - done);
             if (got < 0 && errno == EINTR) continue;
-            if (got < 0) fail("reading a key of", errno);
+            if (got < 0) fail("cannot read a key of", errno);
             if (got == 0) throw Error(Code::corrupt, fmt::format("a file of the file store {} is truncated", path_));
             done += static_cast<size_t>(got);
         }
         return value;
     }
 
-    // Under the lock: the draft has one name, and a draft that a killed writer left is simply overwritten.
+    // Call under the lock: there is only one draft name, and a draft left by a killed writer is simply overwritten.
     void write(std::string_view key, std::string_view value) {
         const Place place = place_of(key);
         make_directories(place.directories);
         const Fd draft(
             ::openat(directory_.get(), ".draft", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-        if (!draft.valid()) fail("writing a key of", errno);
+        if (!draft.valid()) fail("cannot write a key of", errno);
         while (!value.empty()) {
             const ssize_t written = ::write(draft.get(), value.data(), value.size());
             if (written < 0 && errno == EINTR) continue;
-            if (written < 0) fail("writing a key of", errno);
+            if (written < 0) fail("cannot write a key of", errno);
             value.remove_prefix(static_cast<size_t>(written));
         }
         if (::renameat(directory_.get(), ".draft", directory_.get(), place.path().c_str()) != 0) {
-            fail("writing a key of", errno);
+            fail("cannot write a key of", errno);
         }
     }
 
     void make_directories(const std::string& path) {
         for (size_t slash = path.find('/'); slash != std::string::npos; slash = path.find('/', slash + 1)) {
             if (::mkdirat(directory_.get(), path.substr(0, slash).c_str(), 0700) != 0 && errno != EEXIST) {
-                fail("making a directory in", errno);
+                fail("cannot create a directory in", errno);
             }
         }
     }

@@ -1,7 +1,7 @@
 // A store in a directory that all ranks can reach, for jobs without a reachable port. Every key is a file, replaced
-// atomically by rename; changes happen under a lock file. Keys of a job and epoch live in a sub-directory of their
-// own, so that what a former job or round left behind is not seen. Who may write the directory may use the store:
-// there is no token, and a directory that everybody may write is refused.
+// atomically by rename; changes are made under a lock file. The keys of each job and epoch have their own subdirectory,
+// so that leftovers of an earlier job or round are not seen. Whoever can write to the directory can use the store:
+// there is no token, and a world-writable directory is refused.
 #pragma once
 
 #include <memory>

@@ -29,7 +29,7 @@ Digest hmac(std::span<const uint8_t> key, std::string_view text) {
     if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const uint8_t*>(text.data()),
              text.size(), digest.data(), &size) == nullptr ||
         size != digest.size()) {
-        throw Error(Code::internal, "OpenSSL refuses to compute HMAC-SHA-256");
+        throw Error(Code::internal, "OpenSSL failed to compute HMAC-SHA-256");
     }
     return digest;
 }
@@ -38,7 +38,7 @@ Digest sha256(std::string_view text) {
     Digest digest{};
     unsigned int size = 0;
     if (EVP_Digest(text.data(), text.size(), digest.data(), &size, EVP_sha256(), nullptr) != 1) {
-        throw Error(Code::internal, "OpenSSL refuses to compute SHA-256");
+        throw Error(Code::internal, "OpenSSL failed to compute SHA-256");
     }
     return digest;
 }
@@ -191,7 +191,7 @@ std::string Client::hello() const {
 std::string Client::prove(std::string_view answer) {
     Reader in(answer);
     if (in.bytes(magic.size()) != magic) {
-        throw Error(Code::version, fmt::format("what answers at {} is not a Tessera store", address_));
+        throw Error(Code::version, fmt::format("the server at {} is not a Tessera store", address_));
     }
     const auto version = in.number<uint16_t>();
     const auto mode = static_cast<Mode>(in.number<uint8_t>());
@@ -201,24 +201,24 @@ std::string Client::prove(std::string_view answer) {
     const Digest mac = in.digest();
     if (version != protocol_version || refusal == Refusal::version) {
         throw Error(Code::version,
-                    fmt::format("the store at {} speaks protocol {}, this library {}: use one version of "
+                    fmt::format("the store at {} uses protocol {}, but this library uses {}; use the same version of "
                                 "Tessera for all ranks and the launcher",
                                 address_, version, protocol_version));
     }
     if (mode != mode_of(party_) || refusal != Refusal::none) {
         throw Error(Code::permission,
                     party_.insecure
-                        ? fmt::format("the store at {} asks for the job token, but this process runs insecure: unset "
+                        ? fmt::format("the store at {} requires a job token, but this process runs insecure; unset "
                                       "TESSERA_INSECURE here, or start the launcher with --insecure",
                                       address_)
                         : fmt::format("the store at {} runs insecure, without a job token, but this process has one "
-                                      "({}): set TESSERA_INSECURE=1 here too, or start the store with the token",
+                                      "({}); set TESSERA_INSECURE=1 here too, or start the store with the token",
                                       address_, party_.token_source));
     }
     const Transcript transcript{party_.job, party_.epoch, server_epoch_, nonce_, server_nonce};
     if (!same(mac, mac_of(party_, Role::server, transcript))) {
-        throw Error(Code::permission, fmt::format("the store at {} holds another job token than this process, which "
-                                                  "took its own from {}: is this the address of another job?",
+        throw Error(Code::permission, fmt::format("the store at {} has a different job token than this process, which "
+                                                  "got its token from {}; check that the address belongs to this job",
                                                   address_, party_.token_source));
     }
     return MessageWriter().digest(mac_of(party_, Role::client, transcript)).text();
@@ -229,17 +229,19 @@ void Client::accept(std::string_view verdict) const {
         case Verdict::accepted: return;
         case Verdict::other_job:
             throw Error(Code::permission,
-                        fmt::format("the store at {} belongs to another job than '{}' (TESSERA_JOB_ID)", address_,
+                        fmt::format("the store at {} belongs to a job other than '{}' (TESSERA_JOB_ID)", address_,
                                     party_.job_id));
         case Verdict::other_epoch:
-            throw Error(Code::permission,
-                        fmt::format("the store at {} serves epoch {} of the job, this process belongs to epoch {}: a "
-                                    "process of a former round must end",
-                                    address_, server_epoch_, party_.epoch));
+            throw Error(
+                Code::permission,
+                fmt::format("the store at {} serves epoch {} of the job, but this process belongs to epoch {}; a "
+                            "process of an earlier round must exit",
+                            address_, server_epoch_, party_.epoch));
         case Verdict::wrong_token: break;
     }
-    throw Error(Code::permission, fmt::format("the store at {} refuses this process's job token, taken from {}",
-                                              address_, party_.token_source));
+    throw Error(Code::permission,
+                fmt::format("the store at {} rejected the job token of this process, which came from {}", address_,
+                            party_.token_source));
 }
 
 }  // namespace tsr::handshake

@@ -1,5 +1,5 @@
-// Who may use a store: client and server prove to each other, before anything else is said, that they hold the same
-// job token, and that they are of the same job and epoch. Four messages of fixed size:
+// Access control of a store: before any other message, client and server prove to each other that they hold the same
+// job token and belong to the same job and epoch. Four messages of fixed size:
 //
 //   client                                                       server
 //     hello   magic version mode epoch job nonce         (84) ->
@@ -7,15 +7,15 @@
 //     proof   mac                                        (32) ->
 //          <- verdict                                               (1)
 //
-// A mac is HMAC-SHA-256 over version, algorithm name, role, modes, job, both epochs and both nonces, with a key
-// derived from the token for each role: a message reflected or replayed fails, and nothing in it can be changed. The
-// epoch fences off ranks of a former round. Without a token (`insecure`) the macs are zero and job and epoch are
-// compared all the same; a secure and an insecure side refuse each other. What follows the handshake is plaintext.
+// A MAC is HMAC-SHA-256 over version, algorithm name, role, modes, job, both epochs and both nonces, with a key derived
+// from the token for each role: a reflected, replayed or modified message fails. The epoch fences off ranks of an
+// earlier round. Without a token (`insecure`) the MACs are zero, but job and epoch are still compared; a secure and an
+// insecure side refuse each other. Traffic after the handshake is plaintext.
 //
-// Not in the mac, and why. Addresses: whoever can stand between the two sides can also change the plaintext that follows,
-// so an address in the mac would promise what the connection does not keep, and would refuse hosts behind a translation
-// of addresses. A rank: the store knows none. Every holder of the token may set every key, and what a rank says of itself
-// is a value like others; the transports check it where they can (Endpoint: user, process and a random name).
+// Deliberately not in the MAC. Addresses: an attacker between the two sides can also change the plaintext that follows,
+// so an address in the MAC would promise more than the connection provides, and would refuse hosts behind NAT. Ranks:
+// the store does not know them. Every holder of the token may set every key, and what a rank publishes about itself is
+// an ordinary value; the transports verify it where they can (Endpoint: user, process and a random name).
 #pragma once
 
 #include <array>
@@ -44,7 +44,7 @@ enum class Verdict : uint8_t {
     other_epoch = 4,
 };
 
-// One side's standing: the same for all its handshakes.
+// The credentials of one side, the same for all its handshakes.
 struct Party {
     bool insecure = false;
     Digest client_key{};
@@ -54,7 +54,7 @@ struct Party {
     std::string job_id;
     std::string token_source;
 
-    // Finds the token as tessera/store.h says; `address` is for messages.
+    // Finds the token as tessera/store.h documents; `address` is for messages.
     [[nodiscard]] static Party of(const StoreOptions& options, bool loopback, const std::string& address);
 };
 
@@ -62,9 +62,9 @@ class Server {
    public:
     explicit Server(const Party& party) : party_(party) {}
 
-    // Whether `bytes`, the first few of a hello, can become one.
+    // Whether `bytes` can be the beginning of a hello.
     [[nodiscard]] static bool plausible(std::string_view bytes);
-    // The answer to a full hello; `refused()` tells whether the connection ends with it.
+    // The answer to a complete hello; afterwards `refused()` tells whether the connection must end.
     [[nodiscard]] std::string answer(std::string_view hello);
     [[nodiscard]] bool refused() const { return refused_; }
     [[nodiscard]] Verdict judge(std::string_view proof) const;
@@ -83,7 +83,8 @@ class Client {
     Client(const Party& party, std::string address);
 
     [[nodiscard]] std::string hello() const;
-    // The proof; throws PERMISSION if the server has another token or mode, VERSION if another protocol.
+    // Returns the proof. Throws PERMISSION if the server has a different token or mode, VERSION if a different
+    // protocol.
     [[nodiscard]] std::string prove(std::string_view answer);
     // Throws PERMISSION unless accepted.
     void accept(std::string_view verdict) const;

@@ -35,7 +35,7 @@ class MemoryStore final : public Store {
         for (;;) {
             if (const Value value = table_.find(key)) return *value;
             if (deadline.expired()) {
-                throw Error(Code::timeout, fmt::format("timed out waiting for the store's key '{}'", key));
+                throw Error(Code::timeout, fmt::format("timed out waiting for key '{}' of the store", key));
             }
             changed_.wait_for(lock, deadline.slice());
             lock.unlock();

@@ -37,7 +37,7 @@ namespace {
 
 // One client. Bytes come into `in`; replies leave through `out`, whose values are shared with the table.
 struct Connection {
-    enum class Stage { hello, proof, open, closing };  // closing: what is in `out` goes, then the connection
+    enum class Stage { hello, proof, open, closing };  // closing: sends `out`, then closes the connection
 
     Connection(Fd fd, uint64_t number, const handshake::Party& party)
         : socket(std::move(fd)), id(number), handshake(party) {}
@@ -51,7 +51,7 @@ struct Connection {
     std::deque<Value> out;
     size_t out_sent = 0;  // bytes of out.front()
     std::string waiting;  // key; empty: no wait is pending
-    uint32_t events = 0;  // what epoll was told
+    uint32_t events = 0;  // as registered with epoll
 };
 
 class TcpStoreServer final : public StoreServer {
@@ -62,14 +62,14 @@ class TcpStoreServer final : public StoreServer {
           listener_(listen_on(address_)),
           epoll_(::epoll_create1(EPOLL_CLOEXEC)),
           stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-        if (!epoll_.valid() || !stop_.valid()) throw os_error("starting the store's server", errno);
+        if (!epoll_.valid() || !stop_.valid()) throw os_error("cannot start the store server", errno);
         watch(EPOLL_CTL_ADD, listener_.get(), listener_id, EPOLLIN);
         watch(EPOLL_CTL_ADD, stop_.get(), stop_id, EPOLLIN);
         thread_ = start_thread("tsr-store", [this] { serve(); });
     }
 
     ~TcpStoreServer() override {
-        if (owner_ != ::getpid()) {  // in a forked child there is no such thread to join
+        if (owner_ != ::getpid()) {  // in a forked child the thread does not exist
             thread_.detach();
             return;
         }
@@ -103,7 +103,7 @@ class TcpStoreServer final : public StoreServer {
         try {
             for (bool going = true; going;) going = turn();
         } catch (...) {
-            log::error("the store at {} ends: {}", address_.uri(), current_error().what());
+            log::error("the store server at {} stopped: {}", address_.uri(), current_error().what());
         }
         // Also tells clients whose connection a forked child still holds open.
         for (const auto& [id, connection] : connections_) ::shutdown(connection->socket.get(), SHUT_RDWR);
@@ -147,7 +147,7 @@ class TcpStoreServer final : public StoreServer {
     void accept_strangers() {
         for (;;) {
             if (strangers_.size() >= max_strangers) {
-                // Ranks finish their handshake in a round trip; who is still here after the grace is idle.
+                // Ranks finish their handshake in a round trip; a connection older than the grace time is idle.
                 const uint64_t oldest = strangers_.front();
                 if (Clock::now() - connections_.at(oldest)->since < stranger_grace) return set_listening(false);
                 drop(oldest);
@@ -158,7 +158,7 @@ class TcpStoreServer final : public StoreServer {
                 if (errno == EAGAIN || errno == EWOULDBLOCK) return set_listening(true);
                 const int failure = errno;
                 if (!std::exchange(told_of_shortage_, true)) {
-                    log::warning("the store at {} cannot take a connection: {}; it goes on trying", address_.uri(),
+                    log::warning("the store at {} cannot accept a connection: {}; it keeps trying", address_.uri(),
                                  std::strerror(failure));
                 }
                 return set_listening(false);  // out of descriptors or memory: tried again a moment later
@@ -204,12 +204,12 @@ class TcpStoreServer final : public StoreServer {
             if (!alive) return drop(id);
             tell_epoll(connection);
         } catch (const Error& error) {
-            log::warning("the store at {} drops a connection: {}", address_.uri(), error.what());
+            log::warning("the store at {} dropped a connection: {}", address_.uri(), error.what());
             drop(id);
         }
     }
 
-    // While a reply is on its way nothing more is read: a client that never reads cannot pile up replies.
+    // Reads nothing while a reply is pending, so that a client that never reads cannot accumulate replies.
     void tell_epoll(Connection& connection) {
         const uint32_t wanted = connection.out.empty() ? EPOLLIN : EPOLLOUT;
         if (wanted == connection.events) return;
@@ -217,7 +217,7 @@ class TcpStoreServer final : public StoreServer {
         connection.events = wanted;
     }
 
-    // How much may be read now: the handshake's bytes exactly, else a chunk.
+    // How many bytes may be read now: exactly those of the handshake, else a chunk.
     size_t appetite(const Connection& connection) const {
         switch (connection.stage) {
             case Connection::Stage::hello: return handshake::hello_size - connection.in.size();
@@ -266,17 +266,19 @@ class TcpStoreServer final : public StoreServer {
         return send(connection, std::string(1, static_cast<char>(verdict)));
     }
 
-    // A stranger may try for ever; the log shall not fill with it.
+    // Logs only the first refusal: a client may retry for ever.
     void report_refusal(handshake::Verdict verdict, const std::string& who) {
-        if (verdict == handshake::Verdict::other_job) {  // ranks that look for their own store come by here
-            return log::debug("the store at {} refuses a connection: another job", address_.uri());
+        if (verdict == handshake::Verdict::other_job) {  // ranks searching for their own store connect here, too
+            return log::debug("the store at {} refused a connection: another job", address_.uri());
         }
         if (std::exchange(told_of_refusal_, true)) return;
-        log::warning("the store at {} refuses a connection from {}: {}; further ones are not told", address_.uri(), who,
+        log::warning("the store at {} refused a connection from {}: {}; further refusals are not logged",
+                     address_.uri(), who,
                      verdict == handshake::Verdict::wrong_token ? "wrong job token" : "another epoch");
     }
 
-    // Runs the requests that have come in full, one at a time: the next when the reply to the last has gone.
+    // Runs the complete requests received so far, one at a time: the next one after the reply to the previous one is
+    // sent.
     bool run_requests(Connection& connection) {
         std::string_view rest = connection.in;
         bool alive = true;
@@ -285,7 +287,7 @@ class TcpStoreServer final : public StoreServer {
             const auto length = wire::take_number<uint32_t>(peek);
             if (length > wire::max_request) {
                 throw Error(Code::corrupt,
-                            fmt::format("a request of {} bytes; at most {} are taken", length, wire::max_request));
+                            fmt::format("a request has {} bytes; at most {} are allowed", length, wire::max_request));
             }
             if (peek.size() < length) break;
             alive = execute(connection, wire::decode(peek.substr(0, length)));
@@ -347,7 +349,7 @@ class TcpStoreServer final : public StoreServer {
         return false;
     }
 
-    // Answers everybody who waits for `key`, which now exists.
+    // Answers all clients that wait for `key`, which now exists.
     void wake(std::string_view key) {
         const auto [first, last] = waiters_.equal_range(key);
         std::vector<uint64_t> woken;
@@ -447,7 +449,7 @@ class TcpStoreServer final : public StoreServer {
     Table table_;
     std::array<char, 65536> chunk_{};
 
-    // Relaxed: each number is for people and tests that poll it; no other data is read on their account.
+    // Relaxed: the counts are only polled for display and tests; no other data depends on them.
     std::atomic<size_t> stranger_count_{0};
     std::atomic<size_t> client_count_{0};
     std::atomic<size_t> key_count_{0};

@@ -1,5 +1,5 @@
-// The key-value store by which the ranks of a job find each other: small values, atomic operations, deadlines.
-// Implementations: tcp_store (client of server.hpp), file_store. Thread-safe: any thread may call any method.
+// The key-value store through which the ranks of a job find each other: small values, atomic operations, deadlines.
+// Implementations: tcp_store (client of server.hpp), file_store, memory_store. All methods are thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -38,12 +38,12 @@ class Store {
     // Waits until the key exists; returns its value. Throws TIMEOUT naming the key.
     [[nodiscard]] virtual std::string wait(std::string_view key, Deadline deadline) = 0;
     virtual int64_t add(std::string_view key, int64_t delta, Deadline deadline) = 0;
-    // expected nullopt: the key must be absent.
+    // Sets `desired` if the value equals `expected` (nullopt: if the key is absent); returns whether it did.
     [[nodiscard]] virtual bool compare_set(std::string_view key, std::optional<std::string_view> expected,
                                            std::string_view desired, Deadline deadline) = 0;
     virtual bool erase(std::string_view key, Deadline deadline) = 0;
 
-    // The numeric address of this host by which the store is reached; empty for a store without a network.
+    // The numeric address of this host on the connection to the store; empty for a store without a network.
     [[nodiscard]] virtual std::string local_address() const { return {}; }
 
     [[nodiscard]] milliseconds timeout() const { return timeout_; }
@@ -56,10 +56,10 @@ class Store {
     milliseconds timeout_;
 };
 
-// A view of `store` in which every key begins with `prefix`.
+// A view of `store` that prepends `prefix` to every key.
 [[nodiscard]] std::shared_ptr<Store> prefixed(std::shared_ptr<Store> store, std::string prefix);
 
-// A store inside this process, for ranks that are threads and for a job of one rank.
+// A store inside this process, for ranks that are threads and for jobs with one rank.
 [[nodiscard]] std::shared_ptr<Store> make_memory_store(milliseconds timeout);
 
 }  // namespace tsr

@@ -10,9 +10,9 @@
 namespace tsr {
 
 void check_key(std::string_view key) {
-    if (key.empty()) throw Error(Code::invalid_argument, "a store's key must not be empty");
+    if (key.empty()) throw Error(Code::invalid_argument, "a store key must not be empty");
     if (key.size() > Store::max_key_bytes) {
-        throw Error(Code::invalid_argument, fmt::format("the key '{}...' has {} bytes; a store takes at most {}",
+        throw Error(Code::invalid_argument, fmt::format("key '{}...' has {} bytes; at most {} are allowed",
                                                         key.substr(0, 32), key.size(), Store::max_key_bytes));
     }
 }
@@ -20,8 +20,8 @@ void check_key(std::string_view key) {
 void check_value(std::string_view key, std::string_view value) {
     if (value.size() > Store::max_value_bytes) {
         throw Error(Code::invalid_argument,
-                    fmt::format("the value of '{}' has {} bytes; a store takes at most {}: it is for small things, "
-                                "send tensors by a communicator",
+                    fmt::format("the value of '{}' has {} bytes; at most {} are allowed. Stores are for small values; "
+                                "send tensors through a communicator",
                                 key, value.size(), Store::max_value_bytes));
     }
 }
@@ -33,13 +33,12 @@ int64_t sum_of(std::string_view key, const std::string* current, int64_t delta) 
         const auto [rest, failure] = std::from_chars(current->data(), end, number);
         if (failure != std::errc{} || rest != end) {
             throw Error(Code::invalid_argument,
-                        fmt::format("add to '{}': its value of {} bytes is no integer", key, current->size()));
+                        fmt::format("add to '{}': its value of {} bytes is not an integer", key, current->size()));
         }
     }
     int64_t sum = 0;
     if (__builtin_add_overflow(number, delta, &sum)) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("add to '{}': {} + {} does not fit 64 bits", key, number, delta));
+        throw Error(Code::invalid_argument, fmt::format("add to '{}': {} + {} overflows 64 bits", key, number, delta));
     }
     return sum;
 }
@@ -56,7 +55,8 @@ void Table::set(std::string_view key, std::string_view value) {
     const size_t freed = at == values_.end() ? 0 : at->second->size();
     const size_t needed = value.size() + (at == values_.end() ? key.size() : 0);
     if (at == values_.end() && values_.size() >= limits_.keys) {
-        throw Error(Code::no_memory, fmt::format("set '{}': the store holds {} keys, its limit", key, limits_.keys));
+        throw Error(Code::no_memory,
+                    fmt::format("set '{}': the store has reached its limit of {} keys", key, limits_.keys));
     }
     if (total_bytes_ - freed + needed > limits_.bytes) {
         throw Error(Code::no_memory, fmt::format("set '{}' ({} bytes): the store holds {} of at most {} bytes", key,

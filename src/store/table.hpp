@@ -1,6 +1,6 @@
-// The keys and values of a store and what its operations mean: one place for the memory store and the TCP server.
-// Not thread-safe: the owner (a mutex, or the server's thread) keeps it to one thread at a time. What a job may put
-// in is bounded, so that a runaway rank gets an error and does not fill the agent's memory.
+// The keys, values and operations of a store, shared by the memory store and the TCP server. Not thread-safe: the owner
+// (a mutex, or the server's thread) must serialize access. Contents are bounded, so that a runaway rank gets an error
+// instead of filling the agent's memory.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace tsr {
 void check_key(std::string_view key);
 void check_value(std::string_view key, std::string_view value);
 
-// `current` (nullptr: 0) plus `delta`; throws INVALID_ARGUMENT if it is no decimal integer or the sum overflows.
+// `current` (nullptr: 0) plus `delta`. Throws INVALID_ARGUMENT if it is not a decimal integer or the sum overflows.
 [[nodiscard]] int64_t sum_of(std::string_view key, const std::string* current, int64_t delta);
 
-// Values are immutable and shared, so that one that many ranks ask for is held once.
+// Values are immutable and shared, so that a value requested by many ranks is held only once.
 using Value = std::shared_ptr<const std::string>;
 
 class Table {

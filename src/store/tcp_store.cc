@@ -40,7 +40,7 @@ class TcpStore final : public Store {
                 if (Deadline::in(pause).at() >= deadline.at()) {
                     throw Error(Code::timeout,
                                 fmt::format("no store at {} after {} ms: the process that serves it (the launcher's "
-                                            "agent, or rank 0) is not there yet, has ended, or cannot be reached",
+                                            "agent, or rank 0) has not started, has ended, or cannot be reached",
                                             uri_, timeout().count()))
                         .caused_by(error);
                 }
@@ -73,7 +73,7 @@ class TcpStore final : public Store {
     std::string wait(std::string_view key, Deadline deadline) override {
         Reply reply = call({.operation = wire::Operation::wait, .key = key}, deadline, "wait");
         if (reply.outcome == wire::Outcome::cancelled) {
-            throw Error(Code::timeout, fmt::format("timed out waiting for the key '{}' of the store at {}", key, uri_));
+            throw Error(Code::timeout, fmt::format("timed out waiting for key '{}' of the store at {}", key, uri_));
         }
         return std::move(reply.payload);
     }
@@ -104,10 +104,10 @@ class TcpStore final : public Store {
         std::string payload;
     };
 
-    // Connected and through the handshake. IO that may go away is marked retriable.
+    // Connects and performs the handshake. Transient IO errors are marked retriable.
     Fd connect(Deadline deadline) {
         Fd socket = connect_to(address_, deadline);
-        const std::string what = fmt::format("the handshake with the store at {}", uri_);
+        const std::string what = fmt::format("handshake with the store at {}", uri_);
         handshake::Client client(party_, uri_);
         try {
             send_all(socket.get(), client.hello(), deadline, what);
@@ -118,7 +118,8 @@ class TcpStore final : public Store {
             receive_all(socket.get(), verdict, sizeof verdict, deadline, what);
             client.accept({verdict, sizeof verdict});
         } catch (const Error& error) {
-            if (error.code() == Code::io) throw error.retry_may_help();  // a crowded server made room for others
+            if (error.code() == Code::io)
+                throw error.retry_may_help();  // a full server dropped this connection for others
             throw;
         }
         return socket;
@@ -127,7 +128,7 @@ class TcpStore final : public Store {
     Fd take_connection(Deadline deadline) {
         {
             const std::lock_guard lock(mutex_);
-            if (owner_ != ::getpid()) {  // a forked child must not speak on its parent's connections
+            if (owner_ != ::getpid()) {  // a forked child must not use its parent's connections
                 idle_.clear();
                 owner_ = ::getpid();
             }
@@ -147,7 +148,7 @@ class TcpStore final : public Store {
 
     Reply call(const wire::Request& request, Deadline deadline, const char* verb) {
         check_key(request.key);
-        const std::string what = fmt::format("{} of '{}' at the store at {}", verb, request.key, uri_);
+        const std::string what = fmt::format("{} of '{}' in the store at {}", verb, request.key, uri_);
         try {
             Fd socket = take_connection(deadline);
             send_all(socket.get(), wire::encode(request), deadline, what);
@@ -184,7 +185,7 @@ class TcpStore final : public Store {
     // Throws the server's error if the call failed there.
     static Reply checked(Reply reply, const std::string& what) {
         if (reply.outcome != wire::Outcome::failed) return reply;
-        if (reply.payload.empty()) throw Error(Code::corrupt, what + ": the server's error is empty");
+        if (reply.payload.empty()) throw Error(Code::corrupt, what + ": the server sent an empty error");
         throw Error(static_cast<Code>(reply.payload[0]), reply.payload.substr(1));
     }
 

@@ -1,5 +1,5 @@
-// The job token: 256 secret bits that all ranks of a job share, and where a process finds them. Never in arguments,
-// where other users could read it.
+// The job token: 256 secret bits that all ranks of a job share, and where a process finds them. It is never passed in
+// arguments, where other users could read it.
 #pragma once
 
 #include <array>
@@ -15,21 +15,22 @@ struct Token {
     std::string source;  // where it came from, for messages: "TESSERA_TOKEN_FILE=/run/..."
 
     [[nodiscard]] static Token random();
-    // 64 hexadecimal digits and perhaps a final newline; throws INVALID_ARGUMENT naming `source`, never the text.
+    // Parses 64 hexadecimal digits, optionally followed by a newline. Throws INVALID_ARGUMENT naming `source`, never
+    // the text.
     [[nodiscard]] static Token parse(std::string_view text, std::string source);
     [[nodiscard]] std::string hex() const;
 };
 
 // Finds the token: `given` if not empty, else TESSERA_TOKEN_FD, TESSERA_TOKEN_FILE, TESSERA_TOKEN, and on `loopback`
-// the user's own file, which is made if there is none. `address` is for the message of the PERMISSION error.
+// the user's own file, which is created if missing. `address` is for the message of the PERMISSION error.
 [[nodiscard]] Token find_token(const std::string& given, bool loopback, const std::string& address);
 
-// The user's runtime directory for Tessera, 0700 and owned by the user: under XDG_RUNTIME_DIR, else /run/user/<uid>, else
-// /tmp/tessera-<uid>, else, where another user was there first, ~/.tessera. Made if missing; throws PERMISSION if none is the
-// user's alone.
+// The user's runtime directory for Tessera, with mode 0700 and owned by the user: under XDG_RUNTIME_DIR, else
+// /run/user/<uid>, else /tmp/tessera-<uid>, else ~/.tessera if another user has taken that. Created if missing. Throws
+// PERMISSION if none is exclusively the user's.
 [[nodiscard]] std::string runtime_directory();
 
-// `size` bytes from the kernel's random generator.
+// Fills `bytes` from the kernel's random generator.
 void random_bytes(uint8_t* bytes, size_t size);
 
 }  // namespace tsr

@@ -1,11 +1,12 @@
-// What client and server say after the handshake. A frame is its length (4 bytes, little-endian, of what follows) and
+// The protocol between client and server after the handshake. A frame is a length (4 bytes, little-endian, excluding
+// itself), followed by
 //
 //   request:  operation (1), length of the key (2), key, and  set: value | add: delta (8) |
 //             compare_set: 1 and length (4) and expected, or 0, then desired
 //   reply:    outcome (1), and  ok: value or number (8) | failed: code (1), message
 //
-// A client sends one request and reads its reply before the next. `wait` may stay without a reply for long; `cancel`
-// ends it: the reply is then either the value or `cancelled`, exactly one. A cancel that comes too late is ignored.
+// A client sends one request and reads its reply before the next. The reply to `wait` may take arbitrarily long;
+// `cancel` ends it: there is then exactly one reply, the value or `cancelled`. A late cancel is ignored.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ enum class Operation : uint8_t { set = 1, get, wait, add, compare_set, erase, ca
 enum class Outcome : uint8_t { ok = 1, no, failed, cancelled };
 
 inline constexpr size_t length_size = 4;
-// The largest request: a compare_set of two values. Nothing is allocated from a length: buffers grow as bytes come.
+// The largest request: a compare_set of two values. Buffers are not allocated by length but grow as bytes arrive.
 inline constexpr size_t max_request = 3 + Store::max_key_bytes + 5 + 2 * Store::max_value_bytes;
 inline constexpr size_t max_reply = 1 + Store::max_value_bytes;
 
@@ -32,7 +33,7 @@ void append(std::string& out, T number) {
     for (size_t i = 0; i < sizeof(T); ++i) out += static_cast<char>(static_cast<uint64_t>(number) >> (8 * i));
 }
 
-// Takes a number off the front of `in`; throws CORRUPT if `in` is too short.
+// Removes a number from the front of `in`; throws CORRUPT if `in` is too short.
 template <class T>
 [[nodiscard]] T take_number(std::string_view& in) {
     if (in.size() < sizeof(T)) throw Error(Code::corrupt, "a store message is too short");
@@ -49,7 +50,7 @@ template <class T>
     return part;
 }
 
-// A request without its length; the views live as long as the frame.
+// A request without its length prefix; the views live as long as the frame.
 struct Request {
     Operation operation = Operation::get;
     std::string_view key;
@@ -78,7 +79,7 @@ struct Request {
     return out;
 }
 
-// Throws CORRUPT for what is no request; keys and values are not yet checked.
+// Throws CORRUPT for an invalid request; does not yet check keys and values.
 [[nodiscard]] inline Request decode(std::string_view frame) {
     Request request;
     const auto operation = take_number<uint8_t>(frame);

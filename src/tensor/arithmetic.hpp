@@ -1,5 +1,5 @@
-// Sums and quotients of floating-point tensors in place, element by element. f16 and bf16 are computed in f32 and rounded
-// once.
+// Sums and quotients of floating-point tensors in place, element by element. f16 and bf16 are computed in f32 and
+// rounded once.
 #pragma once
 
 #include "tensor/tensor.hpp"
@@ -7,7 +7,7 @@
 namespace tsr {
 
 void divide(const Tensor& tensor, double divisor);
-// Of one dtype and as many elements.
+// Both must have the same dtype and number of elements.
 void add(const Tensor& sum, const Tensor& more);
 
 }  // namespace tsr

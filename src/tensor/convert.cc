@@ -12,8 +12,9 @@ namespace tsr {
 
 namespace {
 
-// The number of a format with `mantissa` stored bits and the given exponent range that is nearest to a double, which f32
-// between them would round twice: by scaling and rounding to an integer, exact because double holds every intermediate.
+// The nearest number to a double in a format with `mantissa` stored bits and the given exponent range. Going through
+// f32 would round twice, so it scales and rounds to an integer, which is exact because double represents every
+// intermediate.
 uint16_t narrow(double value, int mantissa, int exponent_bits) {
     const uint64_t bits = std::bit_cast<uint64_t>(value);
     const uint64_t sign = (bits >> 63) << (mantissa + exponent_bits);
@@ -100,7 +101,7 @@ void convert_to(const std::byte* from, std::byte* to, DType dtype, size_t count,
         case DType::bf16: return convert<From, BFloat>(from, to, count, vectors);
         case DType::f32: return convert<From, float>(from, to, count, vectors);
         case DType::f64: return convert<From, double>(from, to, count, vectors);
-        default: throw Error(Code::internal, "conversion to a dtype that is not floating");
+        default: throw Error(Code::internal, "cannot convert to a dtype that is not floating point");
     }
 }
 
@@ -117,7 +118,7 @@ void convert(const std::byte* from, DType from_dtype, std::byte* to, DType to_dt
         case DType::bf16: return convert_to<BFloat>(from, to, to_dtype, n, vectors);
         case DType::f32: return convert_to<float>(from, to, to_dtype, n, vectors);
         case DType::f64: return convert_to<double>(from, to, to_dtype, n, vectors);
-        default: throw Error(Code::internal, "conversion of a dtype that is not floating");
+        default: throw Error(Code::internal, "cannot convert from a dtype that is not floating point");
     }
 }
 

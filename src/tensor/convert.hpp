@@ -1,5 +1,5 @@
-// Conversion between floating-point dtypes, element by element: widening is exact, narrowing rounds to nearest, ties to
-// even, and keeps NaN (of f16 and bf16 one alone) and infinities.
+// Converts between floating-point dtypes, element by element: widening is exact, narrowing rounds to nearest, ties to
+// even, and keeps infinities and NaN (for f16 and bf16 always the same NaN).
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace tsr {
 
-// `count` elements; memory need not be aligned, and does not overlap. Both dtypes are floating, or one (else INTERNAL).
-// Every set of instructions gives the same bits.
+// Converts `count` elements. The memory need not be aligned and must not overlap. Both dtypes must be floating point,
+// or equal (else INTERNAL). Every instruction set gives the same bits.
 void convert(const std::byte* from, DType from_dtype, std::byte* to, DType to_dtype, int64_t count,
              Vectors vectors = widest_vectors());
 

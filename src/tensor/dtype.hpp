@@ -21,22 +21,22 @@ enum class DType : int32_t {
     i64 = 8,
     i16 = 9,
     boolean = 10,
-    // Stored in checkpoints alone: they are neither reduced nor converted.
+    // For storage in checkpoints only: neither reduced nor converted.
     u16 = 11,
     u32 = 12,
     u64 = 13,
     f8_e4m3 = 14,  // "fn": without infinities, as PyTorch's float8_e4m3fn
     f8_e5m2 = 15,
-    f8_e8m0 = 16,  // an exponent alone: the scales of microscaling formats
+    f8_e8m0 = 16,  // exponent only: the scales of microscaling formats
     c64 = 17,
     c128 = 18,
 };
 
-// What is known of an element type.
+// The properties of an element type.
 struct DTypeTraits {
     DType dtype;
-    size_t size;    // bytes an element
-    bool floating;  // and converted among each other
+    size_t size;    // bytes per element
+    bool floating;  // floating point; these can be converted to each other
     bool reduces;
     std::string_view name;         // "f32"
     std::string_view safetensors;  // "F32"; manifests use these names too
@@ -65,7 +65,7 @@ inline constexpr std::array<DTypeTraits, 18> dtype_traits{{
 static_assert(std::ranges::is_sorted(dtype_traits, {}, &DTypeTraits::dtype) && dtype_traits.front().dtype == DType{1} &&
               dtype_traits.back().dtype == DType{dtype_traits.size()});
 
-// Those of an unknown dtype are none: size 0, "unknown". Inline, since every call of a collective asks several times.
+// For an unknown dtype: size 0, name "unknown". Inline, since every collective calls it several times.
 [[nodiscard]] constexpr DTypeTraits traits_of(DType dtype) {
     const auto index = static_cast<size_t>(static_cast<int32_t>(dtype)) - 1;
     return index < dtype_traits.size() ? dtype_traits[index] : DTypeTraits{dtype, 0, false, false, "unknown", ""};
@@ -76,7 +76,7 @@ static_assert(std::ranges::is_sorted(dtype_traits, {}, &DTypeTraits::dtype) && d
 [[nodiscard]] constexpr size_t size_of(DType dtype) { return traits_of(dtype).size; }
 [[nodiscard]] constexpr std::string_view name_of(DType dtype) { return traits_of(dtype).name; }
 [[nodiscard]] constexpr std::string_view safetensors_name(DType dtype) { return traits_of(dtype).safetensors; }
-[[nodiscard]] bool is_in_safetensors(DType dtype);  // whether that format has it: c128 it has not
+[[nodiscard]] bool is_in_safetensors(DType dtype);  // all but c128
 [[nodiscard]] std::optional<DType> dtype_from_safetensors(std::string_view name);
 
 }  // namespace tsr

@@ -1,5 +1,5 @@
-// f16 and bf16 as numbers: to f32, exactly, and back, rounded to nearest even. In integer arithmetic without branches on
-// the data, so that the compiler vectorises loops over them; inlined into kernels that are compiled once for each
+// Conversion of f16 and bf16 to f32, which is exact, and back, rounded to nearest even. Uses integer arithmetic without
+// branches on the data, so that the compiler vectorises loops; inlined into kernels that are compiled once per
 // instruction set.
 #pragma once
 
@@ -29,8 +29,8 @@ TSR_INLINE BFloat narrow_bfloat(float value) {
 TSR_INLINE float widen(Half value) {
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
     const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fff) << 13;
-    // Normal numbers: move the exponent's bias from 15 to 127. Subnormals: let the unit normalise them by a subtraction.
-    // Infinities and NaNs: an exponent of all ones.
+    // Normal numbers: move the exponent's bias from 15 to 127. Subnormals: let the unit normalise them by a
+    // subtraction. Infinities and NaNs: an exponent of all ones.
     const uint32_t normal = magnitude + (uint32_t{112} << 23);
     const uint32_t special = magnitude | 0x7f800000 | (magnitude > (uint32_t{31} << 23) ? 0x400000 : 0);
     const float subnormal =
@@ -50,8 +50,8 @@ TSR_INLINE Half narrow_half(float value) {
     const uint32_t normal = (magnitude - (uint32_t{112} << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
     uint32_t result = magnitude < (uint32_t{113} << 23) ? small : normal;
     result = magnitude >= 0x47800000 ? 0x7c00 : result;  // 65536 and up; 65520 to there round up to infinity by itself
-    // Which of two NaNs an addition passes on depends on how the compiler orders the operands, in the vector loop
-    // otherwise than in its remainder. One NaN for all keeps the bits the same.
+    // Which of two NaNs an addition propagates depends on the compiler's order of operands, which may differ between
+    // the vector loop and its remainder. Using a single NaN keeps the bits the same.
     return {static_cast<uint16_t>(magnitude > 0x7f800000 ? 0x7e00 : sign | result)};
 }
 

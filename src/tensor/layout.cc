@@ -74,7 +74,7 @@ int64_t last_chunk(int64_t size, int64_t parts) {
 
 namespace {
 
-// Of what is left of `box`, whose dimensions before `d` have one index each, elements [begin, end).
+// Appends the boxes of elements [begin, end) of `box`, whose dimensions before `d` have one index each.
 void append_range(std::vector<Box>& boxes, Box box, int d, Range elements) {
     if (elements.begin == elements.end) return;
     if (d == box.sizes.ndim()) return boxes.push_back(box);
@@ -124,17 +124,18 @@ Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::s
     int64_t shards = 1;
     for (size_t m = 0; m < mesh_sizes.size(); ++m) {
         if (mesh_sizes[m] < 1) {
-            throw Error(Code::invalid_argument, fmt::format("mesh dimension {} has the size {}", m, mesh_sizes[m]));
+            throw Error(Code::invalid_argument,
+                        fmt::format("mesh dimension {} has size {}; it must be positive", m, mesh_sizes[m]));
         }
         world *= mesh_sizes[m];
         if (world > max_layout_ranks) {
-            throw Error(Code::invalid_argument, fmt::format("a mesh of more than {} ranks", max_layout_ranks));
+            throw Error(Code::invalid_argument, fmt::format("a mesh can have at most {} ranks", max_layout_ranks));
         }
         const Placement& placement = placements[m];
         if (placement.kind == PlacementKind::replicate) continue;
         if (placement.kind != PlacementKind::shard) {
             throw Error(Code::invalid_argument,
-                        fmt::format("placement {} is of the unknown kind {}", m, static_cast<int>(placement.kind)));
+                        fmt::format("placement {} has unknown kind {}", m, static_cast<int>(placement.kind)));
         }
         shards *= mesh_sizes[m];
     }
@@ -147,7 +148,7 @@ Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::s
 }
 
 Layout Layout::of_shape(const Dims& shape) const {
-    if (is_explicit()) throw Error(Code::internal, "a layout of boxes is of its one shape");
+    if (is_explicit()) throw Error(Code::internal, "a layout of explicit boxes cannot change its shape");
     Layout layout = *this;
     layout.shape_ = shape;
     layout.check_dims();
@@ -177,7 +178,7 @@ Layout Layout::replicated(const Dims& shape, int world_size) {
 
 namespace {
 
-// Along dimension `d`: how often one box begins within another.
+// Along dimension `d`: how often one box begins inside another.
 int64_t overlaps_along(int d, std::span<const Box* const> boxes) {
     std::vector<int64_t> begins;
     for (const Box* box : boxes) begins.push_back(box->offsets[d]);
@@ -190,7 +191,7 @@ int64_t overlaps_along(int d, std::span<const Box* const> boxes) {
     return count;
 }
 
-// Finds two of different boxes that overlap; `name` says which one is meant.
+// Finds two different boxes that overlap; `name` describes a box for the message.
 class Overlaps {
    public:
     Overlaps(std::vector<const Box*> boxes, FunctionRef<std::string(const Box* box)> name)
@@ -201,7 +202,7 @@ class Overlaps {
     static constexpr int max_cuts = 4 * max_ndim;                 // one inside the other
     static constexpr int64_t max_comparisons = int64_t{1} << 28;  // some seconds
 
-    // Boxes that a plane keeps apart are looked at by themselves, so that grids take n log n; `first_d` is tried first.
+    // Boxes separated by a plane are checked separately, so that grids take n log n; `first_d` is tried first.
     void check(std::span<const Box*> boxes, int first_d, int cuts) {
         if (boxes.size() < 2) return;
         const int ndim = boxes.front()->sizes.ndim();
@@ -225,7 +226,7 @@ class Overlaps {
                   [d](const Box* a, const Box* b) { return a->offsets[d] < b->offsets[d]; });
     }
 
-    // Up to where none of the sorted boxes begins behind all those before it.
+    // The prefix of the sorted boxes in which no box begins after the end of all boxes before it.
     static size_t end_of_group(int d, std::span<const Box* const> boxes) {
         int64_t end = boxes.front()->offsets[d] + boxes.front()->sizes[d];
         size_t i = 1;
@@ -247,10 +248,11 @@ class Overlaps {
         }
         comparisons_ += best;
         if (comparisons_ > max_comparisons) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("{} boxes that are so interlocked that it would take too long to tell whether any "
-                                    "two overlap; cut the tensor along planes",
-                                    boxes_.size()));
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("checking {} interlocked boxes for overlap would take too long; cut the tensor along "
+                            "planes",
+                            boxes_.size()));
         }
         sort_along(along, boxes);
         for (size_t i = 0; i < boxes.size(); ++i) {
@@ -258,7 +260,7 @@ class Overlaps {
             for (size_t j = i + 1; j < boxes.size() && boxes[j]->offsets[along] < end; ++j) {
                 if (boxes[i]->intersect(*boxes[j]).empty()) continue;
                 throw Error(Code::invalid_argument,
-                            fmt::format("the boxes {} and {} overlap in part; boxes must be equal or disjoint",
+                            fmt::format("boxes {} and {} overlap partly; boxes must be equal or disjoint",
                                         name_(boxes[i]), name_(boxes[j])));
             }
         }
@@ -304,7 +306,9 @@ Layout Layout::from_boxes(const Dims& shape, std::span<const Box> boxes, std::sp
     parts->first.push_back(0);
     int64_t total = 0;
     for (const int count : counts) {
-        if (count < 0) throw Error(Code::invalid_argument, fmt::format("a rank has {} boxes", count));
+        if (count < 0)
+            throw Error(Code::invalid_argument,
+                        fmt::format("a rank has {} boxes; the number must not be negative", count));
         total += count;
         if (total > static_cast<int64_t>(boxes.size())) break;
         parts->first.push_back(static_cast<int>(total));
@@ -325,8 +329,9 @@ Layout Layout::from_boxes(const Dims& shape, std::span<const Box> boxes, std::sp
 
 std::vector<Box> Layout::boxes_of(int rank) const {
     if (rank < 0 || rank >= world_size_) {
-        throw Error(Code::invalid_argument, fmt::format("rank {} of a layout of {} ranks, numbered 0 to {}", rank,
-                                                        world_size_, world_size_ - 1));
+        throw Error(Code::invalid_argument,
+                    fmt::format("rank {} is out of range for a layout of {} ranks; ranks are 0 to {}", rank,
+                                world_size_, world_size_ - 1));
     }
     std::vector<Box> boxes;
     if (is_explicit()) {

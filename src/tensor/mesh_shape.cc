@@ -15,7 +15,7 @@ MeshShape::MeshShape(std::vector<std::string> names, std::vector<int> sizes)
     : names_(std::move(names)), sizes_(std::move(sizes)), strides_(sizes_.size()) {
     if (sizes_.empty() || sizes_.size() > static_cast<size_t>(max_ndim) || names_.size() != sizes_.size()) {
         throw Error(Code::invalid_argument,
-                    fmt::format("a mesh of {} sizes and {} names; 1 to {} of each are supported", sizes_.size(),
+                    fmt::format("a mesh has {} sizes and {} names; it must have 1 to {} of each", sizes_.size(),
                                 names_.size(), max_ndim));
     }
     for (size_t d = sizes_.size(); d-- > 0;) {
@@ -25,11 +25,11 @@ MeshShape::MeshShape(std::vector<std::string> names, std::vector<int> sizes)
         }
         if (sizes_[d] < 1) {
             throw Error(Code::invalid_argument,
-                        fmt::format("mesh dimension \"{}\" has the size {}", names_[d], sizes_[d]));
+                        fmt::format("mesh dimension \"{}\" has size {}; it must be positive", names_[d], sizes_[d]));
         }
         strides_[d] = rank_count_;
         if (__builtin_mul_overflow(rank_count_, sizes_[d], &rank_count_)) {
-            throw Error(Code::invalid_argument, "a mesh of more than 2^31 ranks");
+            throw Error(Code::invalid_argument, "a mesh must have fewer than 2^31 ranks");
         }
     }
 }

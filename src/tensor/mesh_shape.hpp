@@ -1,5 +1,5 @@
-// The arithmetic of a mesh: named dimensions over which ranks are arranged row-major (the last dimension varies
-// fastest). Nothing here communicates.
+// The shape of a mesh: named dimensions over which ranks are arranged in row-major order (the last dimension varies
+// fastest). Does not communicate.
 #pragma once
 
 #include <string>
@@ -18,10 +18,10 @@ class MeshShape {
     [[nodiscard]] const std::string& name(int dim) const { return names_[static_cast<size_t>(dim)]; }
     [[nodiscard]] int size(int dim) const { return sizes_[static_cast<size_t>(dim)]; }
 
-    [[nodiscard]] int dim(std::string_view name) const;  // throws NOT_FOUND, listing the names there are
+    [[nodiscard]] int dim(std::string_view name) const;  // throws NOT_FOUND, listing the names
     [[nodiscard]] int coordinate(int rank, int dim) const;
-    // The smallest rank that differs from `rank` in dimension `dim` alone: the same for all ranks of one group of `dim`,
-    // another for every other group.
+    // The smallest rank that differs from `rank` only in dimension `dim`. It identifies the group of `rank` along
+    // `dim`: the same for all ranks of the group, different for every other group.
     [[nodiscard]] int first_of_group(int rank, int dim) const;
 
     [[nodiscard]] std::string str() const;  // "dp 2, tp 4"

@@ -1,5 +1,6 @@
-// Tensors that ranks of a host have in common: one copy in shared memory, of which each rank changes a part. Where who
-// changes them (parallel/) meets who saves and loads them (checkpoint/); neither knows the other.
+// Tensors that ranks of a host share: one copy in shared memory, of which each rank modifies a part. The interface
+// between the code that modifies them (parallel/) and the code that saves and loads them (checkpoint/); neither depends
+// on the other.
 #pragma once
 
 #include <algorithm>
@@ -17,28 +18,27 @@ class SharedCopy {
    public:
     virtual ~SharedCopy() = default;
 
-    // This rank among those that share, and how many they are.
+    // This rank's index among the sharing ranks, and their number.
     [[nodiscard]] virtual int place() const = 0;
     [[nodiscard]] virtual int places() const = 0;
 
-    // Collective over those that share: zeroed memory, the same for all, aligned to 64. Freed when the last holder on each
-    // lets go.
+    // Collective over the sharing ranks: zeroed memory, the same for all, aligned to 64. Freed when every rank has
+    // dropped its last reference.
     [[nodiscard]] virtual std::shared_ptr<std::byte> allocate(size_t size) = 0;
 
     // Throws CORRUPT if parts of the copy are of different steps.
     virtual void check_whole() const = 0;
 
-    // Collective over those that share, before each load: `what` tells what this rank loads of it. MISMATCH on all of them
-    // if it is not the same everywhere: each loads its rows of a tensor, and others would stay as they were.
+    // Collective over the sharing ranks, before each load: `what` describes what this rank loads. MISMATCH on all of
+    // them if it differs: each loads only its rows of a tensor, and the other rows would keep their old values.
     virtual void agree_to_load(uint32_t what) = 0;
-    // A load writes into the copy, each rank the rows that are its own: between these two, which all ranks that share
-    // call, nobody reads or changes it otherwise. The second takes what failed here and throws if anything failed
-    // anywhere.
+    // A load writes into the copy, each rank its own rows. All sharing ranks call both functions; in between, nobody
+    // else may read or modify the copy. end_load takes this rank's error and throws if any rank failed.
     virtual void begin_load() = 0;
     virtual void end_load(const std::optional<Error>& error) = 0;
 };
 
-// The rows of `rows` that the rank at its place loads, [begin, end): of a few, the first ranks have one each.
+// The rows [begin, end) of `rows` that this rank loads; of a few rows, the first ranks get one each.
 struct Rows {
     int64_t begin = 0;
     int64_t end = 0;

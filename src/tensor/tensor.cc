@@ -38,7 +38,7 @@ void check_shape(const Dims& shape, DType dtype, const std::string& what) {
         if (size < 0) throw Error(Code::invalid_argument, what + " has a negative size in its shape " + shape.str());
     }
     for (const int64_t size : shape) {
-        // Without elements too: its strides would be no numbers, and NumPy and PyTorch have no such tensor.
+        // Also for tensors without elements: the strides would overflow, and NumPy and PyTorch have no such tensor.
         if (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)) {
             throw Error(Code::invalid_argument, what + " is larger than 2^63 bytes: shape " + shape.str());
         }

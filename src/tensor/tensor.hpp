@@ -1,5 +1,5 @@
 // A view of contiguous CPU or device memory with a dtype and a shape. A small value: copying it copies no data and
-// allocates nothing, and it never owns what it points to.
+// allocates nothing, and it never owns its memory.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ class Dims {
     [[nodiscard]] const int64_t* data() const { return values_.data(); }
     [[nodiscard]] const int64_t* begin() const { return values_.data(); }
     [[nodiscard]] const int64_t* end() const { return values_.data() + ndim_; }
-    [[nodiscard]] int64_t product() const;  // 1 for ndim 0; sizes were checked not to overflow by check_shape
+    [[nodiscard]] int64_t product() const;  // 1 for ndim 0; check_shape has excluded overflow
     [[nodiscard]] std::string str() const;  // "[128, 64]"
 
     friend bool operator==(const Dims&, const Dims&) = default;

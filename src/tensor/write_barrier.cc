@@ -33,11 +33,12 @@ bool WriteBarrier::owns(Memory memory) const {
 }
 
 void WriteBarrier::ask(Memory memory) noexcept {
-    if (owner_ != ::getpid()) return;  // a forked child has the memory to itself, and not the threads that copy it
-    // From the last to the first: what is removed meanwhile only moves the ones before it nearer to the begin.
+    if (owner_ != ::getpid())
+        return;  // a forked child has its own copy of the memory, but not the threads that copy it
+    // From last to first, so that a removal in between does not skip a copy.
     size_t next = SIZE_MAX;
     while (true) {
-        std::shared_ptr<LateCopy> copy;  // it may be removed, but lives as long as it is asked
+        std::shared_ptr<LateCopy> copy;  // keeps it alive during the call, even if it is removed
         {
             const std::lock_guard lock(mutex_);
             next = std::min(next, copies_.size());
@@ -55,7 +56,7 @@ void WriteBarrier::before_write_all() noexcept {
 void WriteBarrier::add(std::shared_ptr<LateCopy> copy) {
     const std::lock_guard lock(mutex_);
     copies_.push_back(std::move(copy));
-    waiting_.store(copies_.size(), std::memory_order_relaxed);  // whoever adds it tells the writer in its own way
+    waiting_.store(copies_.size(), std::memory_order_relaxed);  // the caller of add() synchronizes with the writer
 }
 
 void WriteBarrier::remove(const LateCopy* copy) noexcept {

@@ -1,6 +1,7 @@
-// Where who writes tensors in place meets who still has to copy them: an optimizer names the memory that nobody but it
-// changes, and asks before it changes a part; a save in the background leaves that memory to be copied later, and is told
-// what is wanted at once. Neither knows the other. Any thread may call; a copy happens before the write that asked for it.
+// Coordinates in-place writers of tensors with code that still has to copy them: an optimizer declares the memory that
+// only it modifies, and calls before_write() before it modifies a part; a background save defers copying that memory,
+// and copies a part at once on request. Neither depends on the other. Thread-safe; a copy completes before the write
+// that requested it.
 #pragma once
 
 #include <unistd.h>
@@ -16,37 +17,37 @@ namespace tsr {
 
 using Memory = std::span<const std::byte>;
 
-// What is yet to be copied of a writer's memory.
+// A pending copy of a writer's memory.
 class LateCopy {
    public:
     virtual ~LateCopy() = default;
-    // Returns when nothing of `memory` is left to copy. Waits for other threads' memcpy at most.
+    // Returns when nothing of `memory` is left to copy. Waits at most for memcpy calls of other threads.
     virtual void copy_now(Memory memory) noexcept = 0;
 };
 
 class WriteBarrier {
    public:
-    // What the writer alone changes, and only after before_write(): once, before anybody else knows the barrier.
+    // `owned`: the memory that only the writer modifies, and only after before_write().
     explicit WriteBarrier(std::vector<Memory> owned);
 
     [[nodiscard]] bool owns(Memory memory) const;
     void before_write(Memory memory) noexcept {
-        // Acquire: what a copy that is gone has read, it read before what is written now.
+        // Acquire: a finished copy has read the memory before the write that follows.
         if (waiting_.load(std::memory_order_acquire) > 0) ask(memory);
     }
-    void before_write_all() noexcept;  // also before the memory goes
+    void before_write_all() noexcept;  // call also before freeing the memory
 
     void add(std::shared_ptr<LateCopy> copy);
-    void remove(const LateCopy* copy) noexcept;  // nothing of it is left to copy
+    void remove(const LateCopy* copy) noexcept;  // once nothing of it is left to copy
 
    private:
     void ask(Memory memory) noexcept;
 
-    std::vector<Memory> owned_;  // by address; neighbours are one
+    std::vector<Memory> owned_;  // by address; adjacent ranges are merged
     pid_t owner_ = ::getpid();
     std::mutex mutex_;
     std::vector<std::shared_ptr<LateCopy>> copies_;  // guarded by mutex_
-    std::atomic<size_t> waiting_{0};                 // how many they are
+    std::atomic<size_t> waiting_{0};                 // the number of copies_
 };
 
 }  // namespace tsr

@@ -182,9 +182,9 @@ TEST(CommApi, ASplitThatOneRankAsksForBadlyIsRefusedOnAll) {
     };
     const std::vector<Bad> cases{
         {[](auto& options) { options.timeout_ms = 0; }, "the timeout is 0 ms"},
-        {[](auto& options) { options.heartbeat_timeout_ms = -1; }, "the heartbeat's timeout is -1 ms"},
-        {[](auto& options) { options.name = long_name.c_str(); }, "a communicator's name has 1 to 128 bytes"},
-        {[](auto& options) { options.backend = long_name.c_str(); }, "the name of a backend has 129 bytes"},
+        {[](auto& options) { options.heartbeat_timeout_ms = -1; }, "the heartbeat timeout is -1 ms"},
+        {[](auto& options) { options.name = long_name.c_str(); }, "a communicator name must have 1 to 128 bytes"},
+        {[](auto& options) { options.backend = long_name.c_str(); }, "backend name has 129 bytes"},
         {[](auto& options) { options.struct_size = 0; }, "struct_size"}};
     for (const Bad& bad : cases) {
         for (const int32_t bad_rank : {0, 2}) {

@@ -73,7 +73,7 @@ TEST(MeshApi, BadShapesAreRefused) {
     EXPECT_FAILS(tsr_mesh_create(comm, names.data(), nullptr, 1, mesh.out()), TSR_E_INVALID_ARGUMENT, "sizes is NULL");
     const std::array<int32_t, 1> two{2};
     EXPECT_FAILS(tsr_mesh_create(comm, names.data(), two.data(), 1, mesh.out()), TSR_E_INVALID_ARGUMENT,
-                 "(dp 2) has 2 places, the communicator 1 ranks");
+                 "(dp 2) needs 2 ranks, but the communicator has 1");
 }
 
 // On one rank alone it is told to all, at once, and the communicator is as it was.
@@ -87,8 +87,8 @@ TEST(MeshApi, AMeshThatOneRankAsksForBadlyIsRefusedOnAll) {
         const char* said;
     };
     const std::vector<Bad> cases{
-        {[](Asked& asked) { asked.sizes[1] = 2; }, "(dp 1, tp 2) has 2 places, the communicator 3 ranks"},
-        {[](Asked& asked) { asked.sizes[0] = 0; }, "mesh dimension \"dp\" has the size 0"},
+        {[](Asked& asked) { asked.sizes[1] = 2; }, "(dp 1, tp 2) needs 2 ranks, but the communicator has 3"},
+        {[](Asked& asked) { asked.sizes[0] = 0; }, "mesh dimension \"dp\" has size 0"},
         {[](Asked& asked) { asked.names[1] = "dp"; }, "two mesh dimensions are named \"dp\""},
         {[](Asked& asked) { asked.names[0] = ""; }, "mesh dimension 0 has no name"},
         {[](Asked& asked) { asked.names[0] = nullptr; }, "a dimension's name is NULL"},

@@ -103,7 +103,7 @@ TEST(Bench, InsideAJobItsRanksAreMeasured) {
     EXPECT_EQ(Json::parse(result.output, command).at("ranks").as_int(), 3);
     const Result other = tessera("-n 3 " + command + " -n 2", "2>&1", "run");
     EXPECT_NE(other.code, 0);
-    EXPECT_THAT(other.output, HasSubstr("-n 2 inside a job of 3 ranks"));
+    EXPECT_THAT(other.output, HasSubstr("-n 2 does not match the 3 ranks of the job"));
 }
 
 TEST(Bench, OverAnotherTransport) {
@@ -123,11 +123,11 @@ TEST(Bench, WrongUsageIsToldBeforeAnyRankStarts) {
         return result.output;
     };
     EXPECT_THAT(refused("all_reuce"),
-                StartsWith("tessera bench: no operation 'all_reuce'; known: all_reduce, reduce_"));
-    EXPECT_THAT(refused("all_reduce -d c64"), HasSubstr("--dtype c64: write one of f16, bf16"));
-    EXPECT_THAT(refused("all_reduce -o mean"), HasSubstr("--op mean: write one of sum, avg"));
+                StartsWith("tessera bench: unknown operation 'all_reuce'; available: all_reduce, reduce_"));
+    EXPECT_THAT(refused("all_reduce -d c64"), HasSubstr("--dtype c64: expected one of f16, bf16"));
+    EXPECT_THAT(refused("all_reduce -o mean"), HasSubstr("--op mean: expected one of sum, avg"));
     EXPECT_THAT(refused("all_reduce -b 2K -e 1K"), HasSubstr("--max-bytes 1024 is less than --min-bytes 2048"));
-    EXPECT_THAT(refused("broadcast -n 2 -r 2"), HasSubstr("--root 2: there are 2 ranks"));
+    EXPECT_THAT(refused("broadcast -n 2 -r 2"), HasSubstr("--root 2 is not a rank; there are 2 ranks"));
     EXPECT_THAT(refused("send_recv -n 1"), HasSubstr("send_recv needs at least 2 ranks"));
 }
 

@@ -37,13 +37,14 @@ Result tessera(const std::string& arguments) {
 TEST(Command, UnknownOnesAreNamedBesideTheKnown) {
     const Result result = tessera("foo -n 3");
     EXPECT_EQ(result.code, 2);
-    EXPECT_THAT(result.out, StartsWith("tessera: no command 'foo'; known: run, env, ckpt"));
+    EXPECT_THAT(result.out, StartsWith("tessera: unknown command 'foo'; available: run, env, ckpt"));
 }
 
 TEST(Command, SoAreThoseOfAGroup) {
-    EXPECT_THAT(tessera("ckpt foo x").out, StartsWith("tessera ckpt: no command 'foo'; known: ls, info, tree"));
-    EXPECT_THAT(tessera("ckpt").out, StartsWith("tessera ckpt: a command is missing; known: ls, info, tree"));
-    EXPECT_THAT(tessera("").out, StartsWith("tessera: a command is missing; known: run, env, ckpt"));
+    EXPECT_THAT(tessera("ckpt foo x").out,
+                StartsWith("tessera ckpt: unknown command 'foo'; available: ls, info, tree"));
+    EXPECT_THAT(tessera("ckpt").out, StartsWith("tessera ckpt: missing command; available: ls, info, tree"));
+    EXPECT_THAT(tessera("").out, StartsWith("tessera: missing command; available: run, env, ckpt"));
 }
 
 TEST(Command, WrongUsageIsExitCodeTwo) {
@@ -56,7 +57,7 @@ TEST(Command, WrongUsageIsExitCodeTwo) {
 TEST(Command, OutputThatCannotBeWrittenIsAnError) {
     const Result result = tessera("env --json 2>&1 > /dev/full || exit $?");
     EXPECT_EQ(result.code, 2);
-    EXPECT_THAT(result.out, HasSubstr("tessera: writing standard output fails: No space left on device"));
+    EXPECT_THAT(result.out, HasSubstr("tessera: cannot write standard output: No space left on device"));
 }
 
 TEST(Command, WrongUsageIsToldWithTheUsage) {
@@ -64,9 +65,9 @@ TEST(Command, WrongUsageIsToldWithTheUsage) {
     EXPECT_EQ(result.code, 2);
     EXPECT_THAT(result.out, AllOf(StartsWith("tessera ckpt verify: The following argument was not expected: b\n"),
                                   HasSubstr("\nUsage: tessera ckpt verify [OPTIONS] path\n"),
-                                  HasSubstr("`tessera ckpt verify --help` tells more")));
+                                  HasSubstr("Run `tessera ckpt verify --help` for details")));
     EXPECT_THAT(tessera("ckpt verify a b c").out, HasSubstr("The following arguments were not expected: b c\n"));
-    EXPECT_THAT(tessera("run").out, AllOf(StartsWith("tessera run: no command: write"),
+    EXPECT_THAT(tessera("run").out, AllOf(StartsWith("tessera run: no command; write"),
                                           HasSubstr("\nUsage: tessera run [OPTIONS] CMD [ARGS...]")));
     EXPECT_THAT(tessera("run --help").out, HasSubstr("Usage: tessera run [OPTIONS] CMD [ARGS...]"));
 }

@@ -79,7 +79,7 @@ TEST_F(Trace, ARankThatNeverCameIsNamedWithWhatItDidLast) {
     EXPECT_EQ(result.code, 0);
     EXPECT_THAT(result.output,
                 AllOf(StartsWith("world: rank 1 never entered all_reduce #2 (bucket 5, 3.9 KiB); ranks 0, 2 waited 0."),
-                      HasSubstr("Its last operation was all_reduce #1 (bucket 5, 3.9 KiB), done ")));
+                      HasSubstr("Its last operation was all_reduce #1 (bucket 5, 3.9 KiB), finished ")));
     const Json json = Json::parse(trace("why-hung --json " + directory()).output, "json");
     const Json& hang = json.at("hangs").as_array().at(0);
     EXPECT_EQ(hang.at("absent").as_array(), Json::Array{Json(1)});
@@ -143,7 +143,7 @@ TEST_F(Trace, AWaitThatGoesOnLastsUntilTheRecordWasWritten) {
                 "\n";
     }
     EXPECT_THAT(trace("why-hung " + directory()).output,
-                HasSubstr("rank 1 never entered barrier #1; rank 0 waited 7.8 s. It began nothing at all"));
+                HasSubstr("rank 1 never entered barrier #1; rank 0 waited 7.8 s. It never started an operation"));
 }
 
 // A communicator of two ranks, of which rank 1 never came to `operation`: the records of a job whose processes are `pid`
@@ -190,9 +190,9 @@ TEST_F(Trace, RoundsAreLookedIntoAndTheNewestIsTaken) {
                 AllOf(StartsWith("world: rank 1 never entered barrier #1"), Not(HasSubstr("broadcast"))));
     EXPECT_THAT(trace("why-hung " + directory()).output,
                 AllOf(HasSubstr("the newest job aaaa in " + directory() + "/round-0 ("),
-                      HasSubstr("left out: job bbbb in " + directory() +
+                      HasSubstr("ignored job bbbb in " + directory() +
                                 "/round-1 (2 ranks, written 1970-01-01 "
-                                "00:00:08 UTC); --job bbbb asks about it")));
+                                "00:00:08 UTC); select it with --job bbbb")));
     const Json json = Json::parse(tessera("why-hung --json " + directory(), "2>/dev/null", "trace").output, "json");
     EXPECT_EQ(json.at("job").at("id").as_string(), "aaaa");
     EXPECT_EQ(json.at("job").at("directory").as_string(), directory() + "/round-0");
@@ -215,8 +215,8 @@ TEST_F(Trace, JobsThatWroteIntoOneDirectoryAreToldApart) {
     EXPECT_THAT(text, AllOf(HasSubstr("broadcast"), Not(HasSubstr("barrier"))));
     const Result none = trace("why-hung --job cc " + directory());
     EXPECT_EQ(none.code, 2);
-    EXPECT_THAT(none.output,
-                AllOf(HasSubstr("--job cc: none of the jobs there is it: aaaa in "), HasSubstr("bbbb in ")));
+    EXPECT_THAT(none.output, AllOf(HasSubstr("--job cc: no job in the directory matches; available: aaaa in "),
+                                   HasSubstr("bbbb in ")));
 }
 
 TEST_F(Trace, CommunicatorsOfOneJobStayTogether) {
@@ -236,7 +236,7 @@ TEST_F(Trace, NothingHangsWhenAllIsDone) {
     ranks(2, [](Communicator& comm) { return reduce(comm); });
     const Result result = trace("why-hung " + directory());
     EXPECT_EQ(result.code, 1);
-    EXPECT_EQ(result.output, "nothing hangs: every operation that was begun has finished\n");
+    EXPECT_EQ(result.output, "nothing hangs: every started operation has finished\n");
 }
 
 TEST_F(Trace, MergeDrawsALaneForEachOperationInFlight) {
@@ -293,7 +293,7 @@ TEST_F(Trace, WhatIsNoRecordIsRefused) {
         "\n";
     EXPECT_EQ(trace("why-hung " + directory()).code, 2);
     refused("", "is empty");
-    refused("{}\n", "line 1: this is no flight record");
+    refused("{}\n", "line 1: this is not a flight record");
     refused("{\"tessera_flight\":2}\n", "version 2");
     refused(header + "[]\n", "line 2");
     refused(header + good + "{\"number\":-1}\n", "line 3");
@@ -330,10 +330,10 @@ TEST_F(Trace, WhatIsNoRecordIsRefused) {
 TEST_F(Trace, OnlyRegularFilesOfARecordsSizeAreRead) {
     const std::string path = directory() + "/x.jsonl";
     ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
-    EXPECT_THAT(trace("why-hung " + directory()).output, HasSubstr("x.jsonl is no regular file"));
+    EXPECT_THAT(trace("why-hung " + directory()).output, HasSubstr("x.jsonl is not a regular file"));
     std::filesystem::remove(path);
     std::filesystem::create_symlink("/dev/zero", path);
-    EXPECT_THAT(trace("why-hung " + directory()).output, HasSubstr("x.jsonl is no regular file"));
+    EXPECT_THAT(trace("why-hung " + directory()).output, HasSubstr("x.jsonl is not a regular file"));
     std::filesystem::remove(path);
     std::ofstream(path) << "{}";
     std::filesystem::resize_file(path, size_t{1} << 40);

@@ -234,7 +234,7 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         expect_refused(comm, all_reduce(four, static_cast<ReduceOp>(9)), "unknown reduction 9");
         expect_refused(comm, all_reduce(four, ReduceOp::none), "unknown reduction 0");
         expect_refused(comm, all_reduce(gpu), "CUDA", Code::unsupported);
-        expect_refused(comm, all_reduce(boolean), "bool cannot be reduced; f16, bf16, f32", Code::unsupported);
+        expect_refused(comm, all_reduce(boolean), "bool cannot be reduced; use f16, bf16, f32", Code::unsupported);
         expect_refused(comm, all_reduce(nowhere), "no data");
         expect_refused(comm, all_reduce(crooked), "not aligned");
         expect_refused(comm, {Collective::all_reduce, {}, two_types, ReduceOp::sum, -1, 0, {}},
@@ -244,19 +244,19 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         const std::vector<Tensor> partly{four, tensor_of(std::span(values).subspan(3, 4), DType::f32)};
         const std::vector<Tensor> side_by_side{empty, tensor_of(std::span(values).last(4), DType::f32), four};
         expect_refused(comm, {Collective::all_reduce, {}, twice, ReduceOp::sum, -1, 0, {}},
-                       "the tensors [0] and [2] overlap");
+                       "tensors [0] and [2] overlap");
         expect_refused(comm, {Collective::all_reduce, {}, partly, ReduceOp::sum, -1, 0, {}},
-                       "the tensors [0] and [1] overlap");
+                       "tensors [0] and [1] overlap");
         for (const int root : {0, 1}) {
             expect_refused(comm, {Collective::broadcast, {}, twice, ReduceOp::none, root, 0, {}},
-                           "broadcast: the tensors [0] and [2] overlap");
+                           "broadcast: tensors [0] and [2] overlap");
             expect_refused(comm, {Collective::broadcast, {}, partly, ReduceOp::none, root, 0, {}},
-                           "broadcast: the tensors [0] and [1] overlap");
+                           "broadcast: tensors [0] and [1] overlap");
         }
         std::vector<float> own(4);
         const Tensor other = over(own, DType::f32);
         expect_refused(comm, {Collective::all_gather_v, {&other, 1}, partly, ReduceOp::none, -1, 0, {}},
-                       "the tensors [0] and [1] overlap");
+                       "tensors [0] and [1] overlap");
         comm.run({Collective::all_reduce, {}, side_by_side, ReduceOp::sum, -1, 0, {}});
         comm.run({Collective::broadcast, {}, side_by_side, ReduceOp::none, 0, 0, {}});
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, 2, 0, {}}, "root 2 is not a rank");
@@ -266,10 +266,10 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         expect_refused(comm, {Collective::all_gather, {&four, 1}, {&wide, 1}, ReduceOp::none, -1, 0, {}},
                        "different dtypes");
         expect_refused(comm, {Collective::reduce_scatter, {&four, 1}, {}, ReduceOp::sum, -1, 0, {}},
-                       "as many inputs as outputs, at least one of each; got 1 and 0");
+                       "the same number of inputs and outputs, at least one each; got 1 and 0");
         expect_refused(comm, {Collective::all_to_all, {&eight, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}}, "overlap");
         expect_refused(comm, {Collective::all_gather_v, {&four, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}},
-                       "one output a rank, 2");
+                       "one output per rank, 2");
         expect_refused(comm, {Collective::send, {&four, 1}, {}, ReduceOp::none, comm.rank(), 0, {}}, "own peer");
         expect_refused(comm, {Collective::send, {&four, 1}, {}, ReduceOp::none, 5, 0, {}}, "peer 5 is not a rank");
         expect_refused(comm, {Collective::recv, {}, {&four, 1}, ReduceOp::none, 1 - comm.rank(), -1, {}}, "tag -1");
@@ -289,7 +289,7 @@ TEST(Communicator, CountsThatNoTensorHasAreRefused) {
             ADD_FAILURE() << name_of(request.collective) << " was accepted";
         } catch (const Error& e) {
             EXPECT_EQ(e.code(), Code::invalid_argument);
-            EXPECT_THAT(e.what(), HasSubstr("make more than any tensor has"));
+            EXPECT_THAT(e.what(), HasSubstr("need more than any tensor has"));
         }
     };
     refused({Collective::all_gather, {&part, 1}, {&none, 1}, ReduceOp::none, -1, 0, {}});
@@ -348,7 +348,7 @@ TEST(Communicator, BadCreationsAreRefused) {
     CommOptions other_host = test_options();
     other_host.host_id = std::string(128, 'x');
     refused(0, 0, test_options(), "world size 0");
-    refused(0, 1, other_host, "(TESSERA_HOST_ID) has 128 bytes; 127 are possible");
+    refused(0, 1, other_host, "(TESSERA_HOST_ID) has 128 bytes; at most 127 are allowed");
     refused(0, 5000, test_options(), "world size 5000");
     refused(2, 2, test_options(), "rank 2");
     refused(-1, 2, test_options(), "rank -1");

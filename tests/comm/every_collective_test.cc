@@ -59,7 +59,7 @@ Issued asking(const Asked& asked) {
 std::vector<Issued> other_calls() {
     return {{"allocate of 100 bytes", [](Communicator& comm) { static_cast<void>(comm.allocate(100)); }},
             {"(split)", [](Communicator& comm) { static_cast<void>(comm.split(0, 0, comm.options())); }},
-            {"finished (finalize, as operation #2)", [](Communicator& comm) { comm.finalize(); }}};
+            {"called finalize (as operation #2)", [](Communicator& comm) { comm.finalize(); }}};
 }
 
 // Rank 1 of three does `other`, the rest do `asked`: every rank learns both.

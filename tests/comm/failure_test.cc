@@ -103,7 +103,7 @@ TEST(Failure, WhoeverIsWaitedForLongIsTold) {
     log::set_sink(
         [](int32_t, const char* line, void* data) {
             const std::string text(line);
-            if (text.find("waits for") != std::string::npos)
+            if (text.find("is waiting for") != std::string::npos)
                 static_cast<std::promise<std::string>*>(data)->set_value(text);
         },
         &told, nullptr);
@@ -114,7 +114,7 @@ TEST(Failure, WhoeverIsWaitedForLongIsTold) {
         join_job(store, rank, 3, test_options())->run({});
     }));
     log::set_sink(nullptr, nullptr, nullptr);
-    EXPECT_THAT(line, HasSubstr("rank 0 waits for rank 1 to join the communicator of 3 ranks"));
+    EXPECT_THAT(line, HasSubstr("rank 0 is waiting for rank 1 to join the communicator of 3 ranks"));
 }
 
 TEST(Failure, DifferingWorldSizesAreNamed) {
@@ -124,7 +124,7 @@ TEST(Failure, DifferingWorldSizesAreNamed) {
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::mismatch);
-        EXPECT_THAT(outcome->what(), HasSubstr("rank 1 joins a communicator of 3 ranks, rank 0 one of 2"));
+        EXPECT_THAT(outcome->what(), HasSubstr("rank 1 joins a communicator of 3 ranks, but rank 0 one of 2"));
     }
 }
 

@@ -211,7 +211,7 @@ TEST(Hosts, AShrinkEndsWaitsInWhatWasSplitOff) {
                 ADD_FAILURE() << "a barrier without ranks 2 and 3";
             } catch (const Error& e) {
                 EXPECT_EQ(e.code(), Code::aborted);
-                EXPECT_THAT(e.what(), HasSubstr("of which it is a part, is shrunk"));
+                EXPECT_THAT(e.what(), HasSubstr("from which it was split, is being shrunk"));
             }
         }
         const auto rest = comm.shrink(comm.options());

@@ -156,7 +156,7 @@ TEST(DeviceMesh, IsFlattenedOnlyOverTheRanksItWasMadeOf) {
             ADD_FAILURE() << "flattened over a dimension";
         } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::invalid_argument);
-            EXPECT_THAT(error.what(), HasSubstr("of 4 cannot be flattened over a communicator in which it is rank"));
+            EXPECT_THAT(error.what(), HasSubstr("of 4 cannot be flattened over a communicator in which this is rank"));
         }
     }));
 }
@@ -168,7 +168,7 @@ TEST(DeviceMesh, WrongProductIsRefusedBeforeAnythingIsSent) {
             ADD_FAILURE() << "a mesh of 4 places over 2 ranks";
         } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::invalid_argument);
-            EXPECT_THAT(error.what(), HasSubstr("(dp 2, tp 2) has 4 places, the communicator 2 ranks"));
+            EXPECT_THAT(error.what(), HasSubstr("(dp 2, tp 2) needs 4 ranks, but the communicator has 2"));
         }
         EXPECT_EQ(sum_of(comm, 1), 2.0F);
     }));

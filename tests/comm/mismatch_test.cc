@@ -71,7 +71,7 @@ TEST(Mismatch, OfAFinalizeAndABarrier) {
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::mismatch) << outcome->what();
-        EXPECT_THAT(outcome->what(), HasSubstr("rank 1 has finished (finalize, as operation #2) while ranks 0 and 2 "
+        EXPECT_THAT(outcome->what(), HasSubstr("rank 1 has called finalize (as operation #2) while ranks 0 and 2 "
                                                "called barrier"));
     }
     EXPECT_EQ(outcomes[0]->record()->peer, 1);
@@ -170,7 +170,7 @@ TEST(Mismatch, OfTheNumberOfTensorsOfOtherLists) {
 
 TEST(Mismatch, OfTheLengthOfOneTensorOfOtherLists) {
     for (const size_t size : {size_t{100}, size_t{10000}}) {
-        expect_lists_named({size, size}, {size - 1, size + 1}, "lengths of single tensors differ");
+        expect_lists_named({size, size}, {size - 1, size + 1}, "lengths of individual tensors differ");
     }
 }
 
@@ -181,7 +181,7 @@ TEST(Mismatch, OfTheLengthOfOneTensorOfAList) {
                         tensors = {front(values, first), front(values, 1000 - first, first)};
                         return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
                     },
-                    {"lengths of single tensors differ"});
+                    {"lengths of individual tensors differ"});
 }
 
 TEST(Mismatch, OfGatheredLengths) {

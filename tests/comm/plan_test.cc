@@ -100,7 +100,7 @@ TEST(Plan, IsNotLaunchedTwiceAtOnce) {
                     ADD_FAILURE() << "launched twice";
                 } catch (const Error& error) {
                     EXPECT_EQ(error.code(), Code::invalid_state);
-                    EXPECT_THAT(error.what(), HasSubstr("its launch before is not done"));
+                    EXPECT_THAT(error.what(), HasSubstr("before its previous launch finished"));
                 }
             }
             both.arrive_and_wait();

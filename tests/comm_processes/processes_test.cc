@@ -137,8 +137,7 @@ TEST(CommProcesses, LimitOfFileSizesIsNamedAndKillsNobody) {
             return "";
         };
         const std::string buffer = told([&] { static_cast<void>(comm->allocate(4 << 20)); });
-        check(buffer.find("rank 0 may not make it: its limit of file sizes (RLIMIT_FSIZE") != std::string::npos,
-              buffer.c_str());
+        check(buffer.find("rank 0 reached its file size limit (RLIMIT_FSIZE") != std::string::npos, buffer.c_str());
         comm->run({});
         const std::string group = told([&] { static_cast<void>(comm->split(0, 0, options)); });
         check(group.find("RLIMIT_FSIZE, is 65536 bytes") != std::string::npos, group.c_str());
@@ -587,7 +586,7 @@ TEST(CommProcesses, RankThatDiesWhileJoiningIsNoticed) {
     static_cast<void>(processes.join(1));
     processes.store().set("go", "", processes.store().default_deadline());
     EXPECT_THAT(processes.join(0).text,
-                AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr("died while the communicator was made")));
+                AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr("died while the communicator was created")));
 }
 
 TEST(CommProcesses, DifferentHostsAreToldWhatIsMissing) {

@@ -128,7 +128,7 @@ TEST_F(Shrink, OneThatIsStoppedIsLeftBehindAndHarmsNobody) {
     processes.store().set("awake", "1", Deadline::in(patience(milliseconds{30000})));
     EXPECT_TRUE(processes.join(0, patience(milliseconds{60000})).well()) << processes.join(0).text;
     EXPECT_TRUE(processes.join(2, patience(milliseconds{60000})).well()) << processes.join(2).text;
-    EXPECT_THAT(processes.join(1, patience(milliseconds{60000})).text, HasSubstr("have gone on without this one"));
+    EXPECT_THAT(processes.join(1, patience(milliseconds{60000})).text, HasSubstr("have continued without this rank"));
 }
 
 // As where rank 0 serves the store, and is the one that dies.

@@ -76,15 +76,13 @@ TEST(NextRound, WhyThereIsNoneIsTold) {
     RunOptions options = job(4, 0, OnLoss::restart);
     EXPECT_EQ(why_no_round(options, first_round(options), {1}, 0), "");
     options.max_restarts = 2;
-    EXPECT_EQ(why_no_round(options, first_round(options), {1}, 2),
-              "2 of 2 restarts (--max-restarts) used: none is left");
+    EXPECT_EQ(why_no_round(options, first_round(options), {1}, 2), "2 of 2 restarts used (--max-restarts)");
     options = job(4, 3, OnLoss::shrink);
     EXPECT_EQ(why_no_round(options, first_round(options), {1, 2}, 0),
-              "2 of 4 ranks left (ranks 0 and 3): fewer than the 3 of --min-ranks");
+              "2 of 4 ranks left (ranks 0 and 3), fewer than --min-ranks 3");
     options.max_restarts = 1;
-    EXPECT_EQ(
-        why_no_round(options, first_round(options), {0, 1, 2, 3}, 1),
-        "1 of 1 restarts (--max-restarts) used: none is left; 0 of 4 ranks left: fewer than the 3 of --min-ranks");
+    EXPECT_EQ(why_no_round(options, first_round(options), {0, 1, 2, 3}, 1),
+              "1 of 1 restarts used (--max-restarts); 0 of 4 ranks left, fewer than --min-ranks 3");
 }
 
 TEST(RankSpans, AreShort) {

@@ -55,7 +55,7 @@ TEST(Report, TellsTheCauseOnceAndItsVictimsInALine) {
     EXPECT_THAT(text, AllOf(HasSubstr("    File \"a.py\", line 3, in look_up\n"),
                             HasSubstr("ranks 1-3  exit 1    PEER_LOST because rank 0 failed\n"),
                             HasSubstr("rank 5     SIGSEGV   last stderr line: deep\n"),
-                            HasSubstr("rank 4 had ended before, with exit code 0")));
+                            HasSubstr("rank 4 had already ended with exit code 0")));
 }
 
 // C programs print what they like, or nothing.
@@ -88,11 +88,11 @@ TEST(Report, OfAListTheRankThatTellsItToItsEndIsTheCause) {
         return end_saying(rank, fmt::format("Mismatch: rank {}: ck does not fit:\n  'a' is missing\n{}", rank, end));
     };
     const std::string whole = "  'b' is missing\n  'c' is missing\n  'd' is missing";
-    const std::string text = report({saying(0, "  and 3 more lines, which rank 1 tells"), saying(1, whole),
-                                     saying(2, "  and 3 more lines, which rank 1 tells")});
-    EXPECT_THAT(
-        text, AllOf(HasSubstr("root cause: rank 1 "), HasSubstr("'d' is missing"), Not(HasSubstr("which rank 1 tells")),
-                    HasSubstr("ranks 0 and 2  exit 1    the same as rank 1")));
+    const std::string text = report({saying(0, "  and 3 more lines; rank 1 has the full list"), saying(1, whole),
+                                     saying(2, "  and 3 more lines; rank 1 has the full list")});
+    EXPECT_THAT(text, AllOf(HasSubstr("root cause: rank 1 "), HasSubstr("'d' is missing"),
+                            Not(HasSubstr("rank 1 has the full list")),
+                            HasSubstr("ranks 0 and 2  exit 1    the same as rank 1")));
 }
 
 TEST(Report, OfATraceThatIsTheMessageTheLineWithTheCodeStays) {
@@ -161,7 +161,7 @@ TEST(Report, ARankThatLeftWhileOthersNeededItIsNamed) {
     const RankEnd victim = with_code(end_saying(0, told), Code::aborted, 1);
     const std::string text = report({victim, leaver});
     EXPECT_THAT(text,
-                StartsWith("the job failed: rank 1 failed or left first, and was ended with the others: " + left));
+                StartsWith("the job failed: rank 1 failed or left first, and was stopped with the others: " + left));
     EXPECT_THAT(text, HasSubstr("rank 0  exit 1    ABORTED because rank 1 failed or left"));
     EXPECT_THAT(text, Not(HasSubstr("(ended)")));
 

@@ -188,7 +188,7 @@ TEST_F(Run, RanksThatAreLeftTrainOnInTheSameProcesses) {
     ::kill(pid_in("r1"), SIGKILL);
     const Result result = finish(job);
     EXPECT_EQ(result.code, 0) << result.err;
-    EXPECT_THAT(result.err, HasSubstr("rank 1 was killed by SIGKILL; 2 ranks may go on (--on-loss continue)"));
+    EXPECT_THAT(result.err, HasSubstr("rank 1 was killed by SIGKILL; 2 ranks may continue (--on-loss continue)"));
     EXPECT_EQ(file("resumed0"), "10\n");
     EXPECT_EQ(file("resumed1"), "10\n") << "rank 2 of the first three";
     const double expected = 1 - std::pow(0.9, 30);  // as if nothing had happened
@@ -204,7 +204,7 @@ TEST_F(Run, TooFewRanksLeftDoNotGoOn) {
     ::kill(pid_in("r1"), SIGKILL);
     const Result result = finish(job);
     EXPECT_EQ(result.code, 128 + SIGKILL);
-    EXPECT_THAT(result.err, Not(HasSubstr("may go on")));
+    EXPECT_THAT(result.err, Not(HasSubstr("may continue")));
 }
 
 // Of `path` and all below it.
@@ -240,7 +240,7 @@ TEST_F(Run, ASignalMakesRanksThatHangTellWhoIsWaitedFor) {
     wait_until([&] { return records_below(directory_.path()).size() == 4; }, testing::soon(), "four records");
     ::kill(job.pid(), SIGQUIT);
     const Result result = finish(job);
-    EXPECT_THAT(result.err, HasSubstr("SIGUSR1: the ranks write their flight records into " + directory));
+    EXPECT_THAT(result.err, HasSubstr("SIGUSR1: the ranks write their flight records to " + directory));
     EXPECT_THAT(result.err, HasSubstr("tessera trace why-hung " + directory));
     int told = 0;
     for (const Json& event : events()) {
@@ -273,11 +273,11 @@ TEST_F(Run, RanksThatNeverJoinAreTheCause) {
         return result.err;
     };
     const std::string one = fails("2", "rank 2 did not join the communicator");
-    EXPECT_THAT(one, AllOf(HasSubstr("the job failed: rank 2 did not come where others waited for it: "),
-                           HasSubstr("TIMEOUT because rank 2 did not come")));
+    EXPECT_THAT(one, AllOf(HasSubstr("the job failed: rank 2 was late and other ranks timed out waiting for it: "),
+                           HasSubstr("TIMEOUT because rank 2 was late")));
     EXPECT_THAT(fails("1|3", "ranks 1 and 3 did not join the communicator"),
-                AllOf(HasSubstr("the job failed: rank 1 did not come where others waited for it: "),
-                      HasSubstr("TIMEOUT because rank 1 did not come")));
+                AllOf(HasSubstr("the job failed: rank 1 was late and other ranks timed out waiting for it: "),
+                      HasSubstr("TIMEOUT because rank 1 was late")));
 }
 
 TEST_F(Run, RanksThatTimeOutLeaveRecordsThatTellWhoDidNotCome) {
@@ -285,8 +285,9 @@ TEST_F(Run, RanksThatTimeOutLeaveRecordsThatTellWhoDidNotCome) {
     const Result result = run({"-n", "3", "--trace-dir", traces, "--timeout-s", "1", "--kill-grace-s", "0.2",
                                tsr::testing::binary_dir() + "/tests/hung"});
     EXPECT_NE(result.code, 0);
-    EXPECT_THAT(result.err, AllOf(HasSubstr("the job failed: rank 2 did not come where others waited for it: "),
-                                  HasSubstr("root cause: rank 2"), HasSubstr("TIMEOUT because rank 2 did not come")));
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr("the job failed: rank 2 was late and other ranks timed out waiting for it: "),
+                      HasSubstr("root cause: rank 2"), HasSubstr("TIMEOUT because rank 2 was late")));
     const std::vector<std::string> files = records_below(traces + "/round-0");
     EXPECT_EQ(files.size(), 2U) << "of the two that waited; the third was in its own code when it was ended";
     for (const std::string& path : files) EXPECT_THAT(read_file(path), HasSubstr("TIMEOUT")) << path;
@@ -327,7 +328,7 @@ TEST_F(Run, RanksThatNeverAskAreNotWaitedFor) {
     ::kill(job.pid(), SIGINT);
     const Result result = finish(job);
     EXPECT_EQ(result.code, 128 + SIGINT);
-    EXPECT_THAT(result.err, HasSubstr("no rank asks whether the job is to stop, so none would save"));
+    EXPECT_THAT(result.err, HasSubstr("no rank polls for preemption; stopping in"));
     for (const char* name : {"bye0", "bye1"}) EXPECT_EQ(file(name), "bye\n") << "they hear SIGTERM";
 }
 
@@ -338,8 +339,9 @@ TEST_F(Run, ARankThatBeginsToAskMeanwhileIsWaitedFor) {
                ": > $TESSERA_PREEMPT_ASKED_FILE; while [ ! -e $D/go ]; do sleep 0.02; done; echo saved > $D/saved"});
     (void)pid_in("r0");
     ::kill(job.pid(), SIGTERM);
-    wait_until([&] { return read_file(directory_.path() / "err").find("asked meanwhile") != std::string::npos; },
-               testing::soon(), "the agent to notice");
+    wait_until(
+        [&] { return read_file(directory_.path() / "err").find("now polls for preemption") != std::string::npos; },
+        testing::soon(), "the agent to notice");
     std::ofstream(scratch() + "/go") << "\n";
     const Result result = finish(job);
     EXPECT_EQ(result.code, 0) << result.err;

@@ -29,10 +29,9 @@ TEST_F(Run, LimitOfFileSizesEndsNeitherTheAgentNorTheJob) {
         tessera, logs, scratch(), scratch());
     EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << "the log's end is lost";
     EXPECT_EQ(file("done"), "done\n");
-    EXPECT_THAT(file("err"),
-                AllOf(HasSubstr("writing a rank's log file fails: File too large (the limit of file sizes, "
-                                "RLIMIT_FSIZE, is 8192 bytes"),
-                      HasSubstr("it ends here")));
+    EXPECT_THAT(file("err"), AllOf(HasSubstr("cannot write a rank's log file: File too large (the file size limit, "
+                                             "RLIMIT_FSIZE, is 8192 bytes"),
+                                   HasSubstr("the log ends here")));
     EXPECT_EQ(std::filesystem::file_size(logs + "/round-0/rank-0.log"), 8192U);
 }
 
@@ -46,7 +45,7 @@ TEST_F(Run, RanksMeetTheLimitOfFileSizesAsEver) {
     const std::string command = "ulimit -f 16; exec " + tessera + " run dd if=/dev/zero of=" + scratch() +
                                 "/big bs=1024 count=100 2> " + scratch() + "/err";
     EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 128 + SIGXFSZ);
-    EXPECT_THAT(file("err"), HasSubstr("rank 0 was killed by SIGXFSZ (a file, or shared memory, grew beyond"));
+    EXPECT_THAT(file("err"), HasSubstr("rank 0 was killed by SIGXFSZ (a file or shared memory exceeded"));
 }
 
 TEST_F(Run, LinesStayWholeAndCarryTheirRank) {
@@ -141,7 +140,7 @@ TEST_F(Run, ASignalEndsTheWaitForWhoReadsTheEvents) {
     ASSERT_EQ(::mkfifo(events_path().c_str(), 0600), 0);
     Child job = start({"--events", events_path(), "true"});
     wait_until(
-        [&] { return read_file(directory_.path() / "err").find("waiting for somebody to read") != std::string::npos; },
+        [&] { return read_file(directory_.path() / "err").find("waiting for a reader of") != std::string::npos; },
         testing::soon(), "the agent to wait");
     ::kill(job.pid(), SIGTERM);
     EXPECT_EQ(finish(job).code, 128 + SIGTERM);
@@ -164,7 +163,7 @@ TEST_F(Run, ASocketForTheEventsIsRefusedAndNotWaitedFor) {
     Child job = start({"--events", events_path(), "true"});
     const Result result = finish(job);
     EXPECT_EQ(result.code, 1);
-    EXPECT_THAT(result.err, HasSubstr("the events file " + events_path() + ": No such device or address"));
+    EXPECT_THAT(result.err, HasSubstr("cannot open events file " + events_path() + ": No such device or address"));
 }
 
 TEST_F(Run, OutputThatIsLostIsAnErrorAtTheEnd) {
@@ -177,10 +176,10 @@ TEST_F(Run, OutputThatIsLostIsAnErrorAtTheEnd) {
     EXPECT_EQ(run_into("-n 1", "> /dev/null").first, 0);
     const auto [code, said] = run_into("-n 1", "> /dev/full");
     EXPECT_EQ(code, 1);
-    EXPECT_THAT(said, HasSubstr("writing standard output fails: No space left on device"));
+    EXPECT_THAT(said, HasSubstr("cannot write standard output: No space left on device"));
     const auto [events_code, events_said] = run_into("--events /dev/full", "> /dev/null");
     EXPECT_EQ(events_code, 1);
-    EXPECT_THAT(events_said, HasSubstr("writing the events file /dev/full fails: No space left on device"));
+    EXPECT_THAT(events_said, HasSubstr("cannot write events file /dev/full: No space left on device"));
 }
 
 TEST_F(Run, APrefixOfPyTorchsIsNotPrintedTwice) {

@@ -78,13 +78,13 @@ TEST_F(Run, FailsWhenRestartsAreUsedUp) {
                                     "echo x >> $D/log$RANK; if [ $RANK = 1 ]; then exit 9; fi; sleep 600");
     EXPECT_EQ(result.code, 9);
     EXPECT_EQ(lines_of(file("log1")).size(), 2U);
-    EXPECT_THAT(result.err, HasSubstr("\n  1 of 1 restarts (--max-restarts) used: none is left\n"));
+    EXPECT_THAT(result.err, HasSubstr("\n  1 of 1 restarts used (--max-restarts)\n"));
 }
 
 TEST_F(Run, TooFewRanksLeftAreTold) {
     const Result result = run_shell({"-n", "2:2"}, "if [ $RANK = 1 ]; then exit 9; fi; sleep 600");
     EXPECT_EQ(result.code, 9);
-    EXPECT_THAT(result.err, HasSubstr("\n  1 of 2 ranks left (rank 0): fewer than the 2 of --min-ranks\n"));
+    EXPECT_THAT(result.err, HasSubstr("\n  1 of 2 ranks left (rank 0), fewer than --min-ranks 2\n"));
 }
 
 TEST_F(Run, NewRoundBeginsOnlyWhenEveryProcessOfTheFormerIsDead) {
@@ -176,7 +176,7 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({}, 2, "no command");
     told({"-n", "2"}, 2, "no command");
     told({"-n", "0", "true"}, 2, "0 ranks");
-    told({"-n", "x", "true"}, 2, "'x' is no number");
+    told({"-n", "x", "true"}, 2, "'x' is not a number");
     told({"-n", "4:3", "true"}, 2, "MIN:MAX");
     told({"-n", "2:3", "true", ":", "true"}, 2, "--min-ranks");
     told({"--min-ranks", "3", "-n", "2", "true"}, 2, "at least 3 ranks");
@@ -188,8 +188,8 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({"--frobnicate", "true"}, 2, "--frobnicate");
     told({"--nnodes", "2", "true"}, 2, "one host");
     told({"true", ":"}, 2, "no command");
-    told({"tessera-no-such-program"}, 127, "no program 'tessera-no-such-program' in PATH");
-    told({"/no/such/program"}, 127, "no program '/no/such/program'");
+    told({"tessera-no-such-program"}, 127, "program 'tessera-no-such-program' is not in PATH");
+    told({"/no/such/program"}, 127, "program '/no/such/program' does not exist");
     told({"true", ":", "/etc/passwd"}, 126, "/etc/passwd");
 }
 
@@ -202,11 +202,12 @@ class RunInADirectory : public Run {
 TEST_F(RunInADirectory, ProgramOfItIsNamed) {
     std::filesystem::current_path(scratch());
     std::ofstream("first.py") << "print(1)\n";
-    EXPECT_THAT(run({"./first.py"}).err, HasSubstr("write `python ./first.py`")) << "it may not be executed";
-    EXPECT_THAT(run({"first.py"}).err, HasSubstr("a file is here: write `python first.py`"));
+    EXPECT_THAT(run({"./first.py"}).err, HasSubstr("run `python ./first.py`")) << "it may not be executed";
+    EXPECT_THAT(run({"first.py"}).err,
+                HasSubstr("a file with this name is in the current directory: run `python first.py`"));
     std::filesystem::permissions("first.py", std::filesystem::perms::owner_all);
-    EXPECT_THAT(run({"first.py"}).err, HasSubstr("one is here: write ./first.py"));
-    EXPECT_THAT(run({"./first.py"}).err, HasSubstr("write `python ./first.py`")) << "it does not say by what";
+    EXPECT_THAT(run({"first.py"}).err, HasSubstr("it is in the current directory: run ./first.py"));
+    EXPECT_THAT(run({"./first.py"}).err, HasSubstr("run `python ./first.py`")) << "it does not say by what";
 }
 
 TEST_F(RunInADirectory, ItMayBeGone) {

@@ -60,7 +60,7 @@ TEST(Failures, ARankThatDidNotComeIsTheCauseOfThoseThatWaitedForIt) {
     auto failures = failures_of({recorded(0, Code::timeout, 2, 1), ended_by_agent(end_of(2, SIGTERM, 2, 2)),
                                  recorded(1, Code::peer_lost, 0, 1)});
     EXPECT_EQ(ranks_of(failures), (Ranks{2, 0, 1}));
-    EXPECT_EQ(failures.front().cause(), "rank 2 did not come where others waited for it");
+    EXPECT_EQ(failures.front().cause(), "rank 2 was late and other ranks timed out waiting for it");
     EXPECT_EQ(failures.front().message(), "words of 0");
     EXPECT_EQ(exit_code_of(failures), 1);
     // It came later, and failed because the others had.
@@ -101,11 +101,11 @@ TEST(Failures, ARankThatDoesNotComeToPyTorchsStoreIsTheCause) {
     const RankEnd left = end_of(3, 0, 0.5, 0);
     auto failures = failures_of({says(0, too_few, 2), came, stays_away, left});
     EXPECT_EQ(ranks_of(failures), (Ranks{2, 1, 0}));
-    EXPECT_EQ(failures.front().cause(), "rank 2 did not come where others waited for it");
+    EXPECT_EQ(failures.front().cause(), "rank 2 was late and other ranks timed out waiting for it");
     EXPECT_EQ(
         failures.front().message(),
-        "rank 0 says: torch.distributed.DistStoreError: Timed out after 3 seconds waiting for clients. 2/4 clients "
-        "joined. (ranks 2 and 3 said nothing)");
+        "rank 0 reported: torch.distributed.DistStoreError: Timed out after 3 seconds waiting for clients. 2/4 clients "
+        "joined. (ranks 2 and 3 reported nothing)");
     // One that came was too slow to say so: it is not taken for one that did not.
     failures = failures_of({says(0, too_few, 2), ended_by_agent(end_of(1, SIGTERM, 3, 3)), stays_away, left});
     EXPECT_EQ(ranks_of(failures), (Ranks{0}));

@@ -111,7 +111,7 @@ TEST_F(StoreServerTest, RefusesAnotherJob) {
     options.job_id = "other";
     const Error error = refusal(server_->uri(), options);
     EXPECT_EQ(error.code(), Code::permission);
-    EXPECT_THAT(error.what(), HasSubstr("another job than 'other'"));
+    EXPECT_THAT(error.what(), HasSubstr("a job other than 'other'"));
 }
 
 TEST_F(StoreServerTest, SecureServerRefusesInsecureClient) {
@@ -119,7 +119,7 @@ TEST_F(StoreServerTest, SecureServerRefusesInsecureClient) {
     options.insecure = true;
     const Error error = refusal(server_->uri(), options);
     EXPECT_EQ(error.code(), Code::permission);
-    EXPECT_THAT(error.what(), HasSubstr("asks for the job token"));
+    EXPECT_THAT(error.what(), HasSubstr("requires a job token"));
 }
 
 TEST_F(StoreServerTest, InsecureServerIsRefusedBySecureClient) {
@@ -292,7 +292,7 @@ TEST_F(StoreServerTest, TellsOnceWhomItRefused) {
     server_.reset();  // its thread has told what it tells
     log::set_sink(nullptr, nullptr, nullptr);
     ASSERT_EQ(told.size(), 1U);
-    EXPECT_THAT(told[0], AllOf(HasSubstr("refuses a connection from 127.0.0.1 (port "), HasSubstr("wrong job token")));
+    EXPECT_THAT(told[0], AllOf(HasSubstr("refused a connection from 127.0.0.1 (port "), HasSubstr("wrong job token")));
 }
 
 TEST_F(StoreServerTest, ReplayedHandshakeIsRefused) {

@@ -127,7 +127,7 @@ TEST_F(TokenTest, WithoutATokenARemoteStoreIsRefusedWithAdvice) {
 TEST_F(TokenTest, AHostThatCannotBeResolvedIsToldBeforeATokenIsAskedFor) {
     const Error error = refusal(false, "tcp://no-such-host.invalid:5");
     EXPECT_EQ(error.code(), Code::io);
-    EXPECT_THAT(error.what(), HasSubstr("the host name 'no-such-host.invalid' cannot be resolved"));
+    EXPECT_THAT(error.what(), HasSubstr("cannot resolve host name 'no-such-host.invalid'"));
     EXPECT_EQ(testing::code_of([] { (void)StoreServer::start("no-such-host.invalid", 0, StoreOptions{}); }), Code::io);
 }
 

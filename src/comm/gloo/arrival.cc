@@ -18,7 +18,7 @@ namespace tsr::gloo_transport {
 
 namespace {
 
-// Gloo keeps the sockets to itself; they are the process's with the address of this end of a connection.
+// Gloo does not expose its sockets; this finds the process's sockets with the local address of a connection.
 std::vector<int> sockets_at(const std::vector<sockaddr_storage>& addresses) {
     std::vector<int> sockets;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -53,7 +53,7 @@ void await_arrival(::gloo::transport::Context& context, Clock::time_point until)
             while (!has_arrived(socket) && Clock::now() < until) std::this_thread::sleep_for(milliseconds{1});
         }
     } catch (const std::exception&) {
-        // What cannot be looked at is not waited for.
+        // Without information, do not wait.
     }
 }
 

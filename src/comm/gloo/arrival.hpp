@@ -1,5 +1,6 @@
-// Waits until what was written to Gloo's connections has arrived. A message to a connection that is closed makes the kernel
-// drop what it has not yet sent, so a rank that ends while its peers still write to it stays until its last words are theirs.
+// Waits until the bytes written to Gloo's connections have arrived. If a peer sends to a closed connection, the kernel
+// drops whatever it has not yet sent, so a rank that ends while its peers still write to it waits until they have its
+// last notice.
 #pragma once
 
 #include <gloo/transport/context.h>
@@ -8,7 +9,7 @@
 
 namespace tsr::gloo_transport {
 
-// Until the kernels of all peers have taken everything, or `until`. A connection that is broken is not waited for.
+// Returns when the kernels of all peers have acknowledged everything, or at `until`. Ignores broken connections.
 void await_arrival(::gloo::transport::Context& context, Clock::time_point until) noexcept;
 
 }  // namespace tsr::gloo_transport

@@ -1,5 +1,5 @@
-// The algorithms of the Gloo transport. Each moves about as little as can be where data is large, and goes with the
-// notices, one message from each to each, where it is small.
+// The algorithms of the Gloo transport. Large data is moved with about the minimum traffic; small data travels in the
+// notices, one message from each rank to every other.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,7 @@ constexpr size_t chunk_size = size_t{4} << 20;             // of a reduction; tw
 constexpr size_t block_size = size_t{1} << 20;             // of a broadcast along a chain
 constexpr size_t tree_broadcast_size = size_t{256} << 10;  // up to this by a tree, then by a chain
 
-// The phases of one collective have streams of their own; those of a list's tensors follow each other in them.
+// Each phase of a collective has its own stream; the messages of a list's tensors follow each other in it.
 enum Phase : uint64_t { scatter_phase, gather_phase, move_phase };
 
 // The r-th of n nearly equal parts of `count`.
@@ -103,9 +103,9 @@ void GlooTransport::reduce_memory(Call& call, const std::byte* in, std::byte* ou
     reduce_chunks(call, chunks, dtype, root, static_cast<size_t>(world()));
 }
 
-// Each member receives all inputs of its slice of a chunk, reduces them in the members' order, and sends the result to the
-// root or to all. While one chunk's results go out, the next one's inputs come in, and the caller prepares the one after.
-// A chunk's input may be its output.
+// Each member receives all inputs of its slice of a chunk, reduces them in the members' order, and sends the result to
+// the root or to all. While one chunk's results go out, the next one's inputs come in, and the caller prepares the one
+// after. A chunk's input may be its output.
 void GlooTransport::reduce_chunks(Call& call, const Chunks& chunks, DType dtype, int root, size_t divisor) {
     if (chunks.count == 0) return;
     const int n = call.size();

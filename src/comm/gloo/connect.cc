@@ -41,7 +41,7 @@ bool is_loopback(const std::string& address) { return address.starts_with("127."
 
 std::string key_of(int rank) { return fmt::format("gloo/{}", rank); }
 
-// What a rank tells the others in the store, as it is.
+// What a rank publishes in the store, as plain bytes.
 struct Told {
     Door door;
     sockaddr_storage held{};
@@ -63,13 +63,13 @@ sockaddr_storage resolved(int rank, const Binding& binding) {
     }
 }
 
-// Gloo's, over a connection that is made already. Gloo itself takes the first that comes to its port for the peer.
+// Gloo's pair, over an existing connection. Gloo itself would take the first connection to its port for the peer.
 class Pair final : public ::gloo::transport::tcp::Pair {
    public:
     Pair(::gloo::transport::tcp::Context* context, ::gloo::transport::tcp::Device* device, int rank,
          milliseconds timeout)
         : ::gloo::transport::tcp::Pair(context, device, rank, timeout) {
-        // It listens by now, and a stranger of this host may have come.
+        // The base class listens already, and a stranger on this host may have connected.
         const std::lock_guard lock(m_);
         changeState(CLOSED);
         state_ = INITIALIZING;
@@ -109,7 +109,7 @@ std::shared_ptr<::gloo::transport::Context> over(std::vector<Fd> connections, in
         }
         return context;
     } catch (const std::exception& error) {
-        throw Error(Code::io, fmt::format("rank {}: Gloo does not take its connections: {}", own, error.what()));
+        throw Error(Code::io, fmt::format("rank {}: Gloo does not accept its connections: {}", own, error.what()));
     }
 }
 
@@ -126,7 +126,7 @@ Fd hold_port(int rank, sockaddr_storage& address) {
     }
     Fd port(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!port.valid() || ::bind(port.get(), plain, size) != 0 || ::getsockname(port.get(), plain, &size) != 0) {
-        throw os_error(fmt::format("rank {}: cannot take a port for signs of life", rank), errno);
+        throw os_error(fmt::format("rank {}: cannot reserve a port for liveness probes", rank), errno);
     }
     return port;
 }
@@ -142,8 +142,8 @@ std::string wait_for_key(Store& store, const std::string& key, Deadline deadline
     }
 }
 
-// Ranks of this host are watched while all connect; of the others' deaths only the deadline tells. Process ids of other
-// hosts mean nothing here, though their name spaces may have the same number.
+// Ranks of this host are watched while all connect; the death of others is noticed only at the deadline. Process ids of
+// other hosts have no meaning here, although their namespaces may have the same number.
 std::vector<Peer> watchable(const Bootstrap& bootstrap) {
     std::vector<Peer> peers = bootstrap.peers;
     for (Peer& peer : peers) {
@@ -163,8 +163,8 @@ Binding choose_binding(const Bootstrap& bootstrap) {
         std::ranges::all_of(bootstrap.peers, [&](const Peer& p) { return p.same_host(bootstrap.self()); });
     std::string address = bootstrap.store->local_address();
     if (one_host) return {"", address.empty() ? "127.0.0.1" : address};
-    // The rank beside the store may reach it by loopback, where the other hosts cannot reach the rank. Hosts that are
-    // apart in name only (TESSERA_HOST_ID) and have no other network keep loopback.
+    // A rank on the store's host may reach the store through loopback, where other hosts cannot reach the rank. Hosts
+    // that differ only in name (TESSERA_HOST_ID) and have no other network keep loopback.
     if (address.empty() || is_loopback(address)) {
         const bool one_machine = std::ranges::all_of(
             bootstrap.peers, [&](const Peer& p) { return p.host_name == bootstrap.self().host_name; });
@@ -196,8 +196,8 @@ Connections connect_all(const Bootstrap& bootstrap) {
         poll_interrupt();
         const std::vector<int> dead = watch.dead();
         if (dead.empty()) return;
-        throw Error(Code::peer_lost, fmt::format("rank {}: rank {} (pid {}) died while the communicator was made", own,
-                                                 dead[0], bootstrap.peers[static_cast<size_t>(dead[0])].pid))
+        throw Error(Code::peer_lost, fmt::format("rank {}: rank {} (pid {}) died while the communicator was created",
+                                                 own, dead[0], bootstrap.peers[static_cast<size_t>(dead[0])].pid))
             .with_rank(own)
             .with_peer(dead[0])
             .with_operation("create");
@@ -210,8 +210,8 @@ Connections connect_all(const Bootstrap& bootstrap) {
         if (peer != own) {
             const std::string bytes = wait_for_key(*bootstrap.store, key_of(peer), bootstrap.deadline, check_peers);
             if (bytes.size() != sizeof theirs) {
-                throw Error(Code::version, fmt::format("rank {}: rank {} describes its Gloo addresses otherwise: it "
-                                                       "uses another version of Tessera",
+                throw Error(Code::version, fmt::format("rank {}: rank {} uses a different version of Tessera: its "
+                                                       "Gloo address record has another format",
                                                        own, peer));
             }
             std::memcpy(&theirs, bytes.data(), sizeof theirs);
@@ -227,7 +227,7 @@ void forget_addresses(const Bootstrap& bootstrap) noexcept {
     try {
         (void)bootstrap.store->erase(key_of(bootstrap.rank), Deadline::in(milliseconds{2000}));
     } catch (...) {
-        // Rubbish in a store that goes with the job.
+        // Only stale keys, in a store that ends with the job.
     }
 }
 

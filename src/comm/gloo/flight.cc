@@ -13,7 +13,7 @@ namespace tsr::gloo_transport {
 
 namespace {
 
-// Gloo's own limit is never meant to pass.
+// Long enough that Gloo's own timeout never expires.
 constexpr auto forever = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::hours{24 * 30});
 
 // After the last wait the thread looks again a few times, so that a rank in the middle of its work need not notify it.

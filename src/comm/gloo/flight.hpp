@@ -1,6 +1,6 @@
-// One message in flight over Gloo, and how to wait for it in slices. Gloo's own wait, when it times out, closes every
-// connection of the group, so the Waker ends it from outside instead: it asks Gloo to abandon the one wait, which leaves
-// message and connection as they are.
+// One message in flight over Gloo, and waiting for it in slices. Gloo's own wait closes every connection of the group
+// when it times out, so the Waker ends the wait from another thread instead: Gloo abandons that wait and keeps the
+// message and the connection intact.
 #pragma once
 
 #include <gloo/transport/context.h>
@@ -23,7 +23,7 @@ inline constexpr std::nullopt_t by_now = std::nullopt;
 
 enum class Direction { send, receive };
 
-// A thread that ends waits at their time. It sleeps while nobody waits.
+// A thread that ends waits at their deadlines. It sleeps while nobody waits.
 class Waker {
    public:
     Waker();
@@ -62,10 +62,11 @@ class Flight {
     [[nodiscard]] Direction direction() const { return direction_; }
     [[nodiscard]] bool done() const { return done_; }
 
-    // Posts the operation; again only after it was done. Throws what Gloo throws when the connection is broken.
+    // Posts the operation; may be called again only once it is done. Throws what Gloo throws when the connection is
+    // broken.
     void post(uint64_t slot);
-    // Whether it is done, waiting for that until `until` at most. A short wait may end before this thread gets to look, so
-    // where the answer decides, `by_now` looks several times.
+    // Waits until `until` at most; returns whether the operation is done. A short wait may end before this thread gets
+    // to check, so `by_now` checks several times, for when the answer is final.
     [[nodiscard]] bool wait(Waker& waker, std::optional<Clock::time_point> until);
 
    private:
@@ -75,8 +76,8 @@ class Flight {
     bool done_ = false;
 };
 
-// Keeps SIGPIPE from the calling thread while it lives, and swallows one that came meanwhile: Gloo writes to sockets
-// whose peer may be gone, and this library installs no signal handlers.
+// Blocks SIGPIPE in the calling thread during its lifetime, and discards one that arrived meanwhile: Gloo writes to
+// sockets whose peer may be gone, and this library installs no signal handlers.
 class NoSigpipe {
    public:
     NoSigpipe();

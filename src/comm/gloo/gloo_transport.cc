@@ -143,7 +143,7 @@ void GlooTransport::await_next_notice(int peer) {
     }
 }
 
-// Takes note of `peer`'s end, waiting for it until `until` at most. Under view_mutex_.
+// Checks for the end of `peer`, waiting for it until `until` at most. Requires view_mutex_.
 void GlooTransport::look_at(int peer, Clock::time_point until) const {
     PeerView& view = views_[static_cast<size_t>(peer)];
     if (view.state != PeerState::present) return;
@@ -200,7 +200,8 @@ bool GlooTransport::has_entered(int peer, std::optional<Clock::time_point> until
     }
 }
 
-// Those who have not entered the collective, while this rank awaits the `awaited`-th before it; earlier ones have.
+// The members that have not entered the collective. This rank waits for the `awaited`-th before it; earlier ones have
+// entered.
 std::vector<int> GlooTransport::late_ranks(const Call& call, int awaited) {
     std::vector<int> late;
     for (int k = awaited; k < call.size(); ++k) {
@@ -213,7 +214,7 @@ std::vector<int> GlooTransport::late_ranks(const Call& call, int awaited) {
 
 void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
     const std::string headline = tsr::headline(call.operation, call.sequence);
-    // Peers that have failed while this rank did something else: their notices may look as if all were well.
+    // Peers may have failed while this rank did something else, and their earlier notices still look fine.
     if (Clock::now() - last_look_ > pause) look_at_all();
     throw_known_failure(headline);
     outgoing_ = Notice{};
@@ -234,8 +235,8 @@ void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
         Notice& notice = *inboxes_[static_cast<size_t>(peer)].notice;
         if (notice.magic != Notice::current_magic) {
             throw Error(Code::version,
-                        fmt::format("rank {}: {} speaks otherwise than this rank: it uses another version "
-                                    "of Tessera",
+                        fmt::format("rank {}: {} uses a different version of Tessera: its notice has another "
+                                    "format",
                                     rank_, name_peer(peer)))
                 .with_peer(peer);
         }
@@ -277,9 +278,10 @@ Error GlooTransport::lost(int peer, const std::string& headline, bool died) cons
 Error GlooTransport::silent(int peer, const std::string& headline) const {
     const std::string what = headline.empty() ? std::string() : headline + " failed: ";
     return Error(Code::peer_lost,
-                 fmt::format("rank {}: {}the host of {} has not answered for {} s: it is down, or the network to it. A "
-                             "host that may be away for longer needs a longer heartbeat timeout",
-                             rank_, what, name_peer(peer), static_cast<double>(heartbeat_.count()) / 1000))
+                 fmt::format(
+                     "rank {}: {}the host of {} has not answered for {} s: the host or the network to it is down. If "
+                     "hosts may be unreachable for longer, raise the heartbeat timeout",
+                     rank_, what, name_peer(peer), static_cast<double>(heartbeat_.count()) / 1000))
         .with_rank(rank_)
         .with_peer(peer);
 }
@@ -291,7 +293,7 @@ std::optional<Error> GlooTransport::told_failure(const std::string& headline) co
         if (view.state != PeerState::failed) continue;
         Code code = static_cast<Code>(view.farewell->code);
         const int peer = view.farewell->peer >= 0 && view.farewell->peer < world() ? view.farewell->peer : r;
-        // What is known of a third rank, or of all, holds here too; the rest is that rank's own trouble.
+        // Codes about a third rank, or about all ranks, apply here too; any other error was that rank's alone.
         if (code != Code::timeout && code != Code::peer_lost && code != Code::mismatch) code = Code::aborted;
         const auto* text = reinterpret_cast<const char*>(view.farewell->bytes.data());
         const std::string what = headline.empty() ? std::string() : headline + " ended: ";
@@ -316,8 +318,8 @@ void GlooTransport::throw_known_failure(const std::string& headline) const {
     }
 }
 
-// A death counts where the dead rank is waited for, by the rank that waits, which then tells the others: one that was
-// through with everything may go.
+// A death counts only for a rank that waits for the dead one, and that rank then tells the others: a rank that had
+// finished everything may end.
 void GlooTransport::check(const std::string& headline) const {
     look(headline);
     if (watch_others_) watch_others_(headline);
@@ -325,8 +327,8 @@ void GlooTransport::check(const std::string& headline) const {
     poll_interrupt();
 }
 
-// Throws if the first host after this one on which ranks are left does not answer. One that all have left may go: nobody waits
-// for them.
+// Throws if the next host that still has ranks does not answer. A host that all ranks have left may go away: nobody
+// waits for it.
 void GlooTransport::check_next_host(const std::string& headline) const {
     for (const OtherHost& host : other_hosts_) {
         const auto there = std::ranges::find_if(host.ranks, [this](int r) { return !has_ended(r); });
@@ -373,9 +375,9 @@ void GlooTransport::check_awaited(const Call& call, int awaited, const std::stri
 }
 
 void GlooTransport::throw_timeout(const Call& call, std::vector<int> ranks, bool entered) const {
-    drained_by_ = Clock::now();  // what was not taken by now is not waited for
+    drained_by_ = Clock::now();  // what was not sent by now is not waited for
     const std::string headline = tsr::headline(call.operation, call.sequence);
-    // The rank that this one misses may miss another, in an earlier collective, and be about to say so.
+    // The late rank may itself wait for another one, in an earlier collective, and be about to report it.
     for (const auto end = Clock::now() + last_word; Clock::now() < end; std::this_thread::sleep_for(milliseconds{5})) {
         look(headline);
     }
@@ -385,7 +387,7 @@ void GlooTransport::throw_timeout(const Call& call, std::vector<int> ranks, bool
         return r != rank_ && peer.same_host(peers_[static_cast<size_t>(rank_)]) && process_is_stopped(peer.pid);
     };
     if (entered && std::ranges::none_of(ranks, is_stopped)) {
-        // The rank that this one waits for may itself wait for one that is stopped.
+        // The awaited rank may itself wait for one that is stopped.
         const auto stopped = std::ranges::find_if(call.members, is_stopped, &Participant::rank);
         if (stopped != call.members.end()) ranks = {stopped->rank};
     }
@@ -393,7 +395,7 @@ void GlooTransport::throw_timeout(const Call& call, std::vector<int> ranks, bool
     for (const int r : ranks) {
         const std::string other = entered || !elsewhere_ ? "" : elsewhere_(r);
         late.push_back({r, name_peer(r),
-                        entered          ? "entered it but does not go on"
+                        entered          ? "entered it but is not making progress"
                         : !other.empty() ? "is not in it: it " + other
                                          : "never entered it; " + last_operation(),
                         is_stopped(r)});
@@ -421,7 +423,7 @@ void GlooTransport::abort(const Error& error) {
         const std::lock_guard lock(failure_mutex_);
         if (failure_) return;
         failure_ = error;
-        // A peer may hear of this rank's end before it hears of the first failure.
+        // A peer may learn of this rank's end before it learns of the first failure.
         if (adopted_) notice = *adopted_;
     }
     tell_all(notice);
@@ -444,7 +446,7 @@ std::vector<int> GlooTransport::departed() const {
 }
 
 std::optional<Error> GlooTransport::peer_error() const {
-    // An issuing thread that waits keeps the views; it will tell what it sees.
+    // A waiting issuing thread holds view_mutex_; it will report what it sees.
     const std::unique_lock lock(view_mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return std::nullopt;
     for (int k = 1; k < world(); ++k) look_at(after(k), Clock::now() + glance);
@@ -489,7 +491,7 @@ void Exchange::finish(Flight& flight) {
         };
         if (done_by(Clock::now() + slice)) return;
         transport_.check(headline(call_.operation, call_.sequence));
-        // Of a send that was posted just as the connection broke, Gloo tells nothing.
+        // Gloo reports nothing about a send that was posted just as the connection broke.
         if (transport_.is_gone(flight.peer()) && !done_by(by_now)) {
             transport_.throw_broken(flight.peer(), headline(call_.operation, call_.sequence));
         }
@@ -565,7 +567,8 @@ Transfer::Progress GlooTransfer::advance() {
     }
     if (header_done_ && (!data_flight_ || wait(Clock::now() + glance))) return Progress::done;
     if (moved) return Progress::moved;
-    // Of a send that was posted just as the connection broke, Gloo tells nothing. What came before the end counts.
+    // Gloo reports nothing about a send that was posted just as the connection broke. Data that arrived before the end
+    // counts.
     if (transport_.has_ended(operation_.peer)) {
         if (wait(by_now)) return Progress::moved;
         transport_.throw_broken(operation_.peer, headline());
@@ -574,17 +577,18 @@ Transfer::Progress GlooTransfer::advance() {
     transport_.drained_by_ = Clock::now();
     const std::lock_guard lock(transport_.view_mutex_);
     throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise the "
+                fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Check the log of rank {}, or raise the "
                             "timeout of the communicator",
                             transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
-                            transport_.name_peer(operation_.peer), sending() ? "did not take it" : "sent nothing",
+                            transport_.name_peer(operation_.peer), sending() ? "did not receive it" : "sent nothing",
                             transport_.last_operation(), operation_.peer))
         .with_peer(operation_.peer);
 }
 
 void GlooTransfer::accept_header() {
     if (header_.magic != MessageHeader::current_magic) {
-        throw Error(Code::corrupt, fmt::format("rank {}: {}: what came is no message", transport_.rank_, headline()));
+        throw Error(Code::corrupt,
+                    fmt::format("rank {}: {}: received an invalid message header", transport_.rank_, headline()));
     }
     if (header_.dtype != operation_.dtype || header_.count != operation_.count || header_.size != size_) {
         Operation sent = operation_;
@@ -593,8 +597,8 @@ void GlooTransfer::accept_header() {
         sent.count = header_.count;
         sent.peer = transport_.rank_;
         throw Error(Code::mismatch,
-                    fmt::format("rank {}: {}: rank {} called {}, rank {} {}", transport_.rank_, headline(),
-                                operation_.peer, describe(sent), transport_.rank_, describe(operation_)))
+                    fmt::format("rank {}: {} does not match: rank {} called {}, rank {} {}", transport_.rank_,
+                                headline(), operation_.peer, describe(sent), transport_.rank_, describe(operation_)))
             .with_peer(operation_.peer);
     }
     if (size_ > 0) post(data_flight_, data_, size_, slot::message(header_.number));
@@ -633,7 +637,7 @@ std::shared_ptr<Buffer> GlooTransport::allocate(size_t size, uint64_t sequence, 
     try {
         buffer = std::make_shared<PrivateBuffer>(size);
     } catch (const std::bad_alloc&) {
-        log::warning("rank {}: no memory for a buffer of {} bytes", rank_, size);
+        log::warning("rank {}: cannot allocate a buffer of {} bytes", rank_, size);
     }
     // All ranks learn whether all have it.
     const std::array<std::byte, 1> failed{std::byte{buffer ? uint8_t{0} : uint8_t{1}}};
@@ -642,7 +646,8 @@ std::shared_ptr<Buffer> GlooTransport::allocate(size_t size, uint64_t sequence, 
         const bool well = r == rank_ ? buffer != nullptr : entered_[static_cast<size_t>(r)].bytes[0] == std::byte{0};
         if (well) continue;
         throw Error(Code::no_memory,
-                    fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it", rank_, size, r))
+                    fmt::format("rank {}: cannot allocate a buffer of {} bytes per rank: rank {} is out of memory",
+                                rank_, size, r))
             .with_rank(rank_)
             .with_peer(r)
             .with_operation("allocate", static_cast<int64_t>(sequence));

@@ -1,12 +1,13 @@
-// The transport between hosts: Gloo's point-to-point messages under our own algorithms, because Gloo's collectives lack
-// a reduce-scatter, bf16 and avg, and promise no order of reduction. Here every reduction is done once, by the rank that
-// owns the slice, over the ranks' inputs in rank order, and its result is copied: all ranks and all runs get the same bits.
+// The transport between hosts: our own algorithms over Gloo's point-to-point messages, because Gloo's collectives lack
+// reduce-scatter, bf16 and avg, and guarantee no order of reduction. Here every reduction is computed once, by the rank
+// that owns the slice, over the ranks' inputs in rank order, and its result is copied: all ranks and all runs get the
+// same bits.
 //
-// A collective begins with a notice from each rank to each (wire.hpp): it carries the fingerprint, so that ranks that
-// disagree notice before data moves, and the whole data of a small collective. A rank that fails or leaves says so with a
-// notice out of turn; one that dies closes its connections. Both are looked for in every slice of every wait.
+// A collective begins with a notice from each rank to every other (wire.hpp). It carries the fingerprint, so that a
+// disagreement is detected before data moves, and all data of a small collective. A rank that fails or leaves sends a
+// notice out of turn; one that dies closes its connections. Every slice of every wait checks for both.
 //
-// Gloo's connections are neither encrypted nor authenticated: for trusted networks.
+// Gloo's connections are neither encrypted nor authenticated: use them on trusted networks only.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +28,8 @@
 
 namespace tsr::gloo_transport {
 
-// Who takes part in a collective: a rank and those that it speaks for, itself first. It speaks for more than itself where
-// one rank of each host takes part (hierarchical/).
+// A participant of a collective: a rank and those that it represents, itself first. It represents several when one rank
+// of each host participates (hierarchical/).
 struct Participant {
     int rank = 0;
     std::vector<int> speaks_for;
@@ -36,7 +37,7 @@ struct Participant {
 
 class GlooTransport final : public Transport {
    public:
-    // One collective in progress, on the stack of run(). Its members are known by their places, in order.
+    // One collective in progress, on the stack of run(). Members are identified by their index in `members`.
     struct Call {
         const Request& request;
         Operation operation;  // what the peers are told
@@ -48,7 +49,7 @@ class GlooTransport final : public Transport {
 
         [[nodiscard]] int size() const { return static_cast<int>(members.size()); }
         [[nodiscard]] int rank_at(int at) const { return members[static_cast<size_t>(at)].rank; }
-        // The k-th member after this one, so that not all begin with the same one.
+        // The k-th member after this one, so that members start with different peers.
         [[nodiscard]] int after(int k) const { return (place + k) % size(); }
         [[nodiscard]] int before(int k) const { return (place + size() - k) % size(); }
     };
@@ -69,45 +70,44 @@ class GlooTransport final : public Transport {
     [[nodiscard]] std::optional<Error> peer_error() const override;
     [[nodiscard]] std::vector<int> departed() const override;
 
-    // --- for the hierarchical transport, whose collectives consist of steps of this one's, among some of the ranks
+    // --- for the hierarchical transport, whose collectives use this one's steps among a subset of the ranks
     [[nodiscard]] std::span<const Participant> everybody() const { return everybody_; }
     [[nodiscard]] static Call call_of(const Request& request, const Operation& operation, uint64_t sequence,
                                       milliseconds timeout, std::span<const Participant> members, int place);
-    // Returns when every member has entered the same collective; `payload` is told to all.
+    // Returns when every member has entered the same collective; sends `payload` to all.
     void enter(Call& call, std::span<const std::byte> payload);
     [[nodiscard]] const std::byte* payload_of(const Call& call, int at) const;
     static constexpr size_t max_payload = Notice::inline_size;
 
-    // What a step works on, a chunk at a time, so that its caller can get chunks ready and hand results on while others
-    // are on their way. Each function is called once for each chunk, in order. The memory of at most three chunks is in
-    // use at a time.
+    // The data of a step, in chunks, so that the caller can prepare chunks and pass on results while others are in
+    // flight. Each function is called once per chunk, in order. The memory of at most three chunks is in use at a time.
     struct Chunks {
         size_t count = 0;  // of elements, in chunks of `each`
         size_t each = 0;
         std::function<const std::byte*(size_t chunk)> input;  // ready to be read
-        std::function<std::byte*(size_t chunk)> output;       // where the result goes; nullptr: is not wanted
-        std::function<void(size_t chunk)> done;               // the result is there
+        std::function<std::byte*(size_t chunk)> output;       // destination of the result; nullptr: not wanted
+        std::function<void(size_t chunk)> done;               // the result is complete
 
         [[nodiscard]] size_t number() const { return (count + each - 1) / each; }
         [[nodiscard]] size_t length(size_t chunk) const { return std::min(each, count - chunk * each); }
     };
     static constexpr size_t chunks_in_flight = 3;
-    // Reduces to the member `root`, to all if it is -1. `divisor`: of avg.
+    // Reduces to member `root`, or to all if it is -1. `divisor` is used by avg.
     void reduce_chunks(Call& call, const Chunks& chunks, DType dtype, int root, size_t divisor);
-    // For a rank that takes no part in reduce_chunks(), but in what the input() and done() of one that does do: calls them in
-    // the same order.
+    // For a rank that is not a member of reduce_chunks() but participates in input() and done() of one that is: calls
+    // them in the same order.
     static void follow_reduction(const Chunks& chunks);
-    // From the member `root`, whose inputs these are, into the others' outputs. Elements are bytes.
+    // Copies the inputs of member `root` into the others' outputs. Elements are bytes.
     void broadcast_chunks(Call& call, const Chunks& chunks, int root);
 
-    // For whoever waits for something else meanwhile: throws if a peer has told of a failure.
+    // For waits on something else: throws if a peer has reported a failure.
     void look(const std::string& headline) const;
-    // Throws what ends an operation: this rank's abort, a peer's failure, what is watched too, an interrupt.
+    // Throws the reason to end an operation: this rank's abort, a peer's failure, an error of watch_too(), an
+    // interrupt.
     void check(const std::string& headline) const;
-    // Called in each slice of a wait, with the headline; throws to end it.
+    // `watch` is called in each slice of a wait, with the headline; throws to end the wait.
     void watch_too(std::function<void(const std::string& headline)> watch) { watch_others_ = std::move(watch); }
-    // As wait(), `until` at most.
-    // False: nothing of theirs can move.
+    // Like wait(), but until `until`. Returns false if no transfer can make progress.
     [[nodiscard]] bool wait_until(std::span<Transfer* const> transfers, const std::atomic<bool>& woken,
                                   Clock::time_point until);
 
@@ -115,14 +115,14 @@ class GlooTransport final : public Transport {
     friend class Exchange;
     friend class GlooTransfer;
 
-    // What has become of a peer, as far as is known.
+    // The last known state of a peer.
     enum class PeerState { present, failed, left, gone };
     struct PeerView {
         PeerState state = PeerState::present;
         std::unique_ptr<Notice> farewell;  // lands here
         std::unique_ptr<Flight> flight;
     };
-    // A peer's next notice that it enters a collective.
+    // A peer's next notice that it has entered a collective.
     struct Inbox {
         std::unique_ptr<Notice> notice;
         std::unique_ptr<Flight> flight;
@@ -138,15 +138,16 @@ class GlooTransport final : public Transport {
     void look_at(int peer, Clock::time_point until) const;
     void look_at_all() const;
     void tell_all(const Notice& notice);
-    // Before what is sent may go. Gloo says no more to a peer once a message to it was cut off in the middle: not why this rank
-    // goes, either. So the messages that a failure ends are let through first, in drain_time for all of them.
+    // Call before the memory being sent is freed. Once a message is cut off in the middle, Gloo sends nothing more to
+    // that peer, not even why this rank fails. So messages interrupted by a failure get drain_time in total to complete
+    // first.
     void drain(Flight& flight) const noexcept;
 
     // --- errors (gloo_transport.cc)
     void throw_known_failure(const std::string& headline) const;
     [[nodiscard]] PeerState state_of(int peer) const;
     [[nodiscard]] bool is_gone(int peer) const { return state_of(peer) == PeerState::gone; }
-    [[nodiscard]] bool has_ended(int peer) const;  // in peace or not
+    [[nodiscard]] bool has_ended(int peer) const;  // orderly or not
     void check_next_host(const std::string& headline) const;
     void check_awaited(const Call& call, int awaited, const std::string& headline);
     [[noreturn]] void throw_broken(int peer, const std::string& headline) const;
@@ -171,7 +172,7 @@ class GlooTransport final : public Transport {
     void gather(Call& call);
     void scatter(Call& call);
     void all_to_all(Call& call);
-    // The notices' data of a small collective, by place.
+    // The data in the notices of a small collective, by place.
     [[nodiscard]] std::vector<const std::byte*> payloads(const Call& call, const std::byte* own) const;
 
     [[nodiscard]] int world() const { return static_cast<int>(peers_.size()); }
@@ -188,16 +189,16 @@ class GlooTransport final : public Transport {
         std::vector<int> ranks;
         std::unique_ptr<HostProbe> probe;
     };
-    std::vector<OtherHost> other_hosts_;  // from the one after this; none if they are not asked whether they live
+    std::vector<OtherHost> other_hosts_;  // in order from the next host; empty if hosts are not probed
     milliseconds heartbeat_;
     mutable Waker waker_;
 
     mutable std::mutex view_mutex_;  // guards the next three
     mutable std::vector<PeerView> views_;
-    Operation last_operation_;  // the last collective that all have entered
+    Operation last_operation_;  // the last collective that all ranks have entered
     uint64_t last_sequence_ = 0;
 
-    // The issuing thread's: notices to come, those of the collective in progress, by rank, and this rank's own.
+    // Of the issuing thread: the next notices and those of the current collective, by rank, and this rank's own.
     std::vector<Inbox> inboxes_;
     std::vector<Notice> entered_;
     Notice outgoing_;
@@ -207,14 +208,14 @@ class GlooTransport final : public Transport {
 
     mutable std::mutex failure_mutex_;  // guards failure_, adopted_, farewell_ and its flights
     std::optional<Error> failure_;
-    mutable std::optional<Notice> adopted_;  // the failure was told by a peer: told on as it was
+    mutable std::optional<Notice> adopted_;  // the failure reported by a peer, forwarded unchanged
     std::unique_ptr<Notice> farewell_;
     std::vector<std::unique_ptr<Flight>> farewell_flights_;
 
     std::vector<uint64_t> sent_messages_;  // to each rank
 };
 
-// Messages of one step of a collective, posted together.
+// The messages of one step of a collective, posted together.
 class Exchange {
    public:
     Exchange(GlooTransport& transport, const GlooTransport::Call& call) : transport_(transport), call_(call) {}
@@ -222,12 +223,12 @@ class Exchange {
     Exchange& operator=(const Exchange&) = delete;
     ~Exchange();
 
-    // `to` and `from` are places. Nothing is sent for no bytes, on either side.
+    // `to` and `from` are places. Messages of zero bytes are skipped on both sides.
     void send(int to, uint64_t slot, const std::byte* data, size_t size);
     void receive(int from, uint64_t slot, std::byte* data, size_t size);
-    // Waits for all posted so far. Throws TIMEOUT naming whom, PEER_LOST, ABORTED, INTERRUPTED.
+    // Waits for all messages posted so far. Throws TIMEOUT naming the late rank, PEER_LOST, ABORTED, INTERRUPTED.
     void finish();
-    // Waits for the earliest not waited for yet.
+    // Waits for the earliest message not yet waited for.
     void finish_next();
 
    private:
@@ -248,7 +249,7 @@ class GlooTransfer final : public Transfer {
     ~GlooTransfer() override;
     Progress advance() override;
 
-    // Waits until it may move, `until` at most.
+    // Waits until it may make progress, `until` at most.
     [[nodiscard]] bool wait(std::optional<Clock::time_point> until);
     [[nodiscard]] std::string headline() const { return tsr::headline(operation_, sequence_); }
 

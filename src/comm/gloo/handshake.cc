@@ -23,7 +23,7 @@ namespace tsr::gloo_transport {
 namespace {
 
 constexpr milliseconds retry_pause{100};
-// So many may be there that have not yet said who they are, besides one a rank. Then the oldest goes: a rank comes again.
+// Limit of unidentified connections, besides one per rank. Beyond it the oldest is closed: a rank connects again.
 constexpr size_t most_unknown = 64;
 
 // The first bytes of a connection, from either side.
@@ -62,7 +62,7 @@ struct Guest {
     std::array<char, sizeof(Greeting)> bytes{};
     size_t got = 0;
 
-    // What became of it by now: whole, or the reason why it never will be, or neither.
+    // The state so far: complete, the reason why it never will be, or neither.
     struct Heard {
         bool whole = false;
         std::string failure;
@@ -75,7 +75,7 @@ struct Guest {
             if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
             if (n < 0) return {false, reason(errno)};
             got += static_cast<size_t>(n);
-            // Who talks otherwise is not heard out.
+            // Stop reading at a wrong magic number.
             if (got >= sizeof(uint64_t) && greeting().magic != Greeting::current_magic) break;
         }
         return {true, ""};
@@ -85,7 +85,7 @@ struct Guest {
         std::memcpy(&greeting, bytes.data(), sizeof greeting);
         return greeting;
     }
-    // It fits into what a connection holds that nobody has written to.
+    // A greeting fits into the empty send buffer of a new connection.
     [[nodiscard]] bool say(const Greeting& greeting) const {
         return ::send(socket.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) == sizeof greeting;
     }
@@ -108,13 +108,13 @@ class Handshakes {
             if (deadline.expired()) throw failure(*missing, why_missing(*missing));
             turn(deadline.slice());
         }
-        for (const Guest& guest : unknown_) refuse(guest, "it said nothing");
+        for (const Guest& guest : unknown_) refuse(guest, "it sent nothing");
         return std::move(known_);
     }
 
    private:
     struct Call {
-        std::optional<Guest> guest;  // none: it is to be made, or has failed and is to be made again at `again`
+        std::optional<Guest> guest;  // none: not yet connected, or failed and to be retried at `again`
         bool connected = false;
         Clock::time_point again{};
         std::string failure;
@@ -132,7 +132,7 @@ class Handshakes {
     }
     [[nodiscard]] const Door& door(int peer) const { return doors_[static_cast<size_t>(peer)]; }
 
-    // A death says more.
+    // check_() reports a dead peer, which explains more.
     [[noreturn]] void fail(int peer, const std::string& why) const {
         check_();
         throw failure(peer, why);
@@ -142,8 +142,8 @@ class Handshakes {
         std::string text = fmt::format("rank {}: no Gloo connection to rank {} at {}: {}", own_, peer,
                                        text_of(door(peer).address), why);
         if (strangers_ > 0) {
-            text += fmt::format("; {} connections of strangers to {} were refused meanwhile, the last from {}",
-                                strangers_, text_of(door(own_).address), last_stranger_);
+            text += fmt::format("; {} unknown connections to {} were refused meanwhile, the last from {}", strangers_,
+                                text_of(door(own_).address), last_stranger_);
         }
         return Error(Code::timeout, text).with_rank(own_).with_peer(peer).with_operation("create");
     }
@@ -166,7 +166,7 @@ class Handshakes {
         const size_t first_unknown = polls.size();
         for (const Guest& guest : unknown_) polls.push_back({guest.socket.get(), POLLIN, 0});
         if (::poll(polls.data(), polls.size(), static_cast<int>(slice.count())) < 0 && errno != EINTR) {
-            throw os_error(fmt::format("rank {}: waiting for Gloo connections", own_), errno);
+            throw os_error(fmt::format("rank {}: cannot wait for Gloo connections", own_), errno);
         }
         for (size_t i = 0; i < called.size(); ++i) {
             if (polls[1 + i].revents != 0) go_on_with(called[i]);
@@ -186,7 +186,8 @@ class Handshakes {
         Guest guest;
         guest.socket = Fd(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
         guest.address = address;
-        if (!guest.socket.valid()) throw os_error(fmt::format("rank {}: a socket to rank {}", own_, peer), errno);
+        if (!guest.socket.valid())
+            throw os_error(fmt::format("rank {}: cannot create a socket to rank {}", own_, peer), errno);
         const auto* plain = reinterpret_cast<const sockaddr*>(&address);
         if (::connect(guest.socket.get(), plain, size_of(address)) != 0 && errno != EINPROGRESS) {
             fail(peer, reason(errno));
@@ -202,7 +203,7 @@ class Handshakes {
             int error = 0;
             socklen_t size = sizeof error;
             (void)::getsockopt(call.guest->socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-            // A rank listens until all have come, so that where nobody does none is.
+            // A rank listens until all have connected, so where nobody listens there is no rank.
             if (error != 0) fail(peer, reason(error));
             call.connected = true;
             if (!call.guest->say({Greeting::current_magic, door(peer).nonce, own_, peer}))
@@ -215,12 +216,12 @@ class Handshakes {
         const Greeting greeting = call.guest->greeting();
         if (greeting.magic != Greeting::current_magic || greeting.nonce != door(own_).nonce || greeting.from != peer ||
             greeting.to != own_) {
-            fail(peer, "who answers there is not that rank");
+            fail(peer, "another process answers at that address");
         }
         known_[static_cast<size_t>(peer)] = std::move(call.guest->socket);
     }
 
-    // The peer had no room for it among the strangers.
+    // The peer had no room left for unidentified connections.
     void call_again(int peer, const std::string& why) {
         calls_[static_cast<size_t>(peer)] = Call{std::nullopt, false, Clock::now() + retry_pause, why};
     }
@@ -236,17 +237,17 @@ class Handshakes {
             if (!guest.socket.valid()) {
                 if (errno == EINTR || errno == ECONNABORTED) continue;
                 if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-                throw os_error(fmt::format("rank {}: accepting Gloo connections", own_), errno);
+                throw os_error(fmt::format("rank {}: cannot accept Gloo connections", own_), errno);
             }
             if (unknown_.size() >= most_unknown + doors_.size()) {
-                refuse(unknown_.front(), "it said nothing");
+                refuse(unknown_.front(), "it sent nothing");
                 unknown_.pop_front();
             }
             unknown_.push_back(std::move(guest));
         }
     }
 
-    // False: it is unknown no longer.
+    // False: it is identified or refused.
     bool go_on_with(Guest& guest) {
         const Guest::Heard heard = guest.hear();
         if (!heard.whole && heard.failure.empty()) return true;
@@ -255,7 +256,7 @@ class Handshakes {
                              greeting.nonce == door(own_).nonce && greeting.to == own_ && greeting.from > own_ &&
                              greeting.from < static_cast<int>(doors_.size());
         if (!is_rank) {
-            refuse(guest, heard.whole ? "it does not speak as a rank of this job does" : heard.failure);
+            refuse(guest, heard.whole ? "it is not a rank of this job" : heard.failure);
         } else if (guest.say({Greeting::current_magic, door(greeting.from).nonce, own_, greeting.from})) {
             known_[static_cast<size_t>(greeting.from)] = std::move(guest.socket);
         }
@@ -264,11 +265,10 @@ class Handshakes {
 
     void refuse(const Guest& guest, const std::string& why) {
         last_stranger_ = text_of(guest.address);
-        if (++strangers_ > 1) return;  // one is told; a flood of them is not
+        if (++strangers_ > 1) return;  // logs only the first
         log::warning(
-            "rank {}: refused a connection from {} to {}, where only ranks of this job connect: {}. A port scanner, or "
-            "a "
-            "health check? The job goes on",
+            "rank {}: refused a connection from {} to {}, a port reserved for ranks of this job: {}. It may be a port "
+            "scanner or a health check; the job continues",
             own_, last_stranger_, text_of(door(own_).address), why);
     }
 
@@ -291,7 +291,7 @@ Fd listen_at(sockaddr_storage& address) {
     Fd listener(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!listener.valid() || ::bind(listener.get(), plain, size) != 0 || ::listen(listener.get(), SOMAXCONN) != 0 ||
         ::getsockname(listener.get(), plain, &size) != 0) {
-        throw os_error(fmt::format("listening at {}", text_of(address)), errno);
+        throw os_error(fmt::format("cannot listen at {}", text_of(address)), errno);
     }
     return listener;
 }

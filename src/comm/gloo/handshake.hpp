@@ -1,7 +1,7 @@
-// How the ranks get a TCP connection each to each, and nobody else gets one of them: every rank listens at one port, and who
-// connects there says first, in a greeting, which rank it is and the number that this rank has told in the store. A stranger
-// (a port scanner, a health check, another job) cannot: it is turned away, and the ranks go on. What follows on a connection
-// is neither encrypted nor authenticated.
+// Connects all pairs of ranks by TCP and keeps others out: every rank listens on one port, and a connecting rank first
+// sends a greeting with its rank and the nonce that the listening rank published in the store. Others (a port scanner,
+// a health check, another job) cannot know the nonce: they are refused, and the ranks continue. Later traffic on a
+// connection is neither encrypted nor authenticated.
 #pragma once
 
 #include <sys/socket.h>
@@ -16,17 +16,18 @@
 
 namespace tsr::gloo_transport {
 
-// Where a rank listens, as the others learn it from the store: plain bytes.
+// Where a rank listens, as published in the store: plain bytes.
 struct Door {
     sockaddr_storage address{};
     Nonce nonce{};
 };
 
-// Listens at a free port of `address`, and writes the port into it.
+// Listens on a free port of `address`, and stores the port in it.
 [[nodiscard]] Fd listen_at(sockaddr_storage& address);
 
-// Collective. Connections to all peers, by rank; that of `own` stays empty. `doors` are all ranks', in order; `listener` is at
-// this rank's. `check` is called every now and then, and may throw. Throws TIMEOUT naming a peer that could not be reached, IO.
+// Collective. Returns connections to all peers, by rank; the entry of `own` is empty. `doors` are those of all ranks,
+// in order; `listener` is this rank's. `check` is called periodically and may throw. Throws TIMEOUT naming a peer that
+// could not be reached, IO.
 [[nodiscard]] std::vector<Fd> shake_hands(int own, const std::vector<Door>& doors, const Fd& listener,
                                           Deadline deadline, const std::function<void()>& check);
 

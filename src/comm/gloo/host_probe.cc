@@ -25,7 +25,7 @@ bool HostProbe::is_silent(const sockaddr_storage& address, Clock::time_point now
     if (now - last_call_ > longest_gap && silent_since_) silent_since_ = now;
     last_call_ = now;
     if (asking_.valid()) take_answer(now);
-    // The system asks again after 1, 2, 4, ... seconds; a host that comes back is to be found sooner.
+    // The kernel retries after 1, 2, 4, ... seconds; probing again ourselves finds a host that comes back sooner.
     if (asking_.valid() && now - asked_ >= std::max(patience_ / 8, milliseconds{200})) asking_.reset();
     if (!asking_.valid() && now >= next_) ask(address, now);
     return silent_since_ && now - *silent_since_ >= patience_;
@@ -38,7 +38,7 @@ bool HostProbe::is_asking() const {
 
 void HostProbe::ask(const sockaddr_storage& address, Clock::time_point now) {
     asking_ = Fd(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!asking_.valid()) {  // this process has no descriptor left: that says nothing of the host
+    if (!asking_.valid()) {  // this process is out of descriptors, which says nothing about the host
         silent_since_.reset();
         next_ = now + patience_ / 3;
         return;

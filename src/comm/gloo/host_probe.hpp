@@ -1,8 +1,8 @@
-// A sign of life of another host. The end of a process is told by its kernel; a host that loses its power or its network
-// tells nothing, and a connection without traffic does not notice. So a rank that waits asks the kernel of one other host,
-// now and then, for a TCP connection to a port that a rank there holds: refused, or even accepted, the host lives, whatever
-// its processes do. Each rank asks the next host on which ranks are left, so that together they ask all; who finds one silent tells
-// the others.
+// Probes whether another host is alive. A kernel reports the end of a process, but a host that loses power or network
+// reports nothing, and an idle connection does not notice. So a waiting rank periodically requests a TCP connection to
+// a port that a rank on one other host reserves: whether refused or accepted, the host is alive, whatever its processes
+// do. Each rank probes the next host that still has ranks, so that together they probe all; a rank that finds a host
+// silent tells the others.
 #pragma once
 
 #include <sys/socket.h>
@@ -19,11 +19,11 @@ class HostProbe {
    public:
     explicit HostProbe(milliseconds patience) : patience_(patience) {}
 
-    // Asks at `address` again when it is time; never blocks. True when the host has not answered for `patience`, during which this was
-    // called at least every two seconds: what happened while nobody waited does not count. Any thread.
+    // Probes `address` again when due; never blocks. Returns true if the host has not answered for `patience`, during
+    // which this was called at least every two seconds: silence while nobody waited does not count. Thread-safe.
     [[nodiscard]] bool is_silent(const sockaddr_storage& address, Clock::time_point now = Clock::now());
 
-    // Whether it has asked and knows of no answer yet. Any thread.
+    // Whether a probe is pending. Thread-safe.
     [[nodiscard]] bool is_asking() const;
 
    private:

@@ -1,5 +1,5 @@
-// What the Gloo transport says to its peers besides data. All of it has a fixed size: Gloo ends the process if a message
-// is longer than what was posted for it, so no length may come as a surprise.
+// The messages of the Gloo transport besides data. All have a fixed size: Gloo ends the process if a message is longer
+// than the buffer posted for it, so every length must be known in advance.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace tsr::gloo_transport {
 
-// Slots name streams of messages of one pair of ranks; a stream keeps its order.
+// Slots identify streams of messages between two ranks; a stream keeps its order.
 namespace slot {
 inline constexpr uint64_t enters = uint64_t{1} << 56;
 inline constexpr uint64_t farewell = uint64_t{5} << 56;
@@ -21,9 +21,9 @@ inline constexpr uint64_t farewell = uint64_t{5} << 56;
 [[nodiscard]] constexpr uint64_t message(uint64_t number) { return uint64_t{4} << 56 | number; }
 }  // namespace slot
 
-// What a rank tells each other one: first of all at the beginning of a collective ("enters"), so that all know that all
-// want the same before data moves; and, by a stream of its own, once, when it fails or leaves. A small collective's data
-// is in it.
+// What a rank sends to every other: at the beginning of a collective ("enters"), so that all know before data moves
+// that they issued the same operation; and once, on a separate stream, when it fails or leaves. Carries the data of a
+// small collective.
 struct Notice {
     enum class Kind : uint32_t { enters = 1, failed = 2, left = 3 };
     static constexpr uint64_t current_magic = 0x3130'4f4f'4c47'5354;  // "TSGLOO01"
@@ -31,7 +31,7 @@ struct Notice {
 
     uint64_t magic = current_magic;
     Kind kind = Kind::enters;
-    int32_t code = 0;  // failed: what and, if known, which rank; why is text in `bytes`
+    int32_t code = 0;  // failed: the error's code and, if known, peer; its text is in `bytes`
     int32_t peer = -1;
     uint64_t sequence = 0;
     Operation operation;
@@ -46,7 +46,7 @@ struct MessageHeader {
     int32_t tag = 0;
     uint64_t count = 0;
     uint64_t size = 0;
-    uint64_t number = 0;  // of messages between these two: names the slot of the data
+    uint64_t number = 0;  // counts messages between these two ranks; selects the slot of the data
 };
 
 }  // namespace tsr::gloo_transport

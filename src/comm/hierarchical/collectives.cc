@@ -1,5 +1,5 @@
-// The collectives of the hierarchical transport. The followers of a host make the same local steps, in the same order, as
-// its leader, whose steps between the hosts lie between them.
+// The collectives of the hierarchical transport. The other ranks of a host run the same local steps in the same order
+// as its leader, which runs the steps between hosts in between.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -42,13 +42,13 @@ std::vector<Tensor> part_of_list(std::span<const Tensor> list, size_t begin, siz
     return part;
 }
 
-// A host's sum of these could overflow where the average of all ranks does not.
+// A host's sum of these dtypes could overflow although the average of all ranks does not.
 bool sums_overflow(DType dtype, ReduceOp op) {
     return op == ReduceOp::avg && (dtype == DType::f16 || !is_floating(dtype));
 }
 
-// Of a reduction or a broadcast of `size` bytes: whole elements. A few chunks at least, so that the network and the memory
-// work at once; not so many that what each costs by itself counts.
+// The chunk size of a reduction or a broadcast of `size` bytes, in whole elements: at least a few chunks, so that
+// network and memory work concurrently, but not so many that the cost per chunk matters.
 size_t chunk_size(size_t size) {
     constexpr size_t least = size_t{256} << 10;
     constexpr size_t most = size_t{1} << 20;
@@ -57,7 +57,7 @@ size_t chunk_size(size_t size) {
 
 size_t round_to_line(size_t size) { return (size + 63) / 64 * 64; }
 
-// The next chunk is got ready while the one before it is on its way.
+// The next chunk is prepared while the previous one is in flight.
 void pipeline(size_t chunks, const std::function<void(size_t chunk)>& begin,
               const std::function<void(size_t chunk)>& end) {
     if (chunks > 0) begin(0);
@@ -194,7 +194,8 @@ void HierarchicalTransport::reduce(const Call& call) {
     local_barrier(call);
 }
 
-// Each host reduces all slices, gives those of another host's ranks to its leader, and reduces what comes for its own.
+// Each host reduces all slices locally, sends those of other hosts' ranks to their leaders, and reduces the slices
+// received for its own ranks.
 void HierarchicalTransport::reduce_scatter(const Call& call) {
     enter(call);
     if (sums_overflow(call.request.inputs[0].dtype, call.request.op)) {

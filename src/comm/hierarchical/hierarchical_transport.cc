@@ -16,11 +16,11 @@ namespace hierarchical {
 
 namespace {
 
-// Where one rank is late, those that wait for those that wait for it come to their deadlines in the same instant. They
-// give whoever waits for it directly this long to tell, so that all name the rank that is late; twice as long for a rank
-// of the own host, which may itself be waiting for what another host says.
+// When one rank is late, ranks that wait for it indirectly reach their deadlines at the same instant as those that wait
+// for it directly. They give the latter this long to report, so that all name the late rank; twice as long for a rank
+// of the own host, which may itself be waiting for another host.
 constexpr milliseconds hearsay_time{1000};
-constexpr milliseconds look_pause{50};  // between two looks at what is not waited for
+constexpr milliseconds look_pause{50};  // between two checks of the path not waited on
 constexpr milliseconds mixed_turn{1};   // for messages on both ways at once
 constexpr int32_t internal_tag = -1;    // of messages that are a step of a collective: no program's
 
@@ -84,7 +84,7 @@ void HierarchicalTransport::run(const Request& request, const Operation& operati
     whole(sequence, [&] { dispatch({request, operation, sequence, timeout}); });
 }
 
-// Between the first and the last step of a collective nobody of this host may be missing.
+// Between the first and the last step of a collective no rank of this host may be missing.
 void HierarchicalTransport::whole(uint64_t sequence, const std::function<void()>& collective) {
     in_collective_ = true;
     try {
@@ -184,8 +184,9 @@ std::shared_ptr<Buffer> HierarchicalTransport::allocate(size_t size, uint64_t se
     });
     if (failure) throw Error(*failure);
     if (lacking < 0) return buffer;
-    throw Error(Code::no_memory, fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it",
-                                             rank_, size, lacking))
+    throw Error(Code::no_memory,
+                fmt::format("rank {}: cannot allocate a buffer of {} bytes per rank: rank {} is out of memory", rank_,
+                            size, lacking))
         .with_rank(rank_)
         .with_peer(lacking)
         .with_operation("allocate", static_cast<int64_t>(sequence));
@@ -219,8 +220,8 @@ void HierarchicalTransport::wake() {
 
 // --- errors
 
-// A rank that is accused of not going on may itself wait for another, on this host or elsewhere. Who waits for the late
-// one directly tells first.
+// A rank that seems late may itself wait for another, on this host or elsewhere. The rank that waits for the late one
+// directly reports first.
 std::optional<Error> HierarchicalTransport::told_of_another(const Error& error, uint64_t sequence) const {
     const int accused = error.record()->peer;
     if (error.code() != Code::timeout || accused < 0) return std::nullopt;

@@ -1,17 +1,17 @@
-// The transport of hosts of several ranks: shared memory inside a host, Gloo between the hosts. One rank of each host, the
-// first, is its leader. A reduction goes from the ranks into memory of their leader, between the leaders, and back, so
-// that each byte crosses the network as often as there were one rank a host; chunk by chunk, so that the network never
-// waits for the memory. What only moves data from one rank to another goes between these two.
+// The transport for several hosts with several ranks: shared memory within a host, Gloo between hosts. The first rank
+// of each host is its leader. A reduction goes from the ranks into their leader's memory, between the leaders, and
+// back, so that each byte crosses the network as often as with one rank per host; in chunks, so that the network never
+// waits for memory. Operations that only move data from one rank to another go directly between the two.
 //
-// How the ranks agree. The first step of a collective is one of shared memory: the ranks of a host compare what they want.
-// Then the leaders compare, for their hosts. No rank's output is written before its leader knows that all want the same.
-// The last step is one of shared memory, too, after all that goes through Gloo on this host: between the two a rank of the
-// host that is missing is lost.
+// Agreement. The first step of a collective uses shared memory: the ranks of a host compare their operations. Then the
+// leaders compare on behalf of their hosts. No rank's output is written before its leader knows that all operations
+// match. The last step uses shared memory again, after all Gloo traffic of this host: between these two steps a missing
+// rank of the host counts as lost.
 //
-// How a failure spreads. Every rank is connected to every other through Gloo, for messages and for this: who fails tells
-// all, on its host through shared memory too. Whoever waits on one of the two ways looks at the other meanwhile.
+// Failures. Every rank is connected to every other through Gloo, for messages and for failures: a failing rank notifies
+// all others, those on its host through shared memory too. A wait on one of the two paths also checks the other.
 //
-// Reductions have one order: the ranks of a host in theirs, then the hosts in that of their leaders.
+// Reductions have a fixed order: the ranks of a host in rank order, then the hosts in the order of their leaders.
 #pragma once
 
 #include <functional>
@@ -71,7 +71,7 @@ class HierarchicalTransport final : public Transport {
     void local_message(const Call& call, Collective direction, int peer, const Tensor& tensor);
     [[nodiscard]] GlooTransport::Call among_leaders(const Call& call) const;
     [[nodiscard]] GlooTransport::Call among_all(const Call& call) const;
-    // Returns when all ranks of all hosts want the same.
+    // Returns once the operations of all ranks on all hosts match.
     void enter(const Call& call);
     [[nodiscard]] std::optional<Error> told_of_another(const Error& error, uint64_t sequence) const;
 
@@ -88,9 +88,9 @@ class HierarchicalTransport final : public Transport {
     void gather(const Call& call);
     void scatter(const Call& call);
     void all_to_all(const Call& call);
-    // The ranks' inputs from `from` on, `size` bytes, reduced into the leader's `to`.
+    // Reduces the ranks' inputs, `size` bytes, into the leader's `to`.
     void reduce_to_leader(const Call& call, std::span<const Tensor> inputs, std::byte* to, size_t size);
-    // The leader's memory for a chunk of up to max_chunk_bytes; three chunks' at a time are apart.
+    // The leader's memory for a chunk of up to max_chunk_bytes; three consecutive chunks do not overlap.
     [[nodiscard]] std::byte* chunk_memory(size_t chunk) const {
         return chunks_->data() + chunk % GlooTransport::chunks_in_flight * max_chunk_bytes;
     }
@@ -102,18 +102,19 @@ class HierarchicalTransport final : public Transport {
     [[nodiscard]] bool is_leader() const { return rank_ == leader(); }
     [[nodiscard]] bool is_here(int rank) const { return host_of_[static_cast<size_t>(rank)] == own_host_; }
     [[nodiscard]] size_t world() const { return host_of_.size(); }
-    // The ranks of this host follow each other in the communicator too, so that their parts of a tensor are one piece.
+    // Whether the ranks of this host are consecutive in the communicator, so that their parts of a tensor are
+    // contiguous.
     [[nodiscard]] bool is_contiguous() const;
 
     const int rank_;
-    std::vector<size_t> host_of_;  // by rank: which of hosts_
-    std::vector<Participant> hosts_;    // their leaders, in order
+    std::vector<size_t> host_of_;     // by rank: which of hosts_
+    std::vector<Participant> hosts_;  // their leaders, in order
     size_t own_host_ = 0;
     std::unique_ptr<GlooTransport> wide_;       // of all ranks
     std::unique_ptr<shm::ShmTransport> local_;  // of this host's
-    bool in_collective_ = false;                // the issuing thread's, as all below
+    bool in_collective_ = false;                // of the issuing thread, like all below
     Clock::time_point last_look_ = Clock::now();
-    std::shared_ptr<Buffer> chunks_;  // shared by the host, so that its ranks reduce straight into their leader's
+    std::shared_ptr<Buffer> chunks_;  // shared by the host, so that ranks reduce directly into their leader's memory
     std::vector<std::byte> parts_;
 };
 

@@ -21,7 +21,7 @@ class SelfTransport final : public Transport {
     }
 
     [[nodiscard]] std::unique_ptr<Transfer> start(const Request&, uint64_t, Deadline) override {
-        throw Error(Code::invalid_argument, "a communicator of one rank has no peers");
+        throw Error(Code::invalid_argument, "a communicator with one rank has no peers");
     }
     void wait(std::span<Transfer* const>, const std::atomic<bool>&) override {}
     void wake() override {}

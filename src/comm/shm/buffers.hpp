@@ -1,4 +1,4 @@
-// The buffers that a communicator has allocated and this rank still holds: a tensor is recognised by its address. The
+// The buffers that a communicator has allocated and this rank still holds, to look up a tensor by its address. The
 // table outlives the transport if a buffer does. Thread-safe.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace tsr::shm {
 
-// One rank's region of a segment that holds a region for each rank: region r begins at r * stride.
+// One rank's region of a segment that has a region for each rank: region r begins at r * stride.
 struct Region {
     uint64_t id = 0;
     std::shared_ptr<Segment> segment;
@@ -27,12 +27,12 @@ class BufferTable {
    public:
     void add(const Region& region);
     void remove(uint64_t id);
-    // The place of [data, data + size) in one of this rank's regions; buffer 0 if it is in none.
+    // The location of [data, data + size) in one of this rank's regions; buffer 0 if it is in none.
     [[nodiscard]] Location locate(const std::byte* data, size_t size) const;
-    [[nodiscard]] Region find(uint64_t id) const;  // id 0 in the result: no longer held
+    [[nodiscard]] Region find(uint64_t id) const;  // returns id 0 if no longer held
 
    private:
-    std::atomic<size_t> count_{0};  // so that a rank without buffers does not lock
+    std::atomic<size_t> count_{0};  // lets a rank without buffers skip the lock
     mutable std::mutex mutex_;      // guards regions_
     std::vector<Region> regions_;
 };

@@ -1,5 +1,4 @@
-// A list of tensors as one run of bytes, which is how the collectives see what they move. Used again and again: what it
-// has allocated it keeps.
+// A list of tensors as one sequence of bytes, as the collectives see it. Reused: it keeps its allocations.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 
 namespace tsr::shm {
 
-// Neighbours in memory are joined.
+// Tensors that are adjacent in memory are merged into one piece.
 class ByteList {
    public:
     void assign(std::span<const Tensor> tensors) {
@@ -30,10 +29,11 @@ class ByteList {
 
     [[nodiscard]] size_t size() const { return total_; }
     [[nodiscard]] bool is_contiguous() const { return more_.empty(); }
-    // The memory if it is one piece, else null.
+    // The memory if the list is one piece, else nullptr.
     [[nodiscard]] std::byte* contiguous() const { return is_contiguous() ? first_.data : nullptr; }
     [[nodiscard]] std::byte* first() const { return first_.data; }
-    // From the first piece's beginning to the last one's end, gaps included; 0 if the pieces do not ascend in memory.
+    // Bytes from the first piece's beginning to the last one's end, gaps included; 0 if the pieces do not ascend in
+    // memory.
     [[nodiscard]] size_t extent() const {
         if (is_contiguous()) return total_;
         for (size_t i = 1; i < more_.size(); ++i) {
@@ -41,7 +41,7 @@ class ByteList {
         }
         return static_cast<size_t>(last_end_ - first_.data);
     }
-    // A hash of where the pieces lie, counted from the first; 0 of one piece.
+    // A hash of the pieces' positions relative to the first; 0 for one piece.
     [[nodiscard]] uint64_t layout() const {
         uint64_t hash = 0;
         for (const Piece& piece : more_) {
@@ -52,7 +52,7 @@ class ByteList {
         }
         return hash;
     }
-    // Hands out the pieces of `n` bytes from `offset` on, one after the other: visitor(data, size).
+    // Calls visitor(data, size) for each piece of the `n` bytes from `offset` on, in order.
     template <class Visit>
     void visit(size_t offset, size_t n, Visit&& visitor) const {
         if (n == 0) return;

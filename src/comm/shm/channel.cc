@@ -14,7 +14,7 @@ namespace tsr::shm {
 
 size_t ChannelEnd::filled() const {
     const uint64_t n = counters->head.load(std::memory_order_seq_cst) - counters->tail.load(std::memory_order_seq_cst);
-    if (n > size) throw Error(Code::corrupt, "the counters of a channel between two ranks make no sense");
+    if (n > size) throw Error(Code::corrupt, "the counters of a channel between two ranks are invalid");
     return n;
 }
 
@@ -65,10 +65,10 @@ Transfer::Progress ShmTransfer::advance() {
     if (done_) return Progress::done;
     if (moved) return Progress::moved;
     if (!deadline_.expired()) return Progress::stuck;
-    const std::string reason = sending() ? "took nothing of it" : "sent nothing";
+    const std::string reason = sending() ? "received nothing of it" : "sent nothing";
     throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {} {}{}; {}. Look at the log of rank {}, or raise "
-                            "the timeout",
+                fmt::format("rank {}: {} timed out after {} s: {} {}{}; {}. Check the log of rank {}, or raise "
+                            "the timeout of the communicator",
                             transport_.number(transport_.rank_), headline(),
                             static_cast<double>(patience_.count()) / 1000, transport_.name_peer(other_), reason,
                             moved_ > 0 ? " more" : "", transport_.last_operation(other_), peer()))
@@ -125,8 +125,7 @@ bool ShmTransfer::take_header(Inbox& inbox) {
     Inbox::Message message;
     in.copy_out(tail, reinterpret_cast<std::byte*>(&message.header), sizeof message.header);
     if (message.header.magic != MessageHeader::current_magic) {
-        throw Error(Code::corrupt,
-                    fmt::format("the channel from rank {} holds no message where one should begin", peer()));
+        throw Error(Code::corrupt, fmt::format("received an invalid message header from rank {}", peer()));
     }
     const bool overtakes = std::any_of(inbox.aside.begin(), inbox.aside.end(), [&](const Inbox::Message& older) {
         return older.header.tag == message.header.tag;
@@ -149,9 +148,9 @@ bool ShmTransfer::take_header(Inbox& inbox) {
 
 Error ShmTransfer::too_much_aside(const Inbox& inbox, const Inbox::Message& message) const {
     return Error(Code::no_memory,
-                 fmt::format("rank {}: {}: rank {} sends {} bytes with tag {}, which no receive here waits for, and {} "
-                             "bytes of other tags wait already; at most {} MiB of a rank's messages are kept. Receive "
-                             "them in the order in which they are sent, or begin their receives before",
+                 fmt::format("rank {}: {}: rank {} sends {} bytes with tag {}, for which no receive is posted, and {} "
+                             "bytes of other tags are already buffered; the limit is {} MiB per sender. Receive "
+                             "messages in the order in which they are sent, or post their receives earlier",
                              transport_.number(transport_.rank_), headline(), peer(), message.header.size,
                              message.header.tag, inbox.aside_bytes, Inbox::max_aside_bytes >> 20))
         .with_peer(peer());
@@ -166,7 +165,7 @@ void ShmTransfer::accept(Inbox::Message& message) {
         sent.count = header.count;
         sent.peer = transport_.number(transport_.rank_);
         throw Error(Code::mismatch,
-                    fmt::format("rank {}: {} does not match: rank {} called {}, rank {} {}. No data has moved",
+                    fmt::format("rank {}: {} does not match: rank {} called {}, rank {} {}. No data was transferred",
                                 transport_.number(transport_.rank_), headline(), peer(), describe(sent), sent.peer,
                                 describe(operation_)))
             .with_peer(peer());

@@ -1,7 +1,7 @@
-// Point-to-point messages: a byte ring from each rank to each other one. A message is a header and its bytes, streamed
-// in pieces as the ring has room. Messages of one pair and tag arrive in the order sent; when the next message in the
-// ring has a tag that nobody waits for while another tag is waited for, it is set aside in memory of the receiver.
-// All of it belongs to the thread that issues, but for the ring's two counters.
+// Point-to-point messages: a byte ring from each rank to every other. A message is a header and its bytes, streamed in
+// pieces as the ring has room. Messages with the same pair and tag arrive in the order sent; when the next message in
+// the ring has a tag without a receive while another tag has one, the receiver buffers it aside in its own memory.
+// Everything belongs to the issuing thread, except the ring's two counters.
 #pragma once
 
 #include <deque>
@@ -24,8 +24,7 @@ struct ChannelEnd {
     std::byte* ring = nullptr;
     size_t size = 0;
 
-    // Bytes that could be read (by the receiver) or that are not yet read (for the sender); throws INTERNAL if the
-    // counters make no sense.
+    // Bytes available to the receiver, not yet read from the sender's view. Throws CORRUPT if the counters are invalid.
     [[nodiscard]] size_t filled() const;
     void copy_in(uint64_t at, const std::byte* from, size_t n) const;
     void copy_out(uint64_t at, std::byte* to, size_t n) const;
@@ -45,9 +44,9 @@ struct Outbox {
 };
 
 struct Inbox {
-    // More is refused: a sender whose messages nobody asks for must not fill the memory.
+    // Upper limit, so that a sender without matching receives cannot fill the memory.
     static constexpr size_t max_aside_bytes = size_t{64} << 20;
-    // A message being received: into the tensor of `sink`, or aside into `bytes`.
+    // A message being received, into the tensor of `sink` or aside into `bytes`.
     struct Message {
         MessageHeader header{};
         size_t received = 0;
@@ -56,8 +55,8 @@ struct Inbox {
         bool aside = false;
     };
     std::optional<Message> current;
-    std::list<Message> aside;           // whole messages that nobody has asked for yet, in order
-    size_t aside_bytes = 0;             // of those, and of a current one that goes there
+    std::list<Message> aside;           // complete messages without a receive yet, in order
+    size_t aside_bytes = 0;             // of those, and of a current one going there
     std::list<ShmTransfer*> receivers;  // waiting, in order
 };
 
@@ -67,10 +66,10 @@ class ShmTransfer final : public Transfer {
     ~ShmTransfer() override;
     Progress advance() override;
 
-    // Whether advance() could move something, seen without moving it.
+    // Whether advance() could make progress.
     [[nodiscard]] bool may_move() const;
     [[nodiscard]] int peer() const { return operation_.peer; }
-    [[nodiscard]] size_t other() const { return other_; }  // the peer's place
+    [[nodiscard]] size_t other() const { return other_; }  // the peer's index
     [[nodiscard]] std::string headline() const { return tsr::headline(operation_, sequence_); }
     [[nodiscard]] const Operation& operation() const { return operation_; }
     [[nodiscard]] uint64_t sequence() const { return sequence_; }

@@ -1,9 +1,9 @@
-// The collectives of ShmTransport as sequences of synchronisation points. Three ways, chosen alike on all ranks:
-//   small    the data goes through the staging areas (or, if tiny, beside the stamps): one point, no more
-//   direct   all ranks' tensors lie in one buffer of the communicator: ranks read and write each other's memory
+// The collectives of ShmTransport as sequences of synchronisation points. Three ways, chosen identically on all ranks:
+//   small    the data goes through the staging areas (or, if tiny, beside the stamps): a single point
+//   direct   all ranks' tensors are in one buffer of the communicator: ranks read and write each other's memory
 //   staged   anything else: segments pass through the staging areas, one point per segment
-// An output is written after the first point, at which the fingerprints are compared, also with what is this rank's own.
-// Here are those that move data only; reductions.cc has the others.
+// An output is written only after the first point, at which the fingerprints are compared, even the rank's own part.
+// This file has the collectives that only move data; reductions.cc has the others.
 #include <algorithm>
 #include <cstring>
 
@@ -77,7 +77,7 @@ Region ShmTransport::common_region(Location Arrival::* which, size_t size) {
     Region region = buffers_->find(own.buffer);
     for (size_t r = 0; region.id != 0 && r < world(); ++r) {
         if (places_[r] > region.stride || size > region.stride - places_[r]) {
-            throw Error(Code::corrupt, "a peer tells of a tensor beyond the end of its buffer");
+            throw Error(Code::corrupt, "a peer announced a tensor beyond the end of its buffer");
         }
     }
     return region;

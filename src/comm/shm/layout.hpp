@@ -1,10 +1,10 @@
-// What lies in the memory that the ranks of a communicator share on one host.
+// Layout of the memory that the ranks of a communicator share on one host.
 //
 //   Header | RankPage x n | staging x n | channels n x n
 //
-// A staging area has slots, each of an input and a result part; which slot is in use goes by the number of the
-// synchronisation point (see ShmTransport). channel(i, j) carries messages from rank i to rank j. Every word in here can
-// be scribbled on by a peer: it is copied once, then checked, before it serves as an address or a length.
+// A staging area has slots, each with an input and a result part; the number of the synchronisation point selects the
+// slot (see ShmTransport). channel(i, j) carries messages from rank i to rank j. A peer can overwrite any word in here:
+// a word is copied once and then checked before it is used as an address or a length.
 #pragma once
 
 #include <algorithm>
@@ -24,30 +24,30 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 
 inline constexpr size_t cache_line = 64;
 
-// Where sleepers wait. A waker changes `rings` and calls the kernel only if somebody sleeps.
+// Where ranks sleep. A waker changes `rings` and calls the kernel only if there are sleepers.
 struct alignas(cache_line) Bell {
     std::atomic<uint32_t> rings;
     std::atomic<uint32_t> sleepers;
 };
 
-// A place in a buffer of the communicator; buffer 0: in none.
+// A location in a buffer of the communicator; buffer 0: in none.
 struct Location {
     uint64_t buffer;
     uint64_t offset;
 };
 
-// What a rank shows to its peers at a synchronisation point. `stamp` is stored last and tells that the rest is there.
+// What a rank publishes to its peers at a synchronisation point. `stamp` is stored last, once the rest is complete.
 struct alignas(2 * cache_line) Arrival {
     static constexpr size_t payload_size = 48;
     std::atomic<uint64_t> stamp;
     uint64_t fingerprint;
-    std::array<std::byte, payload_size> payload;  // a small collective's whole data, in the line of its stamp
+    std::array<std::byte, payload_size> payload;  // all data of a small collective, in the cache line of its stamp
     Location input;
     Location output;
 };
 static_assert(sizeof(Arrival) == 2 * cache_line && offsetof(Arrival, input) == cache_line);
 
-// The operation that a rank began last, readable at any time by peers that want to say why they wait. A sequence lock:
+// The operation that a rank started last. Peers may read it at any time to report why they wait. A sequence lock:
 // `version` is odd while the words change (base/atomic_words.hpp).
 struct alignas(cache_line) Journal {
     std::atomic<uint64_t> version;
@@ -70,7 +70,7 @@ struct alignas(page_size) RankPage {
     std::array<Arrival, 2> arrivals;  // by the parity of the synchronisation point
     Bell bell;                        // of this rank's transfers
     Journal journal;
-    Journal transfer;  // a send or recv that has waited for some time; finished when it does not any more
+    Journal transfer;  // a send or recv that has been waiting for some time; finished once it no longer waits
     FailureRecord failure;
     alignas(cache_line) std::atomic<uint32_t> left;  // 1: the rank has destroyed its communicator
 };
@@ -82,7 +82,7 @@ struct alignas(page_size) Header {
     uint64_t world_size;
     uint64_t channel_size;
     uint64_t total_size;
-    alignas(cache_line) std::atomic<uint32_t> alarm;  // not 0: some rank has a failure to tell
+    alignas(cache_line) std::atomic<uint32_t> alarm;  // not 0: some rank has reported a failure
     Bell bell;                                        // rung when a synchronisation point is complete
 };
 static_assert(sizeof(Header) == page_size);
@@ -93,17 +93,17 @@ struct Channel {
     alignas(2 * cache_line) std::atomic<uint64_t> tail;
 };
 
-// Staging of a rank. 64 KiB measured best: smaller segments synchronise too often, larger ones fall out of the
-// second-level cache where several ranks share it (docs/PERFORMANCE.md).
+// Staging of a rank. 64 KiB was fastest: smaller segments synchronise too often, larger ones do not fit a second-level
+// cache that several ranks share (docs/PERFORMANCE.md).
 inline constexpr size_t segment_size = size_t{64} << 10;
 inline constexpr size_t slot_size = 2 * segment_size;  // input and result
 
-// Offsets of the parts, from the number of ranks alone, so that all ranks compute the same.
+// Offsets of the parts, computed only from the number of ranks, so that all ranks get the same.
 struct SegmentPlan {
     size_t world_size;
     size_t channel_size;  // bytes of a ring, a power of two
-    // Of staging, a power of two, at least two. Two would do: but lines are written faster when the reader's second-level
-    // cache, of a megabyte or so, has let go of them.
+    // Number of staging slots: a power of two, at least two. Two would suffice, but lines are written faster once the
+    // reader's second-level cache (about a megabyte) has evicted them.
     size_t slots;
 
     explicit SegmentPlan(size_t ranks)

@@ -26,7 +26,7 @@ Part part_of(size_t size, size_t parts, size_t r) {
 
 DType dtype_of(std::span<const Tensor> list) { return list.empty() ? DType::u8 : list[0].dtype; }
 
-// Elements in so many bytes. What is not known has no size, but is refused before it comes here.
+// Number of elements in `size` bytes. Unknown dtypes have no size, but are rejected earlier.
 size_t elements_in(size_t size, DType dtype) {
     return size / size_of(dtype);  // NOLINT(clang-analyzer-core.DivideZero)
 }
@@ -53,7 +53,8 @@ void ShmTransport::all_reduce(Call& call) {
         if (!list.is_contiguous()) list.write(0, out, list.size());
         return;
     }
-    // A list with gaps too, if all ranks have the same, as those of gradients are. There is no input to tell of.
+    // Also for a list with gaps if all ranks have the same layout, as lists of gradients do. There is no separate
+    // input.
     const size_t extent = list.extent();
     call.output = buffers_->locate(list.first(), extent);
     call.input.offset = list.layout();
@@ -86,8 +87,8 @@ void ShmTransport::all_reduce(Call& call) {
     sync(call);
 }
 
-// Two ranks: both see the whole of the other's segment and reduce all of it themselves, in place. A result takes no way
-// back through the staging area. Reducing this segment and staging the next alternate page by page, so that the processor
+// Two ranks: each sees the other's complete segment and reduces all of it itself, in place, so that no result goes back
+// through the staging area. Reducing this segment and staging the next alternate page by page, so that the processor
 // always has several streams of memory in flight.
 void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
     const DType dtype = dtype_of(call.request.outputs);
@@ -174,11 +175,11 @@ void ShmTransport::reduce(Call& call) {
     const auto root = place_of(call.request.peer);
     const Location to = arrival(root).output;
     const Region target = to.buffer != 0 ? buffers_->find(to.buffer) : Region{};
-    // Ranks that let go of the root's buffer do not reach it, nor then do the others.
+    // A rank that has released the root's buffer cannot reach it; then no rank uses it.
     next_arrival().payload[0] = std::byte{inputs.id != 0 && target.id != 0};
     if (inputs.id == 0 || to.buffer == 0) return staged_reduce(call, input, output);
     if (target.id != 0 && (to.offset > target.stride || input.size() > target.stride - to.offset)) {
-        throw Error(Code::corrupt, "a peer tells of a tensor beyond the end of its buffer");
+        throw Error(Code::corrupt, "a peer announced a tensor beyond the end of its buffer");
     }
     sync(call);
     for (size_t r = 0; r < world(); ++r) {

@@ -34,10 +34,10 @@ Fd open_memfd() {
 
 std::pair<std::shared_ptr<Segment>, Fd> Segment::create(size_t size) {
     Fd memfd = open_memfd();
-    if (!within_file_limit(size)) throw os_error(fmt::format("cannot make {} bytes of shared memory", size), EFBIG);
+    if (!within_file_limit(size)) throw os_error(fmt::format("cannot create {} bytes of shared memory", size), EFBIG);
     if (::ftruncate(memfd.get(), static_cast<off_t>(size)) != 0) {
         const int code = errno == EFBIG || errno == EINVAL ? ENOMEM : errno;
-        throw os_error(fmt::format("cannot make {} bytes of shared memory", size), code);
+        throw os_error(fmt::format("cannot create {} bytes of shared memory", size), code);
     }
     if (::fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         throw os_error("cannot seal shared memory", errno);
@@ -49,13 +49,13 @@ std::pair<std::shared_ptr<Segment>, Fd> Segment::create(size_t size) {
 std::shared_ptr<Segment> Segment::attach(const Fd& memfd, size_t size) {
     const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-        throw Error(Code::corrupt, "a peer handed over shared memory that is not sealed against shrinking");
+        throw Error(Code::corrupt, "shared memory from a peer is not sealed against shrinking");
     }
     struct stat status{};
-    if (::fstat(memfd.get(), &status) != 0) throw os_error("cannot examine shared memory", errno);
+    if (::fstat(memfd.get(), &status) != 0) throw os_error("cannot stat shared memory", errno);
     if (status.st_size < 0 || static_cast<size_t>(status.st_size) < size) {
         throw Error(Code::corrupt,
-                    fmt::format("a peer handed over {} bytes of shared memory; {} were agreed", status.st_size, size));
+                    fmt::format("received {} bytes of shared memory from a peer; expected {}", status.st_size, size));
     }
     return map(memfd, size);
 }
@@ -73,7 +73,7 @@ void prefer_huge_pages(const Segment& segment) { ::madvise(segment.data(), segme
 void populate(std::byte* data, size_t size) {
     if (size == 0 || ::madvise(data, size, MADV_POPULATE_WRITE) == 0) return;
     if (errno == EINVAL) return;  // kernels before 5.14: the pages come at first touch
-    throw os_error(fmt::format("cannot get {} bytes of memory", size), errno == EFAULT ? ENOMEM : errno);
+    throw os_error(fmt::format("cannot populate {} bytes of shared memory", size), errno == EFAULT ? ENOMEM : errno);
 }
 
 }  // namespace tsr::shm

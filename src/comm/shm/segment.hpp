@@ -1,6 +1,6 @@
-// Memory shared by the ranks of a host: a memfd, sealed against shrinking so that a peer cannot cut it under our feet,
-// mapped. It has no name: when the last process that maps it is gone, so is it. Ranks that are threads of one process
-// share one Segment, so that ThreadSanitizer sees what they do to each other.
+// Memory shared by the ranks of a host: a mapped memfd, sealed so that a peer cannot shrink it while it is in use. It
+// has no name and disappears with the last process that maps it. Ranks that are threads of one process share one
+// Segment, so that ThreadSanitizer sees their accesses.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ namespace tsr::shm {
 
 class Segment {
    public:
-    // Zeroed memory and the descriptor to hand to the peers. Throws NO_MEMORY, IO.
+    // Returns zeroed memory and the descriptor to pass to the peers. Throws NO_MEMORY, IO.
     [[nodiscard]] static std::pair<std::shared_ptr<Segment>, Fd> create(size_t size);
-    // Maps a peer's; throws CORRUPT if it is not sealed or smaller than `size`.
+    // Maps a peer's segment. Throws CORRUPT if it is not sealed or smaller than `size`.
     [[nodiscard]] static std::shared_ptr<Segment> attach(const Fd& memfd, size_t size);
 
     Segment(const Segment&) = delete;
@@ -33,10 +33,10 @@ class Segment {
     size_t size_;
 };
 
-// A wish; most systems grant it to shared memory only if told so (transparent_hugepage/shmem_enabled).
+// A hint; most systems honour it for shared memory only if configured to (transparent_hugepage/shmem_enabled).
 void prefer_huge_pages(const Segment& segment);
 
-// Takes the pages of a range of a segment from the system now rather than at first touch. Throws NO_MEMORY.
+// Allocates the pages of a range of a segment now rather than on first access. Throws NO_MEMORY.
 void populate(std::byte* data, size_t size);
 
 }  // namespace tsr::shm

@@ -54,7 +54,7 @@ std::span<std::byte> writable_bytes_of(T& value) {
     return std::as_writable_bytes(std::span(&value, 1));
 }
 
-// How a rank fared that got memory for a buffer.
+// The outcome of a rank's allocation for a buffer.
 constexpr std::byte has_memory{0};
 constexpr std::byte lacks_memory{1};
 constexpr std::byte is_limited{2};
@@ -109,21 +109,21 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
       inboxes_(peers_.size()) {
     if (world() > most_ranks) {
         throw Error(Code::unsupported,
-                    fmt::format("rank {}: {} ranks on one host; {} at most share its memory: use gloo", number(rank_),
-                                world(), most_ranks));
+                    fmt::format("rank {}: {} ranks on one host; backend shm supports at most {}, use gloo instead",
+                                number(rank_), world(), most_ranks));
     }
     const SliceCheck check = [&] {
         const std::vector<int> dead = watch_.dead();
         if (dead.empty()) return;
         const auto first = static_cast<size_t>(dead[0]);
         throw Error(Code::peer_lost,
-                    fmt::format("rank {}: {} died while the communicator was made", number(rank_), name_peer(first)))
+                    fmt::format("rank {}: {} died while the communicator was created", number(rank_), name_peer(first)))
             .with_peer(number(first));
     };
     meet(bootstrap.endpoint, bootstrap.deadline, check);
     segment_ = share(plan_.total(), bootstrap.deadline, check);
     if (rank_ == 0) {
-        // Ordered before every other rank's look by the first synchronisation point.
+        // The first synchronisation point orders these writes before every other rank's reads.
         header().magic = Header::current_magic;
         header().world_size = world();
         header().channel_size = plan_.channel_size;
@@ -143,8 +143,8 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
     }
     if (header().magic != Header::current_magic || header().world_size != world() ||
         header().channel_size != plan_.channel_size || header().total_size != plan_.total()) {
-        throw Error(Code::version, fmt::format("rank {}: rank {} lays out shared memory otherwise than this rank: it "
-                                               "uses another version of Tessera",
+        throw Error(Code::version, fmt::format("rank {}: rank {} uses a different version of Tessera: its layout of "
+                                               "shared memory differs",
                                                number(rank_), number(0)));
     }
 }
@@ -156,7 +156,7 @@ ShmTransport::~ShmTransport() {
 void ShmTransport::leave() { page(rank_).left.store(1, std::memory_order_release); }
 
 void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const SliceCheck& check) {
-    // The names of abstract sockets are no secret (/proc/net/unix): the user is asked for in any case.
+    // The names of abstract sockets are public (/proc/net/unix): peer_pid() always checks the user.
     const auto pid_matches = [&](const Link& link, const Peer& peer) {
         const pid_t pid = link.peer_pid();
         return peer.pid_namespace != peers_[rank_].pid_namespace || pid == peer.pid;
@@ -175,7 +175,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
         }
         if (!pid_matches(link, peers_[0])) {
             throw Error(Code::permission,
-                        fmt::format("another process than rank {} answers at its unix socket", number(0)));
+                        fmt::format("a process other than rank {} answers at its unix socket", number(0)));
         }
         link.send(bytes_of(Hello{hello_magic, static_cast<int64_t>(rank_), peers_[rank_].endpoint}), -1, deadline,
                   check);
@@ -188,13 +188,13 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
         if (link) {
             Hello hello;
             try {
-                static_cast<void>(link.peer_pid());  // another user's is not waited for
+                static_cast<void>(link.peer_pid());  // throws for another user's, without waiting for its message
                 static_cast<void>(
                     link.receive(writable_bytes_of(hello), deadline.earlier(Deadline::in(milliseconds{2000})), check));
                 const auto rank = static_cast<size_t>(hello.rank);
                 const bool known = hello.magic == hello_magic && rank > 0 && rank < world() && !links_[rank] &&
                                    hello.endpoint == peers_[rank].endpoint && pid_matches(link, peers_[rank]);
-                if (!known) throw Error(Code::permission, "it is no rank of this communicator");
+                if (!known) throw Error(Code::permission, "it is not a rank of this communicator");
                 links_[rank] = std::move(link);
                 ++connected;
             } catch (const Error& e) {
@@ -231,7 +231,7 @@ std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, con
         }
         message.text.back() = '\0';
         if (message.magic != handover_magic)
-            throw Error(Code::internal, fmt::format("an unknown message from rank {}", number(0)));
+            throw Error(Code::internal, fmt::format("received an unknown message from rank {}", number(0)));
         if (message.code != 0) throw Error(static_cast<Code>(message.code), message.text.data());
         if (message.in_process != nullptr && peers_[0].same_process(peers_[rank_])) {
             const std::unique_ptr<std::shared_ptr<Segment>> shared(message.in_process);
@@ -247,8 +247,8 @@ std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, con
     try {
         const auto available = available_memory();
         if (available && size > *available && size > plan_.total()) {
-            throw Error(Code::no_memory, fmt::format("{} bytes of shared memory for all ranks are more than the {} "
-                                                     "bytes that are available",
+            throw Error(Code::no_memory, fmt::format("cannot allocate {} bytes of shared memory for all ranks: {} "
+                                                     "bytes are available",
                                                      size, *available));
         }
         std::tie(segment, memfd) = Segment::create(size);
@@ -284,7 +284,7 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
     try {
         size_t total = 0;
         if (stride < size || __builtin_mul_overflow(stride, world(), &total)) {
-            throw Error(Code::no_memory, fmt::format("{} bytes a rank are more than any memory", size));
+            throw Error(Code::no_memory, fmt::format("{} bytes per rank exceed the address space", size));
         }
         region.segment = share(total, Deadline::in(timeout), [&] { check(call); });
         prefer_huge_pages(*region.segment);
@@ -293,7 +293,7 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
         if (e.code() != Code::no_memory && e.code() != Code::io) throw;
         error = e;
     }
-    // All ranks learn whether all have it, and none touches a peer's part before.
+    // All ranks learn whether all succeeded, and none accesses a peer's part before that.
     const bool limited = error && error->record()->native_code == EFBIG;
     next_arrival().payload[0] = !error ? has_memory : limited ? is_limited : lacks_memory;
     sync(call);
@@ -303,11 +303,12 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
         const std::byte outcome = arrival(r).payload[0];
         if (outcome == has_memory) continue;
         const char* why = outcome == is_limited
-                              ? "may not make it: its limit of file sizes (RLIMIT_FSIZE, `ulimit -f`) counts for "
-                                "shared memory too"
-                              : "has no memory for it";
-        const Error base(Code::no_memory, fmt::format("rank {}: no buffer of {} bytes a rank: rank {} {}",
-                                                      number(rank_), size, number(r), why));
+                              ? "reached its file size limit (RLIMIT_FSIZE, `ulimit -f`), which also applies to "
+                                "shared memory"
+                              : "is out of memory";
+        const Error base(Code::no_memory,
+                         fmt::format("rank {}: cannot allocate a buffer of {} bytes per rank: rank {} {}",
+                                     number(rank_), size, number(r), why));
         throw(error ? base.caused_by(*error) : base)
             .with_rank(number(rank_))
             .with_peer(number(r))
@@ -368,7 +369,7 @@ size_t ShmTransport::first_ranks_here(size_t known) const {
     return known;
 }
 
-// Apart from sync(), so that what it costs can be told from waiting (benchmarks/instructions.py).
+// Separate from sync(), so that its cost can be distinguished from waiting (benchmarks/instructions.py).
 [[gnu::noinline]] void ShmTransport::await_others(Call& call, size_t here) {
     const auto all_here = [&] { return (here = first_ranks_here(here)) == world(); };
     shm::wait(header().bell, patience_, all_here, [this] { return alarmed(); }, [&] { check(call); });
@@ -420,7 +421,7 @@ std::string ShmTransport::doing(int rank) const {
 std::string ShmTransport::whereabouts(size_t place, const Call& call) const {
     const JournalEntry entry = read_journal(page(place).journal);
     if (entry.sequence == call.sequence && entry.operation.collective == call.operation.collective) {
-        return "entered it but does not go on";
+        return "entered it but is not making progress";
     }
     std::string other = doing(number(place));
     if (other.empty() && elsewhere_) other = elsewhere_(number(place));
@@ -444,7 +445,7 @@ std::optional<Error> ShmTransport::told_failure(const std::string& headline) con
         text.back() = '\0';
         Code code = static_cast<Code>(record.code);
         const int peer = record.peer >= 0 ? record.peer : number(r);
-        // What is known of a third rank, or of all, holds here too; the rest is that rank's own trouble.
+        // Codes about a third rank, or about all ranks, apply here too; any other error was that rank's alone.
         if (code != Code::timeout && code != Code::peer_lost && code != Code::mismatch) code = Code::aborted;
         const std::string what = headline.empty() ? std::string() : headline + " ended: ";
         return Error(code, fmt::format("rank {}: {}rank {} failed: {}", number(rank_), what, number(r), text.data()))
@@ -500,7 +501,7 @@ void ShmTransport::check(Call& call) {
     };
     try {
         throw_if_alarmed(name);
-        // Evidence first, then the stamps: a rank that arrived and then left in peace is not missed.
+        // Check departures first, then the stamps: a rank that arrived and then left orderly is not missing.
         const auto dead = first_dead();
         std::vector<char> left(world());
         for (size_t r = 0; r < world(); ++r) left[r] = page(r).left.load(std::memory_order_acquire) != 0;

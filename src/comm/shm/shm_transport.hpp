@@ -1,17 +1,18 @@
 // The transport between ranks of one host. All ranks map one segment (layout.hpp); a collective is a sequence of
-// synchronisation points, which all ranks pass alike.
+// synchronisation points that all ranks pass.
 //
-// The rule on which all algorithms stand. Points are numbered 1, 2, 3 ... by `stamp_`. Before point k a rank writes only
-// to half k & 1 of its own Arrival and slot k % slots of its staging (and, where ranks write into each other's buffers, to
-// places that nobody else touches between the same two points). After point k it reads the same of its peers, until it
-// arrives at point k + 1. Half k & 1 is written again between k + 1 and k + 2, the slot then or later: since all have arrived
-// at k + 1, nobody reads them any more. So one point per step suffices. The stamp is stored with release and loaded with acquire (in fact sequentially
-// consistent, see wait.hpp), which orders all data around it, on weakly ordered processors too.
+// The invariant behind all algorithms: points are numbered 1, 2, 3 ... by `stamp_`. Before point k a rank writes only
+// to half k & 1 of its own Arrival and to slot k % slots of its staging (and, where ranks write into each other's
+// buffers, to ranges that no other rank accesses between the same two points). After point k it reads the same parts of
+// its peers, until it arrives at point k + 1. Half k & 1 is written again between k + 1 and k + 2, the slot then or
+// later: all ranks have arrived at k + 1, so nobody reads them any more. So one point per step suffices. The stamp is
+// stored with release and loaded with acquire (in fact sequentially consistent, see wait.hpp), which orders all data
+// around it, also on weakly ordered processors.
 //
-// The first point of a collective carries the fingerprint of what each rank wants: all compare before any data moves.
+// The first point of a collective carries the fingerprint of each rank's operation: all compare before any data moves.
 //
-// Inside, a rank is its place among the peers. Whoever asks, and whoever reads an error, says Peer::rank: the two differ
-// where the ranks of a host are some of a communicator's (hierarchical/).
+// Internally, a rank is its index among the peers. Arguments and errors use Peer::rank: the two differ when the ranks
+// of a host are a subset of a communicator (hierarchical/).
 #pragma once
 
 #include <functional>
@@ -51,14 +52,15 @@ class ShmTransport final : public Transport {
     [[nodiscard]] std::string doing(int rank) const override;
     void ask_elsewhere(std::function<std::string(int rank)> ask) override { elsewhere_ = std::move(ask); }
 
-    // For whoever waits for something else meanwhile. Throws if a peer has failed, or, where none may be missing, died.
+    // For waits on something else: throws if a peer has failed or, with `is_lost`, has died.
     enum class Missing { may_be, is_lost };
     void look(const std::string& headline, Missing missing) const;
-    // What ends a wait for these.
+    // Throws the reason to end a wait for these transfers, if any.
     void check(std::span<Transfer* const> transfers) const;
-    // Whether a rank that is late in this operation may be waiting for another: it has entered it, and its process runs.
+    // Whether a rank that is late in this operation may itself be waiting: it has entered it, and its process is
+    // running.
     [[nodiscard]] bool may_wait(int rank, uint64_t sequence) const;
-    // Called in each slice of a wait, with the headline; throws to end it.
+    // `watch` is called in each slice of a wait, with the headline; throws to end the wait.
     void watch_too(std::function<void(const std::string& headline)> watch) { watch_others_ = std::move(watch); }
 
    private:
@@ -70,7 +72,7 @@ class ShmTransport final : public Transport {
         const Operation& operation;
         uint64_t sequence = 0;
         milliseconds timeout{0};
-        std::optional<Deadline> deadline{};  // set at the first wait that is not short: reading the clock costs
+        std::optional<Deadline> deadline{};  // set at the first longer wait, since reading the clock is costly
         bool entered = false;                // the fingerprints have been compared
         Location input{};
         Location output{};
@@ -91,13 +93,13 @@ class ShmTransport final : public Transport {
     void pulse();                                               // now and then in long copies: interruption and alarm
     void compare_fingerprints(const Call& call) const;
     void check(Call& call);  // in each slice of a wait
-    // A rank has a failure to tell; its record was stored before the alarm.
+    // A rank has reported a failure; its record was stored before the alarm.
     [[nodiscard]] bool alarmed() const { return header().alarm.load(std::memory_order_seq_cst) != 0; }
     void throw_if_alarmed(const std::string& headline) const;
     [[noreturn]] void throw_timeout(const Call& call, const std::vector<size_t>& places) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
     [[nodiscard]] std::vector<size_t> late_ranks() const;
-    // A rank whose process ended without a word: neither did it leave nor tell of a failure.
+    // The first rank whose process ended without leaving or reporting a failure.
     [[nodiscard]] std::optional<size_t> first_dead() const;
     void message_ended() {
         if (std::exchange(waits_for_message_, false)) {
@@ -108,7 +110,7 @@ class ShmTransport final : public Transport {
     [[nodiscard]] Error lost(size_t place, const std::string& headline, bool died) const;
     [[nodiscard]] std::string name_peer(size_t place) const;       // "rank 3 (pid 8123)"
     [[nodiscard]] std::string last_operation(size_t place) const;  // "its last operation was broadcast #411"
-    // Of a rank that is late in `call`.
+    // Describes where a rank that is late in `call` is.
     [[nodiscard]] std::string whereabouts(size_t place, const Call& call) const;
 
     // --- collectives (collectives.cc, reductions.cc)
@@ -138,7 +140,8 @@ class ShmTransport final : public Transport {
     [[nodiscard]] RankPage& page(size_t rank) const {
         return *reinterpret_cast<RankPage*>(segment_->data() + plan_.rank_page(rank));
     }
-    // Of this point, by rank. Taken before a loop, since each load of a stamp has the compiler look up all again.
+    // The arrivals of this point, by rank. Take it before a loop: each load of a stamp makes the compiler reload
+    // everything.
     struct Arrivals {
         const std::byte* first;
         const Arrival& operator[](size_t rank) const {
@@ -171,7 +174,7 @@ class ShmTransport final : public Transport {
     Stores stores_{plan_.slots};
     std::function<void(const std::string& headline)> watch_others_;
     std::function<std::string(int rank)> elsewhere_;
-    bool waits_for_message_ = false;  // and says so in its page; the issuing thread's
+    bool waits_for_message_ = false;  // as its page shows; of the issuing thread
 
     uint64_t stamp_ = 0;  // of the last synchronisation point; the issuing thread's
     std::shared_ptr<BufferTable> buffers_ = std::make_shared<BufferTable>();
@@ -186,8 +189,8 @@ class ShmTransport final : public Transport {
     std::vector<Inbox> inboxes_;
 
     mutable std::mutex failure_mutex_;  // guards both below
-    std::optional<Error> failure_;      // by which this rank ended
-    mutable bool adopted_ = false;      // it came from a peer, which has told everybody
+    std::optional<Error> failure_;      // this rank's failure
+    mutable bool adopted_ = false;      // it came from a peer, which has notified everybody
 };
 
 }  // namespace tsr::shm

@@ -1,9 +1,10 @@
-// How data is stored where another rank reads it next: through the caches, or past them.
+// How data is stored for another rank to read next: through the caches, or past them (streaming stores).
 //
-// A line that another core has read must be taken from its cache before it is written again. Cores that share a cache do
-// that in no time; where they do not (two dies, two sockets), each line takes a turn between them, and to write past the
-// caches is several times faster, though the reader then fetches the lines from memory. No table of the system's tells
-// reliably which it is, least of all in a virtual machine: it is measured, on segments that pass anyway.
+// A line that another core has read must be taken from that core's cache before it is written again. This is fast
+// between cores that share a cache; otherwise (two dies, two sockets) every line costs a round trip between them, and
+// writing past the caches is several times faster, although the reader then fetches the lines from memory. The system
+// does not reliably report which case applies, least of all in a virtual machine, so it is measured on segments that
+// are sent anyway.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,7 @@
 
 namespace tsr::shm {
 
-// Past the caches. Whoever publishes what was stored calls fence_streams() before.
+// Copies past the caches. Call fence_streams() before publishing the data.
 inline void copy_streaming(std::byte* to, const std::byte* from, size_t n) {
 #if defined(__SSE2__) && !defined(TESSERA_SANITIZES_THREADS)  // ThreadSanitizer does not see such stores
     const size_t head = std::min(n, (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64);
@@ -51,12 +52,12 @@ inline void fence_streams() {
 #endif
 }
 
-// Learns which is faster. All ranks of a communicator call it alike, so that all try the same at a time; each then does
-// what was faster for itself. A trial compares what is alike: segments within one kind of collective, or whole collectives
-// of a segment at most and of one size.
+// Learns which way is faster. All ranks of a communicator make the same calls, so that all try the same way at the same
+// time; each then uses the way that was faster for itself. A trial compares like with like: segments within one kind of
+// collective, or complete collectives of one size, at most a segment.
 class Stores {
    public:
-    static constexpr size_t least = 4096;  // of one store; with less there is nothing to choose
+    static constexpr size_t least = 4096;  // bytes of one store; below this there is no choice
 
     explicit Stores(
         size_t slots, Clock::time_point (*now)() = [] { return Clock::now(); })
@@ -68,12 +69,12 @@ class Stores {
         staged_ = 0;
         laps_ = 0;
     }
-    // Before what others will read is stored.
+    // Call before storing `n` bytes that others will read.
     void stage(size_t n) {
         if (staged_ == 0 && kept_ == 0) begun_ = last_ = now_();
         staged_ += n;
     }
-    // A segment has passed; `alike`: it took what the one just before it takes.
+    // Call after a segment; `alike`: it is comparable to the one before.
     void lap(Collective collective, bool alike) {
         ++laps_;
         if (is_kept()) return;
@@ -107,10 +108,10 @@ class Stores {
         return true;
     }
     void count(const Kind& kind, Clock::duration took) {
-        // What others take tells nothing; if they are all that comes, one of them is tried.
+        // The time of another kind is not comparable; if no other comes, switch to it.
         if (kind != kind_ && (tried_ == 0 || ++others_ > most_others)) try_anew(kind);
         if (kind != kind_) return;
-        // The first ones after a change find the lines where the other way left them.
+        // The first samples after a switch find the lines where the other way left them.
         const int of_one_way = slots_ + samples;
         if (tried_++ % of_one_way >= slots_) least_[stream_ ? 1 : 0] = std::min(least_[stream_ ? 1 : 0], took);
         if (tried_ == of_one_way) stream_ = !stream_;

@@ -1,10 +1,10 @@
-// How a rank waits for its peers: it spins, then yields, then sleeps in the kernel in slices. The kernel is asked to
+// How a rank waits for its peers: it spins, then yields, then sleeps in the kernel in slices. The kernel is called to
 // wake sleepers only if there are any.
 //
-// Why nobody sleeps for ever: a waker stores what the sleeper waits for, then loads `sleepers`; a sleeper adds itself to
-// `sleepers`, then loads what it waits for. All four are sequentially consistent, so either the waker sees the sleeper
-// and rings, or the sleeper sees the news. A ring between the sleeper's last look and its sleep changes `rings`, which the
-// kernel compares before it sleeps. And each sleep ends by itself after a slice.
+// Why no wake-up is lost: a waker stores the awaited value, then loads `sleepers`; a sleeper increments `sleepers`,
+// then loads the awaited value. All four accesses are sequentially consistent, so either the waker sees the sleeper and
+// rings, or the sleeper sees the value. A ring between the sleeper's last check and its sleep changes `rings`, which
+// the kernel compares before it sleeps. And each sleep ends after a slice in any case.
 #pragma once
 
 #include <linux/futex.h>
@@ -29,7 +29,7 @@ inline void relax_cpu() {
 #endif
 }
 
-// Not the private kind: the word is shared between processes.
+// Not FUTEX_PRIVATE: the word is shared between processes.
 inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, milliseconds slice) {
     timespec span{};
     span.tv_sec = slice.count() / 1000;
@@ -42,22 +42,22 @@ inline void ring_always(Bell& bell) {
     ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&bell.rings), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// After a sequentially consistent store of what the sleepers wait for.
+// Call after a sequentially consistent store of the value that the sleepers wait for.
 inline void ring(Bell& bell) {
     if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring_always(bell);
 }
 
-// How long a rank spins and whether it yields before it sleeps. It learns.
-//  - A yield that returns at once found nobody else on this core: the rank that is waited for runs on another, and to
-//    spin longer would have met it. A yield that takes longer ran somebody else here: to spin only keeps him waiting.
-//  - Yielding is the fastest way where only ranks share the cores (each yield runs the next rank), and the slowest where
-//    other programs run too, since the kernel then gives one of them a whole time slice. When a yield has taken that
-//    long, the next waits go to sleep at once; after more and more of them it is tried again.
+// How long a rank spins and whether it yields before it sleeps. It adapts:
+//  - A yield that returns at once found nothing else to run on this core: the awaited rank runs on another core, and
+//    spinning longer would have sufficed. A yield that takes longer ran something else here: spinning only delays it.
+//  - Yielding is fastest when only ranks share the cores (each yield runs the next rank), and slowest when other
+//    programs run too, since the kernel then gives one of them a complete time slice. After such a long yield the next
+//    waits sleep at once; yielding is tried again after an ever larger number of waits.
 struct Patience {
     int spins = 10;
     int least = 10;
     int most = 10;
-    int sleeps_left = 0;  // waits that shall not yield
+    int sleeps_left = 0;  // number of waits that must not yield
     int sleeps = first_sleeps;
 
     static constexpr int first_sleeps = 64;
@@ -71,23 +71,23 @@ struct Patience {
     }
 };
 
-// Half of what is promised, so that a slice and what is done in it stay within.
+// Half of the promised slice, so that a slice and the work in it stay within the promise.
 inline constexpr milliseconds check_slice = poll_slice / 2;
 
-inline constexpr int spins_before_look = 1 << 14;  // a millisecond or so
+inline constexpr int spins_before_look = 1 << 14;  // about a millisecond
 inline constexpr int max_yields = 64;
 inline constexpr std::chrono::nanoseconds empty_yield{1500};
 inline constexpr std::chrono::microseconds long_yield{500};
 
-// Returns when ready() is true; ready() loads with sequential consistency. `alarmed()` ends spinning early; `check()` is
-// called about each poll slice and at once when alarmed, and throws to end the wait.
+// Returns when ready() is true; ready() loads with sequential consistency. `alarmed()` ends spinning early; `check()`
+// is called about each poll slice and at once when alarmed, and throws to end the wait.
 template <class Ready, class Alarmed, class Check>
 void wait(Bell& bell, Patience& patience, Ready&& ready, Alarmed&& alarmed, Check&& check) {
     Clock::time_point looked{};
     for (int spin = 0; spin < patience.spins; ++spin) {
         if (ready()) return;
         relax_cpu();
-        // Who asks for millions of them learns in time of failures, too.
+        // Even with millions of spins, failures are noticed in time.
         if (spin % spins_before_look != spins_before_look - 1) continue;
         const auto now = Clock::now();
         if (looked == Clock::time_point{}) looked = now;

@@ -271,7 +271,7 @@ fn a_recorded_program_keeps_its_exit_code_and_message() {
     for (role, code, told) in [
         ("returns_our_error", 1, "Error: INVALID_ARGUMENT"),
         ("panics", 101, "the loss is NaN"),
-        ("finalizes_twice", 1, "was finalized before"), // told without `record`
+        ("finalizes_twice", 1, "is already finalized"), // told without `record`
         ("reduces", 0, ""),
     ] {
         let folder = tempfile::tempdir().unwrap();

@@ -136,7 +136,7 @@ class LaunchTest {
     @Test
     void theLauncherHearsOfARankThatDoesNotCome() throws Exception {
         final String out = Jvm.run(1, Jvm.launched(Absent.class.getName()));
-        assertTrue(out.contains("the job failed: rank 1 did not come where others waited for it: "), out);
+        assertTrue(out.contains("the job failed: rank 1 was late and other ranks timed out waiting for it: "), out);
     }
 
     @Test
