@@ -548,7 +548,7 @@ TEST(StateSources, WithOtherNamesOnAnotherRankAreAMismatch) {
             return tsr_state_set_int64(values, rank == 0 ? "here" : "there", 1);
         };
         EXPECT_EQ(tsr_saver_save(saver, 1, state), TSR_E_MISMATCH);
-        EXPECT_THAT(api::message(), HasSubstr("rank 1: its state differs from rank 0's"));
+        EXPECT_THAT(api::message(), HasSubstr("rank 1: state differs from rank 0's"));
         EXPECT_THAT(api::message(), HasSubstr("'loader.here'"));
     });
 }

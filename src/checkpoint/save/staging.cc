@@ -32,8 +32,8 @@ void StagingPool::Slot::prefault(int64_t bytes) {
 
 StagingPool::StagingPool(int64_t bound, FreeMemory free_memory) : bound_(bound), free_memory_(std::move(free_memory)) {
     if (bound != 0 && bound < static_cast<int64_t>(least_slots) * chunk_bytes) {
-        throw Error(Code::invalid_argument, fmt::format("staging_bytes is {}; it is 0 (what the state needs) or at "
-                                                        "least {}",
+        throw Error(Code::invalid_argument, fmt::format("staging_bytes is {}; it must be 0 (what the state needs) or "
+                                                        "at least {}",
                                                         bound, static_cast<int64_t>(least_slots) * chunk_bytes));
     }
 }
@@ -48,8 +48,8 @@ bool StagingPool::make_room_for(size_t slots) {
         const int64_t there = static_cast<int64_t>(free_memory_().value_or(INT64_MAX));
         if (wanted > there) {
             log::warning(
-                "{} bytes of memory are free for the copy of a save of {} bytes; a part of it is written before "
-                "the call returns",
+                "only {} bytes of memory are free to stage a save of {} bytes; part of it is written before the call "
+                "returns",
                 there, static_cast<int64_t>(slots) * chunk_bytes);
             most = std::min(most, std::max(least_slots, static_cast<size_t>((there + resident) / chunk_bytes)));
         }
@@ -61,7 +61,7 @@ bool StagingPool::make_room_for(size_t slots) {
             ++slots_;
         }
     } catch (const std::exception& error) {
-        log::warning("{}; a part of it is written before the call returns", error.what());
+        log::warning("{}; part of the save is written before the call returns", error.what());
     }
     return slots <= free_.size();
 }
@@ -70,7 +70,7 @@ StagingPool::SlotPtr StagingPool::take() {
     const std::lock_guard lock(mutex_);
     if (free_.empty()) {
         if (slots_ < least_slots) {
-            throw Error(Code::no_memory, fmt::format("no memory to stage {} bytes of a save", chunk_bytes));
+            throw Error(Code::no_memory, fmt::format("cannot allocate {} bytes to stage a save", chunk_bytes));
         }
         return nullptr;
     }
@@ -245,12 +245,12 @@ void Staging::copy_now(Memory memory) noexcept {
                                             [&](const LateRun& run) { return run.furthest <= begin; });
     auto last = first;
     for (; last != late_runs_.end() && last->begin < end; ++last) copy_late_chunk(last->chunk);
-    // What other threads have begun, and they wait for nobody.
+    // Wait for copies that other threads have begun; those threads wait for nobody.
     const Deadline deadline = Deadline::in(timeout_);
     std::unique_lock lock(mutex_);
     for (auto run = first; run != last; ++run) {
         while (chunks_[run->chunk].copying) {
-            if (deadline.expired()) {  // what was read meanwhile is worth nothing
+            if (deadline.expired()) {  // the copy may be torn: the memory changes now
                 if (!error_) {
                     error_ = Error(Code::timeout, fmt::format("chunk {} of {} was not copied within {} ms", run->chunk,
                                                               chunks_.size(), timeout_.count()));
@@ -331,7 +331,7 @@ void Staging::close() noexcept {
             pool_->give_back(std::move(chunk.slot));
             pool_->give_back(std::move(chunk.reserved));
         }
-        // Whose memory is being copied is told only as long as the barriers know of this.
+        // Writers of memory that is being copied are held back only while the barriers know this object.
         const Deadline deadline = Deadline::in(timeout_);
         while (copying_ > 0 && !deadline.expired()) filled_.wait_for(lock, deadline.slice());
     }
@@ -367,7 +367,7 @@ void Staging::written(size_t index) {
 void Staging::check_stamp(const StagingPool::Slot& slot, size_t index) const {
     if (slot.generation == generation_ && slot.chunk == index) return;
     throw Error(Code::internal,
-                fmt::format("the staging memory of save {}, chunk {}, holds save {}, chunk {}; nothing of it is saved",
+                fmt::format("the staging memory of save {}, chunk {}, holds save {}, chunk {}; the save is discarded",
                             generation_, index, slot.generation, slot.chunk));
 }
 
