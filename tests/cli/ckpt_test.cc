@@ -204,7 +204,7 @@ TEST_F(CkptCommand, ARootWhoseOnlySaveIsNotCommittedIsToldAsThat) {
     std::filesystem::remove(root + "/latest");
     const Result result = tessera("info " + root);
     EXPECT_EQ(result.code, 1);
-    EXPECT_THAT(result.output, HasSubstr("holds 1 save, which is not committed: it lacks its manifest.json"));
+    EXPECT_THAT(result.output, HasSubstr("holds 1 save, which is not committed: it has no manifest.json"));
 }
 
 TEST_F(CkptCommand, TreeShowsSoManyPartsOfNamesAndThoseThatFit) {

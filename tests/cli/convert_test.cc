@@ -1,4 +1,5 @@
-// `tessera ckpt convert` and `tessera ckpt rename-keys`: what is written is the same data, whole and durable or not there.
+// `tessera ckpt convert` and `tessera ckpt rename-keys`: what is written is the same data, whole and durable or not
+// there.
 #include <gmock/gmock.h>
 
 #include <fcntl.h>
@@ -231,7 +232,7 @@ TEST_F(Convert, WhatIsRefusedLeavesNothing) {
     refused("convert " + root_ + " " + out_ + " --to safetensors --under nope.", "begins with 'nope.'");
     refused("convert " + root_ + " " + out_ + " --to nonsense", "--to");
     refused("convert " + root_ + " " + out_, "--to is required");
-    refused("convert " + root_ + " " + save + " --to native", "is a checkpoint; name a new directory");
+    refused("convert " + root_ + " " + save + " --to native", "is a checkpoint, not a root; pass a new directory");
     refused("convert " + root_ + " " + root_ + " --to safetensors", "is there already");
     EXPECT_EQ(names_in(root_), before);
     {

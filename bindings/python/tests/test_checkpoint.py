@@ -698,14 +698,14 @@ def test_the_first_rule_that_fits_counts(saver: ts.Saver):
 @pytest.mark.parametrize(
     ("options", "error", "told"),
     [
-        ({"only": ["nope.*"]}, ts.Mismatch, "no name of the state fits 'nope.\\*'"),
+        ({"only": ["nope.*"]}, ts.Mismatch, "no name of the state matches 'nope.\\*'"),
         ({"only": []}, ts.InvalidArgument, "only has no pattern"),
-        ({"only": [""]}, ts.InvalidArgument, "a pattern of names is empty"),
+        ({"only": [""]}, ts.InvalidArgument, "a name pattern is empty"),
         ({"only": ["a\0"]}, ts.InvalidArgument, "zero character"),
         ({"only": "a*"}, TypeError, "a list of patterns"),
         ({"only": [3]}, TypeError, "a pattern of only is 3"),
         ({"only": 3}, TypeError, "iterable"),
-        ({"rename": {"b": "a"}}, ts.InvalidArgument, "'a' and 'b' of the checkpoint would both be 'a'"),
+        ({"rename": {"b": "a"}}, ts.InvalidArgument, "'a' and 'b' of the checkpoint would both be named 'a'"),
         ({"rename": {"b.": "a"}}, ts.InvalidArgument, "the rule 'b.' -> 'a'"),
         ({"rename": {"b": 3}}, TypeError, "a name of rename is 3"),
         ({"rename": {"\ud800": "b"}}, ts.InvalidArgument, "surrogate"),
