@@ -310,7 +310,7 @@ TEST_F(LoadNamesTest, WhatIsNoNameIsRefused) {
         {{std::string(1025, 'a')}, {}, "1025 bytes"},
         {{}, {{"\xff", "a"}}, "a name in a rule is not UTF-8"},
         {{}, {{"a", "\xc3"}}, "a name in a rule is not UTF-8"},
-        {{}, {{"a\n", "b"}}, "a name in a rule holds a control character"},
+        {{}, {{"a\n", "b"}}, "a name in a rule contains a control character"},
         {{}, {{"model.", "encoder"}}, "the rule 'model.' -> 'encoder'"},
         {{}, {{"epoch", "training."}}, "the rule 'epoch' -> 'training.'"},
         {{}, {{"epoch", ""}}, "the rule 'epoch' -> ''"},

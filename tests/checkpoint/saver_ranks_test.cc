@@ -84,7 +84,7 @@ TEST_F(SaverTest, ALayoutOfAnotherWorldIsRefused) {
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::invalid_argument);
-        EXPECT_NE(std::string(outcome->what()).find("layout of 3 ranks, the saver has 2"), std::string::npos);
+        EXPECT_NE(std::string(outcome->what()).find("layout of 3 ranks, but the saver has 2"), std::string::npos);
     }
 }
 
