@@ -82,7 +82,7 @@ TEST_P(Convert, ToNpzIsOneFileWithoutValues) {
     save_numbers(root_, GetParam());
     const Result refused = tessera("convert " + root_ + " " + out_ + " --to npz");
     EXPECT_EQ(refused.code, 2);
-    EXPECT_THAT(refused.output, HasSubstr("tensor 'half' is bf16, which NumPy does not have"));
+    EXPECT_THAT(refused.output, HasSubstr("tensor 'half' is bf16, which NumPy does not support"));
     const Result said = tessera("convert " + root_ + " " + out_ + " --to npz --under g");
     EXPECT_EQ(said.code, 0);
     EXPECT_THAT(said.output, HasSubstr("1 value left out: npz holds tensors alone"));
@@ -223,8 +223,8 @@ TEST_F(Convert, WhatIsRefusedLeavesNothing) {
         EXPECT_FALSE(std::filesystem::exists(out_)) << arguments;
     };
     refused("rename-keys " + root_ + " " + out_, "give --map, --regex or --prefix");
-    refused("rename-keys " + root_ + " " + out_ + " --map grid=columns", "'columns' would be the name of two");
-    refused("rename-keys " + root_ + " " + out_ + " --map epoch=grid", "'grid' would be the name of two");
+    refused("rename-keys " + root_ + " " + out_ + " --map grid=columns", "two entries would be named 'columns'");
+    refused("rename-keys " + root_ + " " + out_ + " --map epoch=grid", "two entries would be named 'grid'");
     refused("rename-keys " + root_ + " " + out_ + " --map nope=x", "--map nope=x fits no name");
     refused("rename-keys " + root_ + " " + out_ + " --map grid=", "is empty");
     refused("rename-keys " + root_ + " " + out_ + " --regex 's/(/x/'", "--regex \"s/(/x/\"");
@@ -233,7 +233,7 @@ TEST_F(Convert, WhatIsRefusedLeavesNothing) {
     refused("convert " + root_ + " " + out_ + " --to nonsense", "--to");
     refused("convert " + root_ + " " + out_, "--to is required");
     refused("convert " + root_ + " " + save + " --to native", "is a checkpoint, not a root; pass a new directory");
-    refused("convert " + root_ + " " + root_ + " --to safetensors", "is there already");
+    refused("convert " + root_ + " " + root_ + " --to safetensors", "already exists");
     EXPECT_EQ(names_in(root_), before);
     {
         const Lease lease(posix_file_system(), root_, random_id());
