@@ -390,7 +390,7 @@ TEST(StorageApi, FindsTruncatedAndMissingObjects) {
     EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state.state, nullptr), TSR_E_CORRUPT, "truncated");
     EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 0), TSR_E_CORRUPT, "rank-00001.safetensors");
     edit("rank-00001.safetensors", [](std::string& data) { data.push_back('\x55'); });
-    EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 1), TSR_E_CORRUPT, "fail their checksum");
+    EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 1), TSR_E_CORRUPT, "do not match their checksum");
     memory.edit([](auto& contents) {
         std::erase_if(contents, [](const auto& one) { return one.first.ends_with("1.safetensors"); });
     });

@@ -74,7 +74,7 @@ TEST_F(Diff, WhatCannotBeReadIsNoSameness) {
     EXPECT_THAT(odd.at("b").as_string(), HasSubstr("F6_E3M2"));
     const Result text = tessera("diff " + a + " " + b);
     EXPECT_EQ(text.code, 2);
-    EXPECT_THAT(text.output, HasSubstr("odd: not compared, A and B cannot be read: it is of dtype F6_E3M2"));
+    EXPECT_THAT(text.output, HasSubstr("odd: not compared, A and B cannot be read: dtype F6_E3M2"));
     EXPECT_THAT(text.output, HasSubstr("no difference in 1 tensor, 8 B; 1 not compared"));
 
     save_unreadable(b, 3, "more");

@@ -375,7 +375,7 @@ def test_an_export_warns_of_what_it_leaves_out(tmp_path: Path):
     finally:
         ts.log.set_callback(None)
     (line,) = told
-    assert "leaves out what cannot be read, 1 of it: 'odd' (it is of dtype F4, which is not read)" in line
+    assert "leaves out what cannot be read, 1 of it: 'odd' (dtype F4 is not supported)" in line
 
 
 def test_what_is_no_part_is_refused_by_name(saver: ts.Saver):

@@ -212,7 +212,7 @@ TEST(TorchSave, TensorsWithoutANameOfTheirOwnAreTold) {
     const auto read = Checkpoint::open(dir / "f.pt");
     EXPECT_THAT(read->names(), ElementsAre("good"));
     EXPECT_EQ(bytes_of(*read, "good"), "x");
-    EXPECT_EQ(read->manifest().unreadable.at("cache"), "a dict with a tuple as a key");
+    EXPECT_EQ(read->manifest().unreadable.at("cache"), "a dict has a tuple as a key");
 }
 
 TEST(TorchSave, BatchesThatDoNotMakeTheWholeAreFound) {
