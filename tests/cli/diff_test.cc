@@ -167,7 +167,7 @@ TEST_F(Diff, TroubleIsTwo) {
     bytes[bytes.size() - 1] ^= 1;
     spill(path, bytes);
     EXPECT_EQ(json_of("diff --json " + a_ + " " + a_, 2).at("error").at("code").as_string(), "CORRUPT");
-    EXPECT_THAT(tessera("diff --help").output, HasSubstr("1  they differ"));
+    EXPECT_THAT(tessera("diff --help").output, HasSubstr("1  the checkpoints differ"));
 }
 
 }  // namespace

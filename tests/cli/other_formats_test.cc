@@ -169,7 +169,7 @@ TEST(OtherFormatsOfTwoModels, AreNotChosenBetween) {
     std::filesystem::rename(dir / "b/model.safetensors", dir / "a/other.safetensors");
     const Result result = tessera("info " + (dir / "a"));
     EXPECT_EQ(result.code, 2);
-    EXPECT_THAT(result.output, HasSubstr("model.safetensors and in "));
+    EXPECT_THAT(result.output, HasSubstr("model.safetensors and "));
     EXPECT_EQ(tessera("info " + (dir / "a/other.safetensors")).code, 0);
 }
 
