@@ -76,11 +76,12 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
         exported.size_bytes += tensor.size_bytes();
     }
     if (selection.entries.empty()) {
-        throw Error(Code::invalid_argument,
-                    options.under.empty()
-                        ? fmt::format("{} holds no tensors", source.path())
-                        : fmt::format("no tensor of {} has a name that begins with '{}'; `tessera ckpt tree` lists all",
-                                      source.path(), options.under));
+        throw Error(
+            Code::invalid_argument,
+            options.under.empty()
+                ? fmt::format("{} holds no tensors", source.path())
+                : fmt::format("no tensor of {} has a name that begins with '{}'; run `tessera ckpt tree` to list all",
+                              source.path(), options.under));
     }
     for (const auto& [name, value] : manifest.values) {
         if (is_torch_record(name, value)) continue;

@@ -39,7 +39,7 @@ void compare(Peers& all, const HostReads::Source& source) {
                     rank, names[rank], names[0]));
 }
 
-// The ranks of this host among those of `comm`, in order; alone: none.
+// The ranks of `comm` on this host, in order. Sets `any` if any host has several ranks.
 std::vector<int> neighbours(const std::shared_ptr<Communicator>& comm, Peers& all, bool& any) {
     const std::vector<std::string> hosts = all.gather(host_id(comm->options().host_id));
     std::vector<int> here;

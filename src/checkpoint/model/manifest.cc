@@ -176,7 +176,7 @@ std::vector<SavedFile> files_of(JsonView json, bool is_dcp) {
         if (!known) bad(fmt::format("'{}' is not the name of a rank file", shown(name)));
         if (!names.insert(fields[0].as_string()).second) bad(fmt::format("the file {} is listed twice", name));
         const auto header_crc = from_hex8(fields[2].as_string());
-        if (!header_crc || fields[1].as_int() < 0) bad(fmt::format("file {}: bad numbers", name));
+        if (!header_crc || fields[1].as_int() < 0) bad(fmt::format("file {} has an invalid size or checksum", name));
         files.push_back({name, fields[1].as_int(), *header_crc});
     });
     return files;
@@ -266,7 +266,8 @@ std::shared_ptr<const SavedTensor> tensor_of(JsonView json, const Tables& tables
     if (tensor.layout->world_size() != tables.world_size) bad("the size of its mesh is not the save's world size");
     if (split) tensor.split = small_int(*split, 1, max_layout_ranks);
     const int64_t pieces = int64_t{tensor.layout->shard_count()} * tensor.split;
-    if (pieces > max_layout_ranks) bad(fmt::format("{} pieces; at most {} are supported", pieces, max_layout_ranks));
+    if (pieces > max_layout_ranks)
+        bad(fmt::format("it has {} pieces; at most {} are supported", pieces, max_layout_ranks));
     if (tensor.split > 1 && tensor.shape.ndim() == 0) bad("a scalar cannot be split");
     if (files) {
         int64_t told = 0;
@@ -274,7 +275,7 @@ std::shared_ptr<const SavedTensor> tensor_of(JsonView json, const Tables& tables
             tensor.files.push_back(run_of(run, tables));
             told += tensor.files.back().count;
         });
-        if (told != pieces) bad(fmt::format("{} files for {} pieces", told, pieces));
+        if (told != pieces) bad(fmt::format("it has {} files for {} pieces", told, pieces));
     } else if (pieces > tables.file_count && tensor.shape.product() > 0) {
         // Fewer files than pieces make sense only if the pieces beyond are empty; file_of() refuses the others.
         const int last = tensor.layout->last_shard();

@@ -20,7 +20,7 @@ constexpr size_t no_layout = SIZE_MAX;  // of explicit ones
 struct Kind {
     DType dtype;
     Dims shape;
-    size_t layout;  // number in Entries::layouts, in which mesh and placements alone count
+    size_t layout;  // index into Entries::layouts, which compares only mesh and placements
     friend bool operator==(const Kind&, const Kind&) = default;
 };
 
@@ -251,8 +251,8 @@ class Planner {
         }
         if (tensor.rank != rank_) {
             throw Error(Code::invalid_argument,
-                        fmt::format("tensor '{}' was added with the pieces of rank {}, but this "
-                                    "is rank {}",
+                        fmt::format("tensor '{}' was added with the pieces of rank {}, but this is rank "
+                                    "{}",
                                     *entry.name, tensor.rank, rank_));
         }
     }
@@ -415,7 +415,7 @@ Aliases aliases_in(const Entries& entries) {
         std::vector<const Entries::Entry*> firsts;  // of each dtype and shape at this address
         for (end = begin; end < wholes.size() && wholes[end].data == wholes[begin].data; ++end) {
             if (end + 1 == wholes.size() || wholes[end + 1].data != wholes[begin].data) {
-                if (end == begin) continue;  // alone, as nearly all are
+                if (end == begin) continue;  // not shared, like nearly all
             }
             const Entries::Entry& entry = *wholes[end].entry;
             const auto first = std::find_if(firsts.begin(), firsts.end(),

@@ -310,7 +310,8 @@ void Lease::acquire(FileSystem& files) {
     }
     give_up(
         Error(Code::invalid_state,
-              fmt::format("could not take {}: other jobs keep taking it, or it is a dangling symbolic link", path_)));
+              fmt::format("could not take the lease {}: other jobs keep taking it, or it is a dangling symbolic link",
+                          path_)));
 }
 
 // Removes the mark of a saver that died within acquire().
@@ -351,7 +352,7 @@ void Lease::renew() {
             if (error.code() != Code::invalid_state) continue;  // it may still be ours
             return log::warning("{}", error.what());            // another job's lease: do not renew it
         }
-        if (files_.touch(path_) < 0) log::warning("cannot renew {}", path_);
+        if (files_.touch(path_) < 0) log::warning("cannot renew the lease {}", path_);
     }
 }
 

@@ -61,7 +61,7 @@ void refuse_other_layout(FileSystem& files, const std::string& root, std::string
     if (!one_save && exists(files, join(root, dcp_metadata_name))) {
         refuse(
             fmt::format("{} is a checkpoint in PyTorch's format (it has a {}), so saves in it would not be found; give "
-                        "the saver its own root, and load the state to continue from out of this checkpoint",
+                        "the saver its own root, and load this checkpoint to continue from it",
                         root, dcp_metadata_name));
     }
     std::vector<std::string> names;
@@ -82,8 +82,7 @@ void refuse_other_layout(FileSystem& files, const std::string& root, std::string
         }
         refuse(
             fmt::format("{} is a directory of tessera.torch.checkpoint ({} was written by PyTorch), which keeps and "
-                        "replaces a single checkpoint; give the saver its own root, and load the state to continue "
-                        "from out of {}",
+                        "replaces a single checkpoint; give the saver its own root, and load {} to continue from it",
                         root, name, root));
     }
 }

@@ -24,15 +24,15 @@ namespace {
 
 constexpr int threads = 4;
 constexpr size_t task_bytes = size_t{4} << 20;
-constexpr size_t gathered = 4096;  // checksums of a rank at once
-constexpr size_t most_told = 8;    // ranks, or names
+constexpr size_t gathered = 4096;  // checksums per rank and message
+constexpr size_t most_told = 8;    // ranks or names in a message
 
 // A value, a tensor whose layout is arithmetic, or one box of another tensor: all ranks have the same list of them.
 struct Replicated {
     const std::string* name;
-    const Layout* layout = nullptr;  // of which each rank holds a shard; nullptr: all ranks hold the whole
-    std::optional<Box> box;          // alone; then
-    std::vector<int> holders;        // in order
+    const Layout* layout = nullptr;  // each rank holds a shard of it; nullptr: all ranks hold the whole tensor
+    std::optional<Box> box;          // set for a single box; then
+    std::vector<int> holders;        // the ranks that hold it, in order
     bool is_value = false;
     uint32_t crc = 0;  // of this rank's bytes, if it holds any
 };
@@ -127,7 +127,7 @@ class Replicas {
             }
             const std::vector<std::string> all = peers.gather(own);
             for (size_t i = begin; i < end; ++i) {
-                if (list_[i].name == last) continue;  // another box of a tensor that is told
+                if (list_[i].name == last) continue;  // another box of a tensor that is reported already
                 auto error = difference_in(list_[i], [&](int rank) {
                     uint32_t crc = 0;
                     std::memcpy(&crc, all[static_cast<size_t>(rank)].data() + (i - begin) * sizeof crc, sizeof crc);

@@ -19,7 +19,7 @@ namespace {
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
 
-constexpr size_t least_slots = 2;  // of a ring: one is filled while the other is written
+constexpr size_t least_slots = 2;  // for a ring: one is filled while the other is written
 
 }  // namespace
 
@@ -105,7 +105,7 @@ int64_t StagingPool::size_bytes() const {
     return static_cast<int64_t>(slots_) * chunk_bytes;
 }
 
-// A file's data as the writer sees it: every chunk stands in one slot.
+// A file's data as the writer sees it: every chunk is in one slot.
 class Staging::Source final : public ChunkSource {
    public:
     Source(Staging& staging, size_t first, int64_t size) : staging_(staging), first_(first), size_(size) {}
@@ -180,7 +180,7 @@ void Staging::stage(int threads, const ProgressFn& progress) {
     for (const Chunk& chunk : chunks_) total += chunk.end - chunk.begin - chunk.late_bytes;
     Progress counted(progress, Phase::stage, total);
     try {
-        // As a ring it runs on this thread alone, which may be interrupted while it waits.
+        // A ring is filled only by this thread, which may be interrupted while it waits.
         run_parallel(
             chunks_.size(), fits_ && total > 0 ? threads : 1,
             [&](size_t index, int) {
@@ -189,7 +189,7 @@ void Staging::stage(int threads, const ProgressFn& progress) {
             },
             [&] { counted.poll(); });
         counted.finish();
-        // Their slots are there: from here on their owner may ask for them.
+        // Their slots are reserved: from here on the owner of the memory may request the copies.
         if (!late_runs_.empty()) {
             for (const auto& barrier : barriers_) barrier->add(shared_from_this());
             return;
@@ -221,7 +221,7 @@ void Staging::stage_chunk(size_t index) {
         stamp(*slot, index);
     }
     if (chunk.late_bytes < chunk.end - chunk.begin) copy(chunk, When::at_once, slot->memory.data());
-    StagingPool::SlotPtr unwanted;  // if nobody reads any more
+    StagingPool::SlotPtr unwanted;  // if the save has ended
     {
         const std::lock_guard lock(mutex_);
         (closed_ ? unwanted : has_late ? chunk.reserved : chunk.slot) = std::move(slot);
@@ -267,7 +267,7 @@ void Staging::copy_late_chunk(size_t index) noexcept {
     StagingPool::SlotPtr slot;
     {
         const std::lock_guard lock(mutex_);
-        if (chunk.reserved == nullptr) return;  // somebody has begun, or the save has ended
+        if (chunk.reserved == nullptr) return;  // the copy has begun elsewhere, or the save has ended
         slot = std::move(chunk.reserved);
         chunk.copying = true;
         ++copying_;

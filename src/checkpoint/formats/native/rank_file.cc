@@ -244,8 +244,8 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
     file.data_begin_ = static_cast<int64_t>(header.size());
     if (header.size() < length_word || size < file.data_begin_) corrupt(path, "it is too short for its header");
     if (file.data_begin_ % direct_alignment != 0) {
-        corrupt(path,
-                fmt::format("its data begins at byte {}, not at a multiple of {}", file.data_begin_, direct_alignment));
+        corrupt(path, fmt::format("its data begins at byte {}, which is not a multiple of {}", file.data_begin_,
+                                  direct_alignment));
     }
     try {
         Boxes boxes;

@@ -174,7 +174,7 @@ class Machine {
         if (stack_.size() != 1 || !marks_.empty()) {
             refuse(fmt::format("the stack has {} values at the end, expected 1", stack_.size()));
         }
-        if (at_ != input_.size()) refuse(fmt::format("{} bytes follow the end", input_.size() - at_));
+        if (at_ != input_.size()) refuse(fmt::format("{} bytes follow STOP", input_.size() - at_));
         tree_.root_ = stack_.back();
     }
 
@@ -287,7 +287,7 @@ class Machine {
     void get(uint64_t index) {
         if (index < memo_.size()) return push(memo_[index]);
         const auto found = sparse_memo_.find(index);
-        if (found == sparse_memo_.end()) refuse(fmt::format("nothing was stored under {}", index));
+        if (found == sparse_memo_.end()) refuse(fmt::format("the memo has no entry {}", index));
         push(found->second);
     }
 
@@ -360,7 +360,7 @@ class Machine {
             case Op::long1: push_long(take(byte())); return;
             case Op::long4: push_long(take(number(4))); return;
             case Op::binfloat: {
-                const std::string_view bytes = take(8);  // big endian, alone of all
+                const std::string_view bytes = take(8);  // the only big-endian number
                 uint64_t bits = 0;
                 for (const char c : bytes) bits = bits << 8 | static_cast<uint8_t>(c);
                 push(add(Kind::real, 0, bits));

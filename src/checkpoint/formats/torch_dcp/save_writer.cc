@@ -53,7 +53,7 @@ class TorchDcpSave final : public SaveWriter {
    private:
     std::optional<SaveContent> content_;
     DcpFile file_;
-    std::deque<std::string> texts_;  // what stands in the file between the tensors; its data points to them
+    std::deque<std::string> texts_;  // the bytes between the tensors; the file's data points to them
     std::vector<CrcPlace> crc_places_;
     std::vector<uint32_t> crcs_;
 };

@@ -111,7 +111,7 @@ ZipArchive ZipArchive::read(PartReader& part) {
             const uint64_t at = u64(locator, 8);
             if (directory_end < locator_bytes + end64_bytes ||
                 at != static_cast<uint64_t>(directory_end - locator_bytes - end64_bytes)) {
-                part.refuse("its zip64 record is not where the locator says");
+                part.refuse("its zip64 record is not at the stated offset");
             }
             directory_end = static_cast<int64_t>(at);
             const std::string_view end64 = part.read(directory_end, end64_bytes);
@@ -129,7 +129,8 @@ ZipArchive ZipArchive::read(PartReader& part) {
         }
     }
     const auto end_of_directory = static_cast<uint64_t>(directory_end);
-    if (begin > end_of_directory || size != end_of_directory - begin) part.refuse("its directory is not where it says");
+    if (begin > end_of_directory || size != end_of_directory - begin)
+        part.refuse("its directory is not at the stated offset");
     if (size > max_directory_bytes) {
         throw Error(Code::unsupported,
                     fmt::format("{}: the zip archive at byte {}: its directory has {} bytes; at most {} are supported",
