@@ -1,4 +1,4 @@
-// `tessera ckpt cat`: what one tensor or value holds. A tensor of any size is read a batch at a time.
+// `tessera ckpt cat`: the contents of one tensor or value. Tensors of any size are read batch by batch.
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -31,18 +31,19 @@ void write_out(const std::byte* data, size_t size) {
     if (std::fwrite(data, 1, size, stdout) != size) throw os_error("cannot write to standard output", errno);
 }
 
-// What there is instead of a name that there is not.
+// The error for an unknown name, with similar names.
 Error no_such_name(const Checkpoint& checkpoint, const std::string& name) {
     std::string like;
     int found = 0;
     const auto look = [&](const std::string& other) {
         if (found == 3 || other.find(name) == std::string::npos) return;
-        like += fmt::format("{}'{}'", found++ > 0 ? ", " : "; there is ", other);
+        like += fmt::format("{}'{}'", found++ > 0 ? ", " : "; similar names: ", other);
     };
     for (const std::string& other : checkpoint.names()) look(other);
     for (const auto& [other, value] : checkpoint.manifest().values) look(other);
-    return Error(Code::invalid_argument, fmt::format("{} has no tensor or value '{}'{}; `tessera ckpt tree` lists all",
-                                                     checkpoint.path(), name, like));
+    return Error(Code::invalid_argument,
+                 fmt::format("{} has no tensor or value '{}'{}; run `tessera ckpt tree` to list all", checkpoint.path(),
+                             name, like));
 }
 
 // Reads `box` of a tensor in row-major order; visit(elements before, data, count).
@@ -60,7 +61,7 @@ void stream(const Checkpoint& checkpoint, const std::string& name, DType dtype, 
     });
 }
 
-// Writes elements one by one as a nested list or as lines, and knows from an element's number where rows end.
+// Writes elements one by one, as a nested list or as lines; the index of an element tells where rows end.
 class SlicePrinter {
    public:
     SlicePrinter(const Slice& slice, DType dtype, Output output) : slice_(slice), dtype_(dtype), output_(output) {
@@ -90,7 +91,7 @@ class SlicePrinter {
             if ((index + 1) % run == 0) fmt::print("]");
         }
     }
-    // "[3, :]  1 2 3": one line a row of the last dimension that is kept.
+    // "[3, :]  1 2 3": one line per row of the last kept dimension.
     void text_element(int64_t index, const std::byte* at) const {
         const int64_t row = runs_.empty() ? 1 : runs_.back();
         if (index % row == 0) fmt::print("{}  ", place_of(index));
@@ -123,7 +124,7 @@ void show_slice(const Checkpoint& checkpoint, const std::string& name, const Sav
                [&](int64_t first, const std::byte* data, int64_t count) { printer.add(first, data, count); });
         return;
     }
-    // The document is written as its elements come, since they may not fit into memory.
+    // The document is written element by element, as they may not fit into memory.
     head.set("slice", dims_json(slice.shape()));
     std::string text = head.dump();
     text.pop_back();
@@ -202,7 +203,7 @@ int cat(const std::string& path, const Arguments& arguments, Output output) {
         const auto value = manifest.values.find(arguments.name);
         if (value == manifest.values.end()) throw no_such_name(*checkpoint, arguments.name);
         if (arguments.raw || arguments.slice) {
-            throw Error(Code::invalid_argument, fmt::format("'{}' is a value, not a tensor: it has no --{}",
+            throw Error(Code::invalid_argument, fmt::format("'{}' is a value, not a tensor; --{} does not apply",
                                                             arguments.name, arguments.raw ? "raw" : "slice"));
         }
         head.set("value", value->second);
@@ -220,9 +221,9 @@ int cat(const std::string& path, const Arguments& arguments, Output output) {
     head.set("size_bytes", tensor->size_bytes());
     const Slice slice = arguments.slice ? Slice::parse(*arguments.slice, tensor->shape) : Slice::whole(tensor->shape);
     if (arguments.raw) {
-        if (output == Output::json) throw Error(Code::invalid_argument, "--raw and --json cannot be had together");
+        if (output == Output::json) throw Error(Code::invalid_argument, "--raw cannot be used with --json");
         if (::isatty(STDOUT_FILENO) == 1) {
-            throw Error(Code::invalid_argument, "--raw writes bytes, which a terminal would obey; redirect them");
+            throw Error(Code::invalid_argument, "--raw writes binary data; redirect standard output to a file or pipe");
         }
         stream(*checkpoint, arguments.name, tensor->dtype, slice.box,
                [&](int64_t, const std::byte* data, int64_t count) {
@@ -242,12 +243,12 @@ int cat(const std::string& path, const Arguments& arguments, Output output) {
 void add_cat(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
     Command command =
-        add_command(ckpt, "cat", "What one tensor holds: statistics and its first elements, or a slice; or one value",
+        add_command(ckpt, "cat", "Show one tensor: statistics and the first elements, or a slice; or show one value",
                     checkpoint_path_what,
                     [arguments](const std::string& path, Output output) { return cat(path, *arguments, output); });
-    command.add_option("name", arguments->name, "The tensor's or value's name, as `tree` has it").required();
-    command.add_option("--slice", arguments->slice, "Print these elements, as in NumPy: \"0:2, :, -1\"");
-    command.add_flag("--raw", arguments->raw, "Write the bytes alone: row-major, little endian");
+    command.add_option("name", arguments->name, "Name of the tensor or value, as shown by `tree`").required();
+    command.add_option("--slice", arguments->slice, "Print these elements, in NumPy's notation: \"0:2, :, -1\"");
+    command.add_flag("--raw", arguments->raw, "Write only the bytes: row-major, little endian");
 }
 
 }  // namespace tsr::cli

@@ -1,11 +1,11 @@
-// `tessera ckpt`: look at checkpoints, check, compare, convert and remove them.
+// `tessera ckpt`: inspect, verify, compare, convert and remove checkpoints.
 #include "ckpt/command.hpp"
 #include "commands.hpp"
 
 namespace tsr::cli {
 
 void add_ckpt(Command& tessera) {
-    Command ckpt = tessera.add_command("ckpt", "Look at checkpoints, check, compare, convert and remove them");
+    Command ckpt = tessera.add_command("ckpt", "Inspect, verify, compare, convert and remove checkpoints");
     ckpt.require_command();
     ckpt.footer(exit_code_help);
     add_ls(ckpt);

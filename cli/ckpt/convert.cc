@@ -1,4 +1,4 @@
-// `tessera ckpt convert`: the tensors of a checkpoint in another layout, streamed.
+// `tessera ckpt convert`: the tensors of a checkpoint in another format, streamed.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Arguments {
     std::string under;
 };
 
-constexpr uint64_t hf_shard_size = 5'000'000'000;  // what transformers' save_pretrained() once took
+constexpr uint64_t hf_shard_size = 5'000'000'000;  // the former default of transformers' save_pretrained()
 
 ExportFormat format_of(const Arguments& arguments) {
     return export_format(arguments.to).value_or(ExportFormat::safetensors);  // hf is safetensors too
@@ -66,7 +66,7 @@ int to_other_format(const Checkpoint& source, const Arguments& arguments, Output
     fmt::print("{}: {}, {} in {}\n", arguments.out, count_text(static_cast<size_t>(exported.tensor_count), "tensor"),
                size_text(exported.size_bytes), count_text(exported.files.size(), "file"));
     if (!exported.left_out.empty()) {
-        complain(fmt::format("{} left out: {} holds tensors alone", count_text(exported.left_out.size(), "value"),
+        complain(fmt::format("{} left out: {} can only hold tensors", count_text(exported.left_out.size(), "value"),
                              name_of(format_of(arguments))));
     }
     return code;
@@ -74,7 +74,7 @@ int to_other_format(const Checkpoint& source, const Arguments& arguments, Output
 
 int to_native(const Checkpoint& source, const Arguments& arguments, Output output) {
     if (arguments.shard_size != 0 || !arguments.under.empty()) {
-        throw Error(Code::invalid_argument, "--max-shard-size and --under do not go with --to native");
+        throw Error(Code::invalid_argument, "--max-shard-size and --under cannot be used with --to native");
     }
     RewriteOptions options;
     options.files = RewriteOptions::Files::together;
@@ -110,24 +110,23 @@ int convert(const std::string& path, const Arguments& arguments, Output output) 
 void add_convert(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
     Command command =
-        add_command(ckpt, "convert", "Write a checkpoint's tensors in another layout", checkpoint_path_what,
+        add_command(ckpt, "convert", "Write a checkpoint's tensors in another format", checkpoint_path_what,
                     [arguments](const std::string& path, Output output) { return convert(path, *arguments, output); });
-    command.add_option("out", arguments->out, "A new directory; of native a root, into which the checkpoint is saved")
+    command.add_option("out", arguments->out, "A new directory; for native, the root to save the checkpoint into")
         .required();
     command
         .add_option(
             "--to", arguments->to,
-            "safetensors: whole tensors in model.safetensors; hf: the same, cut as Hugging Face cuts it, into "
-            "files of 5 GB and an index; torch_dcp: what torch.distributed.checkpoint loads; torch_save: what "
-            "torch.load() loads, in model.pt; npz: what numpy.load() loads, in model.npz; native: whole tensors "
-            "of one rank")
+            "safetensors: whole tensors in model.safetensors; hf: the same, split like Hugging Face's into files of "
+            "5 GB and an index; torch_dcp: for torch.distributed.checkpoint; torch_save: model.pt for torch.load(); "
+            "npz: model.npz for numpy.load(); native: whole tensors of one rank")
         .required()
         .one_of({"safetensors", "hf", "torch_dcp", "torch_save", "npz", "native"});
     command
         .add_option("--max-shard-size,--shard-size", arguments->shard_size,
-                    "Of safetensors and hf: cut into files of about this size (5GB) and an index")
+                    "For safetensors and hf: split into files of about this size (5GB) and an index")
         .size_with_unit(Option::Kilo::is_1000);
-    command.add_option("--under", arguments->under, "Only tensors whose name begins so ('model.'), without it");
+    command.add_option("--under", arguments->under, "Convert only names with this prefix ('model.'), and strip it");
 }
 
 }  // namespace tsr::cli

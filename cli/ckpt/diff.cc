@@ -1,5 +1,5 @@
-// `tessera ckpt diff`: what differs between two checkpoints, of whatever world sizes and layouts. Both are read a batch
-// at a time, so memory is bounded.
+// `tessera ckpt diff`: compares two checkpoints of any world sizes and layouts. Both are read batch by batch, so memory
+// is bounded.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Tolerance {
     double relative = 0;  // of the second checkpoint's element
 };
 
-// How two tensors of one dtype and shape differ, taken a piece at a time.
+// The difference of two tensors of the same dtype and shape, processed piece by piece.
 class Difference {
    public:
     void compare(const std::byte* a, const std::byte* b, DType dtype, int64_t first, int64_t count,
@@ -36,8 +36,8 @@ class Difference {
     [[nodiscard]] double max_abs() const { return max_abs_; }
     [[nodiscard]] double mean_abs(int64_t elements) const { return sum_abs_ / static_cast<double>(elements); }
     [[nodiscard]] double max_rel() const { return max_rel_; }
-    [[nodiscard]] int64_t where() const { return where_; }  // row-major number of the largest difference
-    // The elements there.
+    [[nodiscard]] int64_t where() const { return where_; }  // row-major index of the largest difference
+    // The elements at that index.
     [[nodiscard]] const std::byte* a() const { return a_.data(); }
     [[nodiscard]] const std::byte* b() const { return b_.data(); }
 
@@ -107,7 +107,7 @@ Json kind_json(const SavedTensor& tensor) {
     return json;
 }
 
-// Collects what differs, and writes it: as text at once, as JSON at the end.
+// Collects differences and prints them: text immediately, JSON at the end.
 class Report {
    public:
     Report(const Checkpoint& a, const Checkpoint& b, Output output) : output_(output) {
@@ -220,7 +220,8 @@ void compare_values(const Values& a, const Values& b, Report& report) {
     }
 }
 
-// Reports what cannot be read in a checkpoint that has it. What only one of them has is reported as that alone.
+// Reports names that both checkpoints have but that cannot be read in one of them. A name that only one has is reported
+// only as that.
 std::set<std::string, std::less<>> tell_unreadable(const Manifest& a, const Manifest& b, Report& report) {
     std::set<std::string, std::less<>> names;
     for (const Manifest* one : {&a, &b}) {
@@ -319,25 +320,24 @@ void add_diff(Command& ckpt) {
         Tolerance tolerance;
     };
     const auto arguments = std::make_shared<Arguments>();
-    Command command =
-        add_command(ckpt, "diff", "What differs between two checkpoints, of whatever world sizes and layouts",
-                    checkpoint_path_what, [arguments](const std::string& path, Output output) {
-                        try {
-                            return compare(path, arguments->other, arguments->tolerance, output);
-                        } catch (const Error& error) {
-                            tell_error(error, output);  // whatever it is: 1 says that they differ
-                            return exit_trouble;
-                        }
-                    });
+    Command command = add_command(ckpt, "diff", "Compare two checkpoints of any world sizes and layouts",
+                                  checkpoint_path_what, [arguments](const std::string& path, Output output) {
+                                      try {
+                                          return compare(path, arguments->other, arguments->tolerance, output);
+                                      } catch (const Error& error) {
+                                          tell_error(error, output);  // never 1, which means that they differ
+                                          return exit_trouble;
+                                      }
+                                  });
     command.add_option("other", arguments->other, "The second checkpoint").required();
-    command.add_option("--atol", arguments->tolerance.absolute, "Differences up to ATOL + RTOL * |second| are none")
+    command.add_option("--atol", arguments->tolerance.absolute, "Ignore differences up to ATOL + RTOL * |second|")
         .not_negative();
-    command.add_option("--rtol", arguments->tolerance.relative, "See --atol; both are 0 by default").not_negative();
+    command.add_option("--rtol", arguments->tolerance.relative, "See --atol; both default to 0").not_negative();
     command.footer(
         "Exit codes:\n"
         "  0  no difference\n"
-        "  1  they differ\n"
-        "  2  wrong usage, or one of them is not there, damaged, or cannot be read\n"
+        "  1  the checkpoints differ\n"
+        "  2  wrong usage, or a checkpoint does not exist, is damaged or cannot be read\n"
         "With --json standard output is one JSON document, {\"error\": {\"code\", \"message\"}} if the command "
         "failed.");
 }

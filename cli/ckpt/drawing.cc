@@ -48,13 +48,13 @@ std::string escaped(std::string_view text) {
     return out;
 }
 
-// Neighbouring ranks far apart on the wheel of hues.
+// Gives neighbouring ranks distant hues.
 std::string colour_of(int rank) {
     constexpr double golden_angle = 137.508;
     return fmt::format("hsl({:.0f},62%,{}%)", std::fmod(205 + rank * golden_angle, 360.0), rank % 2 == 0 ? 62 : 72);
 }
 
-// The end of a name tells more than its beginning.
+// Keeps the end of a name, which says more than its beginning.
 std::string shortened(const std::string& name) {
     constexpr size_t most = 36;
     if (name.size() <= most) return name;
@@ -63,7 +63,7 @@ std::string shortened(const std::string& name) {
     return "…" + name.substr(begin);
 }
 
-// Which two dimensions are drawn, down and across: those that are cut, else the first ones. -1: there is none.
+// The two dimensions to draw, down and across: cut dimensions first, then the first ones. -1: none.
 std::pair<int, int> drawn_dims(const ShardedTensor& tensor) {
     std::vector<int> dims;
     for (const bool want_cut : {true, false}) {
@@ -89,7 +89,7 @@ void draw_tensor(std::string& out, const ShardedTensor& tensor, double x, double
     const auto [down, across] = drawn_dims(tensor);
     const double rows = down < 0 ? 1 : static_cast<double>(tensor.shape[down]);
     const double columns_of = across < 0 ? 1 : static_cast<double>(tensor.shape[across]);
-    // Very long tensors are drawn less long than they are, so that all can be seen.
+    // Very long tensors are drawn shorter, so that everything is visible.
     double aspect = std::clamp(columns_of / std::max(rows, 1.0), 0.4, 4.0);
     if (down < 0) aspect = across < 0 ? 1 : 8;
     const double width = std::min({most_width, most_height * aspect, across < 0 ? 24.0 : most_width});
@@ -190,7 +190,7 @@ std::string html_of(const Checkpoint& checkpoint, const std::vector<ShardedTenso
 void write_drawing(const std::string& path, const std::string& text) {
     if (!exists(posix_file_system(), parent_of(path))) {
         throw Error(Code::invalid_argument,
-                    fmt::format("cannot write {}: there is no directory {}", path, parent_of(path)));
+                    fmt::format("cannot write {}: directory {} does not exist", path, parent_of(path)));
     }
     const HeldDirectory held(posix_file_system(), parent_of(path));
     replace_text(held.files(), path, text, random_id().substr(0, 8));

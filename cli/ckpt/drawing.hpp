@@ -1,4 +1,4 @@
-// Draws tensors cut by rank: one rectangle a tensor, one colour a rank. The file needs nothing beside it.
+// Draws tensors and their parts by rank: one rectangle per tensor, one colour per rank. The file is self-contained.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace tsr::cli {
 
 struct Shard {
     int rank = 0;
-    std::string_view file;  // the manifest's
+    std::string_view file;  // name in the manifest
     Box box;
 };
 
@@ -23,13 +23,13 @@ struct ShardedTensor {
     std::vector<Shard> shards;
 };
 
-// Of more than `most_drawn` tensors the largest are drawn, and the drawing says so.
+// Of more than `most_drawn` tensors only the largest are drawn, and the drawing says so.
 inline constexpr size_t most_drawn = 200;
 
 [[nodiscard]] std::string svg_of(const Checkpoint& checkpoint, const std::vector<ShardedTensor>& tensors);
 [[nodiscard]] std::string html_of(const Checkpoint& checkpoint, const std::vector<ShardedTensor>& tensors);
 
-// The file is whole or not there.
+// Writes the file atomically.
 void write_drawing(const std::string& path, const std::string& text);
 
 }  // namespace tsr::cli

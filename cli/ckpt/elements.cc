@@ -31,7 +31,7 @@ void widen_all(const std::byte* from, std::span<double> to) {
 
 float of_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
-// Without infinities: all exponents are numbers, and only the largest fraction of the largest is NaN.
+// A type without infinities: all exponents are of numbers; only the largest exponent with the largest fraction is NaN.
 double of_f8_e4m3(uint8_t bits) {
     constexpr int bias = 7;
     const int exponent = bits >> 3 & 0xf;
@@ -137,7 +137,7 @@ double gap_between(const std::byte* a, const std::byte* b, DType dtype) {
     if (is_integer(dtype)) {
         const int64_t x = integer_at(a, dtype);
         const int64_t y = integer_at(b, dtype);
-        // Exact, whatever the numbers: the gap of two integers fits into 64 bits without sign.
+        // Always exact: the difference of two integers fits into 64 unsigned bits.
         return static_cast<double>(x > y ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
                                          : static_cast<uint64_t>(y) - static_cast<uint64_t>(x));
     }
@@ -182,7 +182,7 @@ std::string with_point(std::string text) {
 
 namespace {
 
-// The fewest digits that are nearer to the element than to those beside it, whose bits are one less and one more.
+// The fewest digits that are closer to the element than to its neighbours, whose bits are one less and one more.
 std::string shortest(const std::byte* from, DType dtype) {
     double value = 0;
     widen(from, dtype, std::span(&value, 1));

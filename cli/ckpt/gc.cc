@@ -1,5 +1,6 @@
-// `tessera ckpt gc`: removes what saves left that were cut short, and with --keep all but the newest checkpoints and the
-// best one. It holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one does.
+// `tessera ckpt gc`: removes what saves left that were cut short, and with --keep all but the newest checkpoints and
+// the best one. It holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one
+// does.
 #include <fmt/core.h>
 
 #include <memory>
@@ -25,13 +26,13 @@ struct Arguments {
 int collect(const std::string& root, const Arguments& arguments, Output output) {
     FileStatus status;
     if (posix_file_system().status(root, status) < 0 || status.kind != FileStatus::Kind::directory) {
-        throw Error(Code::not_found, fmt::format("there is no directory {}", root));
+        throw Error(Code::not_found, fmt::format("directory {} does not exist", root));
     }
     const HeldDirectory held(posix_file_system(), root);
     FileSystem& files = held.files();
     if (exists(files, join(root, manifest_name))) {
         throw Error(Code::invalid_argument,
-                    fmt::format("{} is one checkpoint; name the root above it, {}", root, parent_of(root)));
+                    fmt::format("{} is a checkpoint, not a root; pass its root {}", root, parent_of(root)));
     }
     const std::string id = random_id();
     std::optional<Lease> lease;
@@ -54,14 +55,14 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
     std::optional<Error> failure;  // the first
     for_each_unneeded(files, root, saves, ranked, options, [&](const Unneeded& unneeded, const Remove& remove) {
         bool gone = true;
-        // One that cannot be removed, another user's say, does not keep the others.
+        // A save that cannot be removed, such as another user's, must not keep the others alive.
         if (const auto error = attempt([&] { gone = arguments.dry_run || remove(); })) {
             if (failure) return log::warning("{}", error->what());
             failure = error;
             return;
         }
         if (!gone) {
-            return log::warning("{} is open for reading; it stays", join(root, unneeded.directory));
+            return log::warning("{} is open for reading; not removed", join(root, unneeded.directory));
         }
         ++removed;
         bytes += unneeded.size_bytes;
@@ -75,8 +76,7 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
             list.push_back(std::move(one));
         } else {
             fmt::print("{} {}: {}, {}\n", arguments.dry_run ? "would remove" : "removed", path,
-                       is_old ? "older than those to keep" : "left by a save that was cut short",
-                       size_text(unneeded.size_bytes));
+                       is_old ? "beyond --keep" : "left by an interrupted save", size_text(unneeded.size_bytes));
         }
     });
     if (failure) throw Error(*failure);
@@ -98,12 +98,13 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
 
 void add_gc(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
-    Command command = add_command(
-        ckpt, "gc", "Remove what saves left that were cut short, and older checkpoints", "The root directory",
-        [arguments](const std::string& root, Output output) { return collect(root, *arguments, output); });
-    command.add_option("--keep", arguments->keep, "Keep the newest N checkpoints and remove the others; all without")
+    Command command =
+        add_command(ckpt, "gc", "Remove leftovers of interrupted saves, and older checkpoints", "The root directory",
+                    [arguments](const std::string& root, Output output) { return collect(root, *arguments, output); });
+    command
+        .add_option("--keep", arguments->keep, "Keep the newest N checkpoints and remove older ones; default: keep all")
         .in_range(1, 1'000'000'000);
-    command.add_flag("--dry-run", arguments->dry_run, "Say what would go, and change nothing");
+    command.add_flag("--dry-run", arguments->dry_run, "Print what would be removed, and change nothing");
 }
 
 }  // namespace tsr::cli

@@ -56,7 +56,7 @@ int show_info(const std::string& path, Output output) {
 }  // namespace
 
 void add_info(Command& ckpt) {
-    add_command(ckpt, "info", "What a checkpoint is: step, writer, sizes, values", checkpoint_path_what, show_info);
+    add_command(ckpt, "info", "Show a checkpoint's step, writer, sizes and values", checkpoint_path_what, show_info);
 }
 
 }  // namespace tsr::cli

@@ -23,7 +23,7 @@ Interruptible::Interruptible() {
     action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
     for (const int signal : signals) {
         struct sigaction standing{};
-        // nohup's choice stays.
+        // Keeps SIGINT ignored under nohup.
         if (::sigaction(signal, nullptr, &standing) == 0 && standing.sa_handler != SIG_IGN) {
             (void)::sigaction(signal, &action, nullptr);
         }

@@ -1,5 +1,5 @@
-// Ctrl-C while a command writes: it stops at the next batch, removes what it has begun and ends with exit_interrupted.
-// A second Ctrl-C ends it at once.
+// Ctrl-C while a command writes: it stops at the next batch, removes its partial output and exits with
+// exit_interrupted. A second Ctrl-C kills it immediately.
 #pragma once
 
 namespace tsr::cli {

@@ -21,7 +21,7 @@ int show_latest(const std::string& path, Output output) {
 }  // namespace
 
 void add_latest(Command& ckpt) {
-    add_command(ckpt, "latest", "The path of the newest committed checkpoint", "The root directory", show_latest);
+    add_command(ckpt, "latest", "Print the path of the newest committed checkpoint", "The root directory", show_latest);
 }
 
 }  // namespace tsr::cli

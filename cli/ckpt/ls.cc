@@ -1,4 +1,4 @@
-// `tessera ckpt ls`: the checkpoints under a root, oldest first; of one checkpoint, that one.
+// `tessera ckpt ls`: the checkpoints under a root, oldest first; for the path of a checkpoint, that one.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 struct Line {
     std::string path;
     std::shared_ptr<const Checkpoint> checkpoint;  // nullptr: not committed, or damaged
-    std::string fault;                             // of a damaged one
+    std::string fault;                             // if damaged
     bool latest = false;
 
     [[nodiscard]] const char* state() const {
@@ -54,7 +54,7 @@ Line line_of_checkpoint(FileSystem& files, const std::string& path) {
     try {
         line.latest = line.checkpoint && newest_save(files, parent_of(path)) == name_in_path(path);
     } catch (const Error&) {
-        line.latest = false;  // what lies beside it cannot be read
+        line.latest = false;  // its root cannot be read
     }
     return line;
 }
@@ -67,7 +67,7 @@ bool is_foreign(FileSystem& files, const std::string& directory) {
     }
 }
 
-// What to say of a directory that holds no save: why, and where one may be.
+// The message for a directory without saves: why, and where saves may be.
 std::string advice_for(FileSystem& files, const std::string& root) {
     std::string why;
     try {
@@ -84,13 +84,13 @@ std::string advice_for(FileSystem& files, const std::string& root) {
         try {
             const size_t count = scan_root(files, below).size();
             if (count > 0)
-                return fmt::format("{}; {} holds {}: try `tessera ckpt ls {}`", why, below, count_text(count, "save"),
+                return fmt::format("{}; {} holds {}: run `tessera ckpt ls {}`", why, below, count_text(count, "save"),
                                    below);
         } catch (const Error&) {
             continue;  // not ours to read
         }
     }
-    return fmt::format("{}; name the directory that the trainer gave its saver, which has step-... directories", why);
+    return fmt::format("{}; pass the root of the trainer's saver, which has step-... directories", why);
 }
 
 void print_list(const std::vector<Line>& lines) {
@@ -167,9 +167,10 @@ int list_saves(const std::string& path, Output output) {
         return exit_faulty;
     }
     if (is_one) {
-        complain(fmt::format(
-            "{} is one checkpoint; `tessera ckpt tree {}` shows what is in it, `tessera ckpt ls {}` those beside it",
-            lines.front().path, lines.front().path, parent_of(lines.front().path)));
+        complain(
+            fmt::format("{} is a checkpoint, not a root; `tessera ckpt tree {}` shows its contents, `tessera ckpt ls "
+                        "{}` all of its root",
+                        lines.front().path, lines.front().path, parent_of(lines.front().path)));
     }
     bool damaged = false;
     for (const Line& line : lines) {

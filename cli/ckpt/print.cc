@@ -49,7 +49,7 @@ std::string metric_text(const Json& value) {
 }
 
 size_t width_of(std::string_view text) {
-    // Continuation bytes take none.
+    // Continuation bytes take no column.
     return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
@@ -63,7 +63,7 @@ int rank_of_file(const std::string& name) {
 
 namespace {
 
-// A value that an f32 holds was mostly one, and is as short as that.
+// A value that an f32 can hold mostly was one, and is printed as short as one.
 std::string double_text(double value) {
     const auto narrow = static_cast<float>(value);
     return with_point(static_cast<double>(narrow) == value ? fmt::format("{}", narrow) : fmt::format("{}", value));
@@ -139,7 +139,7 @@ Json unreadable_json(const std::map<std::string, std::string, std::less<>>& unre
 }
 
 int tell_unreadable(const std::map<std::string, std::string, std::less<>>& unreadable) {
-    for (const auto& [name, why] : unreadable) complain(fmt::format("'{}' is left out: {}", name, why));
+    for (const auto& [name, why] : unreadable) complain(fmt::format("'{}' was left out: {}", name, why));
     return unreadable.empty() ? exit_sound : exit_faulty;
 }
 
@@ -148,7 +148,7 @@ Json summary_json(const Checkpoint& checkpoint) {
     Json json;
     json.set("path", checkpoint.path());
     json.set("format", manifest.format);
-    json.set("step", manifest.step < 0 ? Json() : Json(manifest.step));  // PyTorch's formats do not tell it
+    json.set("step", manifest.step < 0 ? Json() : Json(manifest.step));  // not recorded by PyTorch's formats
     json.set("sequence", manifest.sequence);
     json.set("save_id", manifest.save_id);
     json.set("committed", manifest.committed);

@@ -1,4 +1,4 @@
-// How `tessera ckpt` writes: sizes, times, tables and JSON, the same in each of its sub-commands.
+// Output of `tessera ckpt`: sizes, times, tables and JSON, the same in all sub-commands.
 #pragma once
 
 #include <cstddef>
@@ -17,27 +17,27 @@ namespace tsr::cli {
 
 [[nodiscard]] std::string size_text(int64_t bytes);                    // "3.4 MiB"
 [[nodiscard]] std::string count_text(size_t n, std::string_view one);  // "1 file", "2 files"
-[[nodiscard]] std::string time_text(const std::string& committed);     // a manifest's time, to the second: "... UTC"
+[[nodiscard]] std::string time_text(const std::string& committed);     // a manifest's time, in seconds: "... UTC"
 [[nodiscard]] std::string metric_text(const Json& value);
 [[nodiscard]] size_t width_of(std::string_view text);  // columns of UTF-8 on a terminal
 
-// The rank that wrote a file, from its name, "rank-00003.safetensors", PyTorch's "__3_0.distcp" or
-// "shard-00004-model-..."; -1 if it tells none.
+// The rank that wrote a file, by its name: "rank-00003.safetensors", PyTorch's "__3_0.distcp" or
+// "shard-00004-model-..."; -1 for other names.
 [[nodiscard]] int rank_of_file(const std::string& name);
 
-[[nodiscard]] std::string value_text(const Json& value);  // typed JSON for a person, printable and cut
+[[nodiscard]] std::string value_text(const Json& value);  // typed JSON in readable form, printable and shortened
 
-[[nodiscard]] Values shown_values(const Manifest& manifest);  // all that are a program's own
+[[nodiscard]] Values shown_values(const Manifest& manifest);  // without Tessera's own
 [[nodiscard]] Json values_json(const Values& values);
 [[nodiscard]] Json unreadable_json(const std::map<std::string, std::string, std::less<>>& unreadable);
-// Says on standard error what was left out since it cannot be read. The exit code of the command that left it out.
+// Reports on standard error the entries left out because they cannot be read. Returns the command's exit code.
 [[nodiscard]] int tell_unreadable(const std::map<std::string, std::string, std::less<>>& unreadable);
-[[nodiscard]] Json summary_json(const Checkpoint& checkpoint);  // what every sub-command tells of a checkpoint
+[[nodiscard]] Json summary_json(const Checkpoint& checkpoint);  // the members that all sub-commands print
 
 void print_json(const Json& json);
 void complain(std::string_view message);  // "tessera ckpt: message" on standard error
 
-// The text of a JSON object, written member by member, for documents too large to be built first.
+// The text of a JSON object, written member by member, for documents too large to build in memory.
 class ObjectText {
    public:
     explicit ObjectText(const Json& first_members);
@@ -46,12 +46,12 @@ class ObjectText {
     void member(std::string_view key, const std::string& text) { member(key, std::string_view(text)); }
     void member(std::string_view key, int64_t number);
     void member(std::string_view key, const Dims& numbers);
-    // An object or a list as a member, an object in a list; what follows belongs to it, until its end.
+    // Begins an object or list as a member, or an object in a list; what follows belongs to it until end().
     void begin(std::string_view key) { open(key, '{'); }
     void begin_list(std::string_view key) { open(key, '['); }
     void begin_item();
     void end();
-    // What there is so far, to be written out before more of it is made; finish() returns what follows.
+    // Takes out the text so far, to be printed before more is added; finish() returns the rest.
     [[nodiscard]] std::string take();
     [[nodiscard]] std::string finish();  // with a newline
 

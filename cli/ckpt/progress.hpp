@@ -1,5 +1,5 @@
-// How far a long command is, on one line of standard error that is drawn over itself: only if that is a terminal, a few
-// times a second, and gone when the command ends.
+// The progress of a long command, on one line of standard error that is redrawn a few times a second and cleared at the
+// end. Only if standard error is a terminal.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class Progress {
     const bool shown_;
     std::mutex mutex_;
     int64_t done_ = 0;          // guarded by mutex_
-    Clock::time_point next_{};  // guarded by mutex_; when the line is drawn again
+    Clock::time_point next_{};  // guarded by mutex_; time of the next redraw
 };
 
 }  // namespace tsr::cli

@@ -1,4 +1,4 @@
-// `tessera ckpt rename-keys`: a checkpoint anew with other names, its files and layouts as they were.
+// `tessera ckpt rename-keys`: copies a checkpoint with other names; its files and layouts stay the same.
 #include <fmt/core.h>
 
 #include <memory>
@@ -31,10 +31,10 @@ struct Rule {
     bool used = false;
 };
 
-// "old=new": a name, or where both end with '.' the beginning of names.
+// "old=new": a name, or, where both end with '.', a prefix of names.
 Rule map_rule(const std::string& text) {
     const size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0) refuse(fmt::format("--map \"{}\": old=new is meant", text));
+    if (equals == std::string::npos || equals == 0) refuse(fmt::format("--map \"{}\": expected OLD=NEW", text));
     const std::string from = text.substr(0, equals);
     const std::string to = text.substr(equals + 1);
     const bool is_beginning = from.back() == '.' && (to.empty() || to.back() == '.');
@@ -44,7 +44,7 @@ Rule map_rule(const std::string& text) {
             }};
 }
 
-// "s/pattern/replacement/" as sed has it, with any separator, and "g" for all places.
+// "s/pattern/replacement/" as in sed, with any separator, and "g" for all occurrences.
 Rule regex_rule(const std::string& text) {
     const char separator = text.size() > 1 ? text[1] : '/';
     std::vector<std::string> parts(1);
@@ -58,9 +58,9 @@ Rule regex_rule(const std::string& text) {
         }
     }
     if (text.size() < 4 || text[0] != 's' || parts.size() != 3 || (!parts[2].empty() && parts[2] != "g")) {
-        refuse(fmt::format("--regex \"{}\": s/pattern/replacement/ is meant, or s/pattern/replacement/g", text));
+        refuse(fmt::format("--regex \"{}\": expected s/pattern/replacement/ or s/pattern/replacement/g", text));
     }
-    // sed's \1 and & are $1 and $& here; a $ of the user's own is one.
+    // sed's \1 and & are $1 and $& here; a literal $ is escaped.
     std::string replacement;
     for (size_t i = 0; i < parts[1].size(); ++i) {
         const char c = parts[1][i];
@@ -94,7 +94,7 @@ int rename_keys(const std::string& path, const Arguments& arguments, Output outp
     std::vector<Rule> rules;
     for (const std::string& text : arguments.maps) rules.push_back(map_rule(text));
     for (const std::string& text : arguments.regexes) rules.push_back(regex_rule(text));
-    if (rules.empty() && arguments.prefix.empty()) refuse("nothing to rename: give --map, --regex or --prefix");
+    if (rules.empty() && arguments.prefix.empty()) refuse("nothing to rename; use --map, --regex or --prefix");
     const auto source = Checkpoint::open(path);
 
     Json::Object changed;
@@ -107,7 +107,7 @@ int rename_keys(const std::string& path, const Arguments& arguments, Output outp
         }
         return to;
     };
-    // Told before anything is written: a rule that fits nothing is a slip.
+    // Checked before anything is written: a rule that matches nothing is a mistake.
     for (const std::string& name : source->names()) {
         const std::string to = arguments.prefix + apply(name);
         if (to != name) changed.push_back({name, Json(to)});
@@ -117,7 +117,8 @@ int rename_keys(const std::string& path, const Arguments& arguments, Output outp
         if (to != name) changed.push_back({name, Json(to)});
     }
     for (const Rule& rule : rules) {
-        if (!rule.used) refuse(fmt::format("{} fits no name of {}; `tessera ckpt tree` lists all", rule.text, path));
+        if (!rule.used)
+            refuse(fmt::format("{} matches no name in {}; run `tessera ckpt tree` to list all", rule.text, path));
     }
     RewriteOptions options;
     options.rename_tensor = [&](const std::string& name) { return arguments.prefix + apply(name); };
@@ -144,15 +145,15 @@ int rename_keys(const std::string& path, const Arguments& arguments, Output outp
 void add_rename_keys(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
     Command command = add_command(
-        ckpt, "rename-keys", "Write a checkpoint anew with other names, its files and layouts as they were",
+        ckpt, "rename-keys", "Copy a checkpoint with other names; files and layouts stay the same",
         checkpoint_path_what,
         [arguments](const std::string& path, Output output) { return rename_keys(path, *arguments, output); });
-    command.add_option("out", arguments->out, "A root, into which the new checkpoint is saved").required();
-    command.add_option("--map", arguments->maps, "OLD=NEW: a name; with a '.' at both ends, a beginning of names")
+    command.add_option("out", arguments->out, "The root to save the new checkpoint into").required();
+    command.add_option("--map", arguments->maps, "OLD=NEW: rename a name; if both end with '.', a prefix of names")
         .one_value_each();
-    command.add_option("--regex", arguments->regexes, "s/PATTERN/REPLACEMENT/ on each name, after --map")
+    command.add_option("--regex", arguments->regexes, "s/PATTERN/REPLACEMENT/ for each name, after --map")
         .one_value_each();
-    command.add_option("--prefix", arguments->prefix, "Put this before the names of tensors, last");
+    command.add_option("--prefix", arguments->prefix, "Prepend this to the names of tensors, after --map and --regex");
 }
 
 }  // namespace tsr::cli

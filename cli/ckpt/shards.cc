@@ -20,7 +20,7 @@ struct Arguments {
     std::string html;
 };
 
-// The names asked for, each a name or a pattern as a shell has it; all if none is asked for.
+// The requested names; each request is a name or a shell pattern. All names without requests.
 std::vector<std::string> chosen(const Checkpoint& checkpoint, const std::vector<std::string>& asked) {
     if (asked.empty()) return checkpoint.names();
     std::vector<bool> found(asked.size(), false);
@@ -36,8 +36,8 @@ std::vector<std::string> chosen(const Checkpoint& checkpoint, const std::vector<
     }
     for (size_t i = 0; i < asked.size(); ++i) {
         if (found[i]) continue;
-        throw Error(Code::invalid_argument,
-                    fmt::format("{} has no tensor '{}'; `tessera ckpt tree` lists all", checkpoint.path(), asked[i]));
+        throw Error(Code::invalid_argument, fmt::format("{} has no tensor '{}'; run `tessera ckpt tree` to list all",
+                                                        checkpoint.path(), asked[i]));
     }
     return names;
 }
@@ -49,13 +49,13 @@ ShardedTensor sharded(const Manifest& manifest, const std::string& name) {
     if (saved_name != name) tensor.alias_of = saved_name;
     saved.for_each_piece(Box::whole(saved.shape), [&](const Box& box, int index) {
         const std::string& file = manifest.files[static_cast<size_t>(index)].name;
-        const int rank = rank_of_file(file);  // -1: a file of torch.save tells none
+        const int rank = rank_of_file(file);  // -1: a torch.save file has no rank in its name
         tensor.shards.push_back({rank < 0 ? index : rank, file, box});
     });
     return tensor;
 }
 
-// As text, tensor by tensor: there may be many, and a document of all of them takes long to build and to take down.
+// As text, tensor by tensor: with many tensors a complete document takes long to build and to free.
 void print_shards_json(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
     Json json;
     json.set("path", checkpoint.path());
@@ -127,11 +127,11 @@ int show_shards(const std::string& path, const Arguments& arguments, Output outp
 void add_shards(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
     Command command = add_command(
-        ckpt, "shards", "Which rank's file holds which part of each tensor", checkpoint_path_what,
+        ckpt, "shards", "Show which rank's file holds which part of each tensor", checkpoint_path_what,
         [arguments](const std::string& path, Output output) { return show_shards(path, *arguments, output); });
-    command.add_option("names", arguments->names, "Tensors, or patterns such as 'model.*'; all without any");
-    command.add_option("--svg", arguments->svg, "Draw the tensors, cut by rank, into this file");
-    command.add_option("--html", arguments->html, "The same as a page");
+    command.add_option("names", arguments->names, "Tensors, or patterns such as 'model.*'; default: all");
+    command.add_option("--svg", arguments->svg, "Draw the tensors and their parts by rank into this SVG file");
+    command.add_option("--html", arguments->html, "The same as an HTML page");
 }
 
 }  // namespace tsr::cli

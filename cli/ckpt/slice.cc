@@ -46,21 +46,21 @@ Slice Slice::parse(std::string_view text, const Dims& shape) {
         const size_t comma = std::min(left.find(','), left.size());
         const std::string_view part = trimmed(left.substr(0, comma));
         left.remove_prefix(std::min(comma + 1, left.size()));
-        if (dim == shape.ndim()) refuse("it tells of more dimensions than there are");
+        if (dim == shape.ndim()) refuse("it has too many dimensions");
         const int64_t size = shape[dim];
         const size_t colon = part.find(':');
         if (colon == std::string_view::npos) {
             const auto index = number(part);
-            if (!index) refuse(fmt::format("\"{}\" is neither an index nor begin:end", part));
+            if (!index) refuse(fmt::format("expected an index or begin:end, got \"{}\"", part));
             if (*index < -size || *index >= size)
-                refuse(fmt::format("there is no index {} in dimension {}", part, dim));
+                refuse(fmt::format("index {} is out of range for dimension {}", part, dim));
             slice.box.offsets[dim] = *index < 0 ? *index + size : *index;
             slice.box.sizes[dim] = 1;
         } else {
             const auto bound = [&](std::string_view bound_text, int64_t standing) {
                 if (bound_text.empty()) return standing;
                 const auto value = number(bound_text);
-                if (!value) refuse(fmt::format("\"{}\" is neither an index nor begin:end", part));
+                if (!value) refuse(fmt::format("expected an index or begin:end, got \"{}\"", part));
                 return std::clamp<int64_t>(*value < 0 ? *value + size : *value, 0, size);
             };
             const int64_t begin = bound(trimmed(part.substr(0, colon)), 0);

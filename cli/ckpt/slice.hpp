@@ -1,4 +1,4 @@
-// A part of a tensor as one writes it in NumPy: "0:2, :, -1". A number takes one index and its dimension away.
+// A part of a tensor in NumPy's notation: "0:2, :, -1". A number selects one index and removes its dimension.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@ namespace tsr::cli {
 
 struct Slice {
     Box box;                // of all dimensions
-    std::vector<int> kept;  // the dimensions that no number took away
+    std::vector<int> kept;  // the dimensions that no number removed
 
     [[nodiscard]] static Slice whole(const Dims& shape);
-    // INVALID_ARGUMENT says what is wrong with `text`. Dimensions that it does not tell of are taken whole.
+    // INVALID_ARGUMENT describes the fault in `text`. Dimensions beyond those in `text` are taken completely.
     [[nodiscard]] static Slice parse(std::string_view text, const Dims& shape);
-    [[nodiscard]] Dims shape() const;  // of what is kept
+    [[nodiscard]] Dims shape() const;  // of the kept dimensions
 };
 
 }  // namespace tsr::cli

@@ -1,4 +1,4 @@
-// `tessera ckpt tree`: the tensors of one checkpoint by the parts of their names, and who wrote which piece.
+// `tessera ckpt tree`: the tensors of one checkpoint as a tree of their names, and the ranks that wrote them.
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
@@ -21,14 +21,14 @@ namespace {
 struct Node {
     std::map<std::string_view, Node> children;  // keys are parts of the checkpoint's names
     const SavedTensor* tensor = nullptr;
-    const std::string* target = nullptr;  // of a tensor that is an alias: the name that is saved
+    const std::string* target = nullptr;  // of an alias: the saved name
     const Json* value = nullptr;
-    const std::string* unreadable = nullptr;  // why
+    const std::string* unreadable = nullptr;  // the reason
 
     [[nodiscard]] bool is_leaf() const { return tensor != nullptr || value != nullptr || unreadable != nullptr; }
 };
 
-// Names come in order, so that a child is mostly the last one, or comes after it.
+// Names come in order, so a child is mostly the last one or comes after it.
 Node& child_of(Node& node, std::string_view key) {
     if (!node.children.empty() && node.children.rbegin()->first == key) return node.children.rbegin()->second;
     return node.children.try_emplace(node.children.end(), key)->second;
@@ -98,7 +98,7 @@ void add_tensor(ObjectText& text, const Manifest& manifest, const SavedTensor& t
 struct Line {
     std::string label;
     const Node* node = nullptr;
-    bool is_cut = false;  // what is below is not shown
+    bool is_cut = false;  // the levels below are not shown
 };
 
 void flatten(const Node& node, const std::string& indent, int depth, std::vector<Line>& lines) {
@@ -121,11 +121,11 @@ void flatten(const Node& node, const std::string& indent, int depth, std::vector
     }
 }
 
-// What is below a node.
+// The totals below a node.
 struct Sum {
     size_t tensors = 0;
     int64_t bytes = 0;
-    size_t values = 0;  // what is not read, too
+    size_t values = 0;  // includes entries that cannot be read
 
     explicit Sum(const Node& node) {
         for (const auto& [name, child] : node.children) add(child);
@@ -163,7 +163,7 @@ std::string words_of(const SavedTensor& tensor) {
     return copies > 1 ? fmt::format("{}, {} copies", text, copies) : text;
 }
 
-// Who held a tensor and who wrote it.
+// How a tensor was distributed, and which ranks wrote it.
 std::string held_text(const Manifest& manifest, const SavedTensor& tensor, const std::string* target) {
     if (target != nullptr) return "= " + printable(*target);
     std::vector<int> writers;
@@ -237,8 +237,8 @@ int show_tree(const std::string& path, const Arguments& arguments, Output output
         if (is_shown(name)) leaf(name).unreadable = &why;
     }
     if (!is_any && !arguments.only.empty()) {
-        throw Error(Code::not_found,
-                    fmt::format("{} has no name that fits {}", checkpoint->path(), fmt::join(arguments.only, " or ")));
+        throw Error(Code::not_found, fmt::format("{} has no name that matches {}", checkpoint->path(),
+                                                 fmt::join(arguments.only, " or ")));
     }
     std::vector<Line> lines;
     flatten(root, "", arguments.depth > 0 ? arguments.depth : std::numeric_limits<int>::max(), lines);
@@ -274,7 +274,7 @@ int show_tree(const std::string& path, const Arguments& arguments, Output output
         } else if (node->value != nullptr) {
             out += "  " + value_text(*node->value);
         } else if (node->unreadable != nullptr) {
-            out += fmt::format("  (not read: {})", printable(*node->unreadable));
+            out += fmt::format("  (cannot be read: {})", printable(*node->unreadable));
         }
         if (is_cut) out += fmt::format("  ({}{})", node->is_leaf() ? "and " : "", Sum(*node).text());
         out += '\n';
@@ -288,15 +288,15 @@ int show_tree(const std::string& path, const Arguments& arguments, Output output
 void add_tree(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
     Command command = add_command(
-        ckpt, "tree", "The tensors by name: dtype, shape, size, who held and who wrote which part",
+        ckpt, "tree", "Show the tensors by name: dtype, shape, size, layout and the ranks that wrote them",
         checkpoint_path_what,
         [arguments](const std::string& path, Output output) { return show_tree(path, *arguments, output); });
-    command.add_option("--depth", arguments->depth, "Show so many parts of the names, and sums of what is below")
+    command.add_option("--depth", arguments->depth, "Show this many parts of the names, and totals of the levels below")
         .in_range(1, 1024);
     command
         .add_option("--only", arguments->only,
-                    "Only names that fit the pattern: '*' is any characters, dots too, '?' one, [a-c] one of a set; "
-                    "may be given several times")
+                    "Show only names that match the pattern: '*' matches any characters, including dots, '?' one "
+                    "character, [a-c] one of a set; can be given several times")
         .one_value_each();
 }
 

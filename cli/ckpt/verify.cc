@@ -1,4 +1,4 @@
-// `tessera ckpt verify`: is a checkpoint what its manifest says, to the last byte?
+// `tessera ckpt verify`: checks that a checkpoint matches its manifest, to the last byte.
 #include <fmt/core.h>
 
 #include <memory>
@@ -42,9 +42,7 @@ int verify(const std::string& path, Checkpoint::Depth depth, Output output) {
                                    : "headers checked and every byte read");
         if (!has_checksums) {
             complain(
-                fmt::format("there are no checksums in this checkpoint of the format {}: changed data cannot be told "
-                            "from sound data",
-                            manifest.format));
+                fmt::format("this {} checkpoint has no checksums: changed data cannot be detected", manifest.format));
         }
     } else {
         for (const std::string& fault : faults) fmt::print("{}\n", printable(fault));
@@ -57,11 +55,11 @@ int verify(const std::string& path, Checkpoint::Depth depth, Output output) {
 
 void add_verify(Command& ckpt) {
     const auto fast = std::make_shared<bool>(false);
-    add_command(ckpt, "verify", "Check every byte", checkpoint_path_what,
+    add_command(ckpt, "verify", "Check every byte of a checkpoint", checkpoint_path_what,
                 [fast](const std::string& path, Output output) {
                     return verify(path, *fast ? Checkpoint::Depth::headers : Checkpoint::Depth::everything, output);
                 })
-        .add_flag("--fast", *fast, "Sizes and headers alone, no data");
+        .add_flag("--fast", *fast, "Check only sizes and headers, not the data");
 }
 
 }  // namespace tsr::cli

@@ -29,7 +29,7 @@ TEST(FsdpApi, ShardsOfDifferentStepsAreNotSaved) {
             EXPECT_OK(tsr_optimizer_step(sgd));
         }
         EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_MISMATCH,
-                     "rank 1: its state differs from rank 0's: it has value 'optim.param_groups.0.step' of 0 where "
+                     "rank 1: state differs from rank 0's: it has value 'optim.param_groups.0.step' of 0 where "
                      "rank 0 has value 'optim.param_groups.0.step' of 1");
         if (rank == 1) {
             EXPECT_OK(tsr_optimizer_step(sgd));
@@ -102,17 +102,15 @@ TEST(FsdpApi, ReplicasOfShardsAreCompared) {
         ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
         const float before = floats(shard.tensor)[0];
         if (rank == 3) floats(shard.tensor)[0] += 1;
-        EXPECT_FAILS(tsr_saver_save(saver, 2, state), TSR_E_MISMATCH,
-                     "tensor 'model.fc1.weight', its part [3:5, 0:2], differs between ranks that should hold the same: "
-                     "rank 3 has other bytes than rank 1;");
+        EXPECT_FAILS(
+            tsr_saver_save(saver, 2, state), TSR_E_MISMATCH,
+            "tensor 'model.fc1.weight' (part [3:5, 0:2]) differs between replicas: rank 3 differs from rank 1;");
         floats(shard.tensor)[0] = before;
         if (rank == 0) {
             ASSERT_OK(tsr_optimizer_set_lr(adamw, 7));
         }
-        EXPECT_FAILS(
-            tsr_saver_save_async(saver, 2, state, nullptr), TSR_E_MISMATCH,
-            "value 'optim.param_groups.0.lr' differs between ranks that should hold the same: rank 0 has another "
-            "than rank 1;");
+        EXPECT_FAILS(tsr_saver_save_async(saver, 2, state, nullptr), TSR_E_MISMATCH,
+                     "value 'optim.param_groups.0.lr' differs between replicas: rank 0 differs from rank 1;");
         ASSERT_OK(tsr_optimizer_set_lr(adamw, 7));
         ASSERT_OK(tsr_saver_save(saver, 2, state));
     });

@@ -93,7 +93,7 @@ TEST(LayoutApi, RanksGatherWhatEachHolds) {
         EXPECT_FAILS(tsr_layout_gather(comm, shape.data(), 2, boxes.data(), -rank, layout.out()),
                      TSR_E_INVALID_ARGUMENT, "rank 1: count is -1");
         EXPECT_FAILS(tsr_layout_gather(comm, shape.data(), 2 - rank, nullptr, 0, layout.out()), TSR_E_MISMATCH,
-                     "rank 1 gives boxes of a tensor of shape [4], rank 0 of one of [4, 3]");
+                     "rank 1 passes boxes of a tensor of shape [4], but rank 0 of shape [4, 3]");
         EXPECT_EQ(static_cast<tsr_layout*>(layout), nullptr);
         EXPECT_OK(tsr_comm_barrier(comm, nullptr));
     });

@@ -90,7 +90,7 @@ TEST_F(LoadByNames, FailsWithoutAReport) {
     const char* nothing = "nope.*";
     options.only = &nothing;
     options.only_count = 1;
-    EXPECT_FAILS(load(), TSR_E_MISMATCH, "no name of the state fits 'nope.*'");
+    EXPECT_FAILS(load(), TSR_E_MISMATCH, "no name of the state matches 'nope.*'");
     expect_untouched();
 }
 
@@ -119,9 +119,9 @@ TEST_F(LoadByNames, RefusesWhatCannotBeNames) {
     };
     refused(nullptr, "w", "rules[0].saved is NULL");
     refused("model.w", nullptr, "rules[0].here is NULL");
-    refused("\xc3(", "w", "a name of a rule is not UTF-8");
+    refused("\xc3(", "w", "a name in a rule is not UTF-8");
     refused("model.", "w", "the rule 'model.' -> 'w'");
-    refused("model.w", "model.b", "'model.b' and 'model.w' of the checkpoint would both be 'model.b'");
+    refused("model.w", "model.b", "'model.b' and 'model.w' of the checkpoint would both be named 'model.b'");
     expect_untouched();
 }
 

@@ -291,7 +291,7 @@ TEST(SaverApi, ABusySaverCanRefuse) {
     ASSERT_OK(gated.create());
     ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state));
     api::Owned<tsr_work> refused;
-    EXPECT_FAILS(tsr_saver_save_async(saver, 2, state, refused.out()), TSR_E_NOT_READY, "when_busy refuses another");
+    EXPECT_FAILS(tsr_saver_save_async(saver, 2, state, refused.out()), TSR_E_NOT_READY, "when_busy is set to refuse");
     EXPECT_EQ(static_cast<tsr_work*>(refused), nullptr);
     gated.gate.opened.set_value();
     ASSERT_OK(tsr_saver_wait(saver));

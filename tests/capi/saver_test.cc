@@ -194,7 +194,7 @@ TEST(SaverApi, RanksThatHoldOthersAreToldWhereItIsAskedFor) {
         options.check_replicas = 1;
         ASSERT_OK(tsr_saver_create(comm, dir.path().c_str(), &options, saver.out()));
         EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_MISMATCH,
-                     "tensor 'w' differs between ranks that should hold the same: rank 1 has other bytes than rank 0");
+                     "tensor 'w' differs between replicas: rank 1 differs from rank 0");
         weights.values.assign(weights.values.size(), 1.0F);
         EXPECT_OK(tsr_saver_save(saver, 1, state));
     });

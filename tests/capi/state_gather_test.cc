@@ -8,7 +8,8 @@ using ::testing::Each;
 constexpr int32_t world = 4;
 constexpr size_t count = 15;
 
-// A model of a parameter cut by rows, by blocks of them, or anywhere; in replicas or not. Element k is k, its moments zero.
+// A model of a parameter cut by rows, by blocks of them, or anywhere; in replicas or not. Element k is k, its moments
+// zero.
 struct Sharded {
     api::Array<float> weight{{5, 3}, 0};
     tsr_param param{"w", weight.tensor()};
@@ -118,7 +119,8 @@ TEST(StateGather, MistakesAreToldOnEveryRank) {
     const auto comm = api::alone();
     const Sharded model(comm, 0, 0, 0);
     tsr_param tensor{};
-    EXPECT_FAILS(tsr_state_tensor(model.state, 4, &tensor), TSR_E_INVALID_ARGUMENT, "tensor 4 of a state with 4");
+    EXPECT_FAILS(tsr_state_tensor(model.state, 4, &tensor), TSR_E_INVALID_ARGUMENT,
+                 "tensor index 4 is out of range: the state has 4 tensors");
     EXPECT_FAILS(tsr_state_tensor(model.state, 0, nullptr), TSR_E_INVALID_ARGUMENT, "tensor is NULL");
     EXPECT_FAILS(tsr_state_tensor_count(model.state, nullptr), TSR_E_INVALID_ARGUMENT, "count is NULL");
     EXPECT_FAILS(tsr_state_gather(model.state, comm, nullptr, 0, nullptr), TSR_E_INVALID_ARGUMENT, "name is NULL");
@@ -131,7 +133,7 @@ TEST(StateGather, ALayoutOfOtherRanksIsRefused) {
         api::Array<float> whole({5, 3}, -1);
         const tsr_tensor memory = whole.tensor();
         EXPECT_FAILS(tsr_state_gather(model.state, comm, "model.w", -1, &memory), TSR_E_INVALID_ARGUMENT,
-                     "lies on 1 ranks, of which this is 0; the communicator has 2 ranks");
+                     "has a layout of 1 ranks, with this as rank 0; the communicator has 2 ranks");
     });
 }
 

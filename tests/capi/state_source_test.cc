@@ -369,10 +369,10 @@ TEST_F(StateSource, ThatCannotBeAddedIsDestroyedOnce) {
     refused(state, nullptr, "prefix is NULL");
     refused(state, "", "prefix is empty");
     refused(state, "\xff", "not UTF-8");
-    refused(state, "loader", "prefix 'loader' already");
-    refused(state, "loader.inner", "prefix 'loader' already");
+    refused(state, "loader", "already has values under the prefix 'loader'");
+    refused(state, "loader.inner", "already has values under the prefix 'loader'");
     ASSERT_OK(tsr_state_set_int64(state, "data.x", 1));
-    refused(state, "data", "'data.x' already");
+    refused(state, "data", "already has the value 'data.x'");
     api::Owned<tsr_state> gone;
     ASSERT_OK(tsr_state_create(gone.out()));
     tsr_state* dangling = gone;
@@ -415,7 +415,7 @@ TEST_F(StateSource, WhoseStructCannotBeReadStaysTheCallers) {
 }
 
 TEST_F(StateSource, OwnsTheValuesUnderItsPrefix) {
-    EXPECT_FAILS(tsr_state_set_int64(state, "loader.other", 1), TSR_E_INVALID_ARGUMENT, "belongs to what was added");
+    EXPECT_FAILS(tsr_state_set_int64(state, "loader.other", 1), TSR_E_INVALID_ARGUMENT, "belongs to the object added");
     EXPECT_OK(tsr_state_set_int64(state, "loaders", 1));
     api::Array<float> queue{{3}, 1.0F};
     const tsr_tensor tensor = queue.tensor();
@@ -423,7 +423,7 @@ TEST_F(StateSource, OwnsTheValuesUnderItsPrefix) {
     EXPECT_OK(tsr_saver_save(saver, 1, state));
     loader.on_collect = [](tsr_state* values, char*) { return tsr_state_set_int64(values, "queue", 1); };
     EXPECT_FAILS(tsr_saver_save(saver, 2, state), TSR_E_INVALID_ARGUMENT,
-                 "'loader' gives the value 'loader.queue', which is a tensor of the state");
+                 "'loader' returned the value 'loader.queue', which is a tensor of the state");
 }
 
 TEST_F(StateSource, GivesValuesAlone) {
@@ -548,7 +548,7 @@ TEST(StateSources, WithOtherNamesOnAnotherRankAreAMismatch) {
             return tsr_state_set_int64(values, rank == 0 ? "here" : "there", 1);
         };
         EXPECT_EQ(tsr_saver_save(saver, 1, state), TSR_E_MISMATCH);
-        EXPECT_THAT(api::message(), HasSubstr("rank 1: its state differs from rank 0's"));
+        EXPECT_THAT(api::message(), HasSubstr("rank 1: state differs from rank 0's"));
         EXPECT_THAT(api::message(), HasSubstr("'loader.here'"));
     });
 }

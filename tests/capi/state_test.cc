@@ -26,7 +26,7 @@ TEST(StateApi, ValuesKeepTheirKinds) {
     EXPECT_OK(tsr_state_get_value(state, "v", small, sizeof small, &size));
     EXPECT_STREQ(small, "abc") << "what does not fit is not written";
 
-    EXPECT_FAILS(tsr_state_get_int64(state, "d", &integer), TSR_E_INVALID_ARGUMENT, "not an integer");
+    EXPECT_FAILS(tsr_state_get_int64(state, "d", &integer), TSR_E_INVALID_ARGUMENT, "not a 64-bit integer");
     EXPECT_FAILS(tsr_state_get_double(state, "i", &number), TSR_E_INVALID_ARGUMENT, "not a floating-point number");
     EXPECT_FAILS(tsr_state_get_int64(state, "x", &integer), TSR_E_NOT_FOUND, "'x'");
     EXPECT_FAILS(tsr_state_set_value(state, "v", "{\"a\":"), TSR_E_INVALID_ARGUMENT, "value 'v' is not valid JSON");
@@ -43,7 +43,7 @@ TEST(StateApi, TensorsAreChecked) {
     api::Array<float> array({4, 2}, 1.0F);
     tsr_tensor tensor = array.tensor();
     EXPECT_OK(tsr_state_add_tensor(state, "module.w", &tensor));
-    EXPECT_FAILS(tsr_state_add_tensor(state, "w", &tensor), TSR_E_INVALID_ARGUMENT, "has the name 'w' already");
+    EXPECT_FAILS(tsr_state_add_tensor(state, "w", &tensor), TSR_E_INVALID_ARGUMENT, "already has the name 'w'");
     EXPECT_FAILS(tsr_state_add_tensor(state, "module.", &tensor), TSR_E_INVALID_ARGUMENT, "'module.'");
     const std::array<int64_t, 2> strides{1, 4};
     tensor.strides = strides.data();
@@ -78,7 +78,7 @@ TEST(StateApi, AnOptimizerIsAddedWholeOrNotAtAll) {
     const tsr_tensor tensor = weight.tensor();
     ASSERT_OK(tsr_state_add_tensor(state, "optim.state.w.exp_avg_sq", &tensor));
     EXPECT_FAILS(tsr_state_add_optimizer(state, "optim", optimizer), TSR_E_INVALID_ARGUMENT,
-                 "has the name 'optim.state.w.exp_avg_sq' already");
+                 "already has the name 'optim.state.w.exp_avg_sq'");
     EXPECT_OK(tsr_state_add_tensor(state, "optim.state.w.exp_avg", &tensor)) << "the moment before it is not there";
     EXPECT_OK(tsr_state_set_double(state, "optim.param_groups.0.lr", 1)) << "nor are the settings";
 }

@@ -123,8 +123,8 @@ void expect_newest(const tsr_storage* storage, int32_t world, int64_t step) {
     });
 }
 
-// The process whose saver failed is this one, and lives. After a real death a later saver takes the root over and collects
-// what was left.
+// The process whose saver failed is this one, and lives. After a real death a later saver takes the root over and
+// collects what was left.
 void forget_dead_writers(MemoryStorage& memory) {
     memory.edit([](std::map<std::string, std::string>& contents) {
         std::erase_if(contents, [&](const auto& object) {
@@ -178,9 +178,9 @@ Told save_in_background(tsr_saver* saver, Rows& state, int64_t step) {
 
 enum class Fault { once, from_there_on };
 
-// Saves step after step while a call of the storage fails, the next one each time; as if the network failed once, or the
-// process died, and nothing can be tidied up any more. Whichever call it is, the former checkpoint stands, or the new one if
-// it was committed, and all ranks are told the same.
+// Saves step after step while a call of the storage fails, the next one each time; as if the network failed once, or
+// the process died, and nothing can be tidied up any more. Whichever call it is, the former checkpoint stands, or the
+// new one if it was committed, and all ranks are told the same.
 void expect_faults_at_each_call_are_told(MemoryStorage& memory, const tsr_storage* storage, const Kind& kind,
                                          Fault fault) {
     const bool once = fault == Fault::once;
@@ -390,7 +390,7 @@ TEST(StorageApi, FindsTruncatedAndMissingObjects) {
     EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state.state, nullptr), TSR_E_CORRUPT, "truncated");
     EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 0), TSR_E_CORRUPT, "rank-00001.safetensors");
     edit("rank-00001.safetensors", [](std::string& data) { data.push_back('\x55'); });
-    EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 1), TSR_E_CORRUPT, "fail their checksum");
+    EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 1), TSR_E_CORRUPT, "do not match their checksum");
     memory.edit([](auto& contents) {
         std::erase_if(contents, [](const auto& one) { return one.first.ends_with("1.safetensors"); });
     });
@@ -400,8 +400,8 @@ TEST(StorageApi, FindsTruncatedAndMissingObjects) {
     memory.edit([](auto& contents) {
         std::erase_if(contents, [](const auto& one) { return one.first.ends_with("manifest.json"); });
     });
-    EXPECT_FAILS(open_in(storage, "runs/a", checkpoint.out()), TSR_E_CORRUPT, "says that it was the newest save");
-    EXPECT_FAILS(open_in(storage, "runs/b", checkpoint.out()), TSR_E_NOT_FOUND, "there is no checkpoint at runs/b");
+    EXPECT_FAILS(open_in(storage, "runs/a", checkpoint.out()), TSR_E_CORRUPT, "names it as the newest save");
+    EXPECT_FAILS(open_in(storage, "runs/b", checkpoint.out()), TSR_E_NOT_FOUND, "no checkpoint at runs/b");
 }
 
 TEST(StorageApi, KeepsTheNewestAndTheBest) {

@@ -264,9 +264,9 @@ TEST_P(Export, WhatCannotBeExportedIsRefusedBeforeAnythingIsThere) {
         EXPECT_THAT(names_in(dir_.path()), ElementsAre("root"));
         return text;
     };
-    EXPECT_THAT(refusal(root_, {}, Code::invalid_argument), HasSubstr("is there already"));
+    EXPECT_THAT(refusal(root_, {}, Code::invalid_argument), HasSubstr("already exists"));
     std::filesystem::create_symlink("nowhere", dir_ / "root/link");
-    EXPECT_THAT(refusal(dir_ / "root/link", {}, Code::invalid_argument), HasSubstr("is there already"));
+    EXPECT_THAT(refusal(dir_ / "root/link", {}, Code::invalid_argument), HasSubstr("already exists"));
     ExportOptions none;
     none.under = "nothing.";
     EXPECT_THAT(refusal(out_, none, Code::invalid_argument), HasSubstr("begins with 'nothing.'"));
@@ -276,10 +276,10 @@ TEST_P(Export, WhatCannotBeExportedIsRefusedBeforeAnythingIsThere) {
     EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("each rank writes one"));
     for (const ExportFormat format : {ExportFormat::torch_save, ExportFormat::npz}) {
         cut.format = format;
-        EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("it is one"));
+        EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("it writes a single file"));
     }
     cut.shard_bytes = 0;
-    EXPECT_THAT(refusal(out_, cut, Code::unsupported), HasSubstr("'model.rows' is bf16, which NumPy does not have"));
+    EXPECT_THAT(refusal(out_, cut, Code::unsupported), HasSubstr("'model.rows' is bf16, which NumPy does not support"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Export, ::testing::Values(1, 2, 5),
@@ -323,7 +323,7 @@ TEST(ExportOfRanks, ThatOpenedDifferentSavesIsRefused) {
             options.format = format;
             const Error error = error_of([&] { (void)export_checkpoint(*source, peers, dir / "out", options); });
             EXPECT_EQ(error.code(), Code::mismatch);
-            EXPECT_THAT(error.what(), HasSubstr("rank 1 exports another checkpoint"));
+            EXPECT_THAT(error.what(), HasSubstr("rank 1's export differs from rank 0's"));
         }));
     }
     EXPECT_THAT(names_in(dir.path()), ElementsAre("root"));

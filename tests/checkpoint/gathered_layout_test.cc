@@ -88,7 +88,7 @@ TEST(GatheredLayout, BoxesThatOverlapInPartAreToldToAllWithTheirRanks) {
 
 TEST(GatheredLayout, ShapesThatDifferAreToldToAllWithTheRank) {
     expect_all_fail(gather({{{4}, {{{0}, {2}}}}, {{4}, {}}, {{4, 1}, {{{2, 0}, {2, 1}}}}}), Code::mismatch,
-                    "rank 2 gives boxes of a tensor of shape [4, 1], rank 0 of one of [4]");
+                    "rank 2 passes boxes of a tensor of shape [4, 1], but rank 0 of shape [4]");
 }
 
 TEST(GatheredLayout, WhatOneRankCannotGiveFailsOnAll) {

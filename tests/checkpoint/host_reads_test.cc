@@ -1,5 +1,5 @@
-// Ranks of one host that load one checkpoint together: what several of them want is read once and arrives everywhere, and
-// what goes wrong at one of them is told by all.
+// Ranks of one host that load one checkpoint together: what several of them want is read once and arrives everywhere,
+// and what goes wrong at one of them is told by all.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
@@ -263,7 +263,7 @@ TEST(HostReads, RanksThatLoadDifferentSavesAreTold) {
         build(owned, comm->rank(), 2);
         (void)Checkpoint::open(comm->rank() == 0 ? path : second)->load(owned.state, together(comm));
     });
-    expect_on_all(outcomes, Code::mismatch, fmt::format("rank 1 loads {}, rank 0 {};", second, path));
+    expect_on_all(outcomes, Code::mismatch, fmt::format("rank 1 loads {}, but rank 0 loads {};", second, path));
 }
 
 TEST(HostReads, RanksOfDifferentHostsThatLoadDifferentSavesAreTold) {
@@ -276,7 +276,7 @@ TEST(HostReads, RanksOfDifferentHostsThatLoadDifferentSavesAreTold) {
         build(owned, comm->rank(), 4);
         (void)Checkpoint::open(comm->rank() % 2 == 0 ? path : second)->load(owned.state, together(comm));
     });
-    expect_on_all(outcomes, Code::mismatch, fmt::format("rank 1 loads {}, rank 0 {};", second, path));
+    expect_on_all(outcomes, Code::mismatch, fmt::format("rank 1 loads {}, but rank 0 loads {};", second, path));
 }
 
 TEST(HostReads, ARankThatVerifiesTakesNothingUncheckedFromOneThatDoesNot) {
@@ -471,7 +471,7 @@ TEST_P(HostReadsOfTorch, DamageThatAChecksumTellsIsCorruptOnEveryRank) {
     text[text.size() / 2] ^= 4;
     spill(file, text);
     expect_on_all(load_with_faults(path, [](const FaultyFiles::Call&) { return Verdict{}; }), Code::corrupt,
-                  "fail their checksum");
+                  "do not match their checksum");
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, HostReadsOfTorch,

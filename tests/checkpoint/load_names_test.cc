@@ -1,5 +1,5 @@
-// Loads of a part of a state, and under other names than those that were saved: what is loaded, what is refused, and what is
-// reported.
+// Loads of a part of a state, and under other names than those that were saved: what is loaded, what is refused, and
+// what is reported.
 #include "checkpoint/load/load_names.hpp"
 
 #include <gmock/gmock.h>
@@ -138,8 +138,8 @@ TEST_F(LoadNamesTest, APatternThatNoNameOfTheStateFitsIsNamed) {
     options.missing = options.unexpected = options.cast = Allow::yes;
     const Error error = refused(owned, options);
     EXPECT_EQ(error.code(), Code::mismatch);
-    EXPECT_THAT(error.what(), HasSubstr("no name of the state fits 'decoder.*'"));
-    EXPECT_THAT(error.what(), HasSubstr("no name of the state fits 'model.head'"));
+    EXPECT_THAT(error.what(), HasSubstr("no name of the state matches 'decoder.*'"));
+    EXPECT_THAT(error.what(), HasSubstr("no name of the state matches 'model.head'"));
     EXPECT_THAT(error.what(), HasSubstr("2 differences"));
 }
 
@@ -272,10 +272,12 @@ TEST_F(LoadNamesTest, NamesThatWouldBeOneAreRefusedAndBothAreTold) {
         const char* second;
     };
     const Row rows[] = {
-        {{{head.name, weight.name}}, "'model.encoder.weight' and 'model.head.weight'", "be 'model.encoder.weight'"},
-        {{{tied, "x"}, {head.name, "x"}}, "'model.head.weight' and 'model.tied.weight'", "be 'x'"},
-        {{{"epoch", head.name}}, "'model.head.weight' and 'epoch'", "be 'model.head.weight'"},
-        {{{"epoch", "model.note"}}, "'epoch' and 'model.note'", "be 'model.note'"},
+        {{{head.name, weight.name}},
+         "'model.encoder.weight' and 'model.head.weight'",
+         "be named 'model.encoder.weight'"},
+        {{{tied, "x"}, {head.name, "x"}}, "'model.head.weight' and 'model.tied.weight'", "be named 'x'"},
+        {{{"epoch", head.name}}, "'model.head.weight' and 'epoch'", "be named 'model.head.weight'"},
+        {{{"epoch", "model.note"}}, "'epoch' and 'model.note'", "be named 'model.note'"},
     };
     OwnedState owned;
     build(owned, 0, 1);
@@ -303,12 +305,12 @@ TEST_F(LoadNamesTest, WhatIsNoNameIsRefused) {
         const char* told;
     };
     const Row rows[] = {
-        {{""}, {}, "a pattern of names is empty"},
-        {{"model.*", "\xff*"}, {}, "a pattern of names is not UTF-8"},
+        {{""}, {}, "a name pattern is empty"},
+        {{"model.*", "\xff*"}, {}, "a name pattern is not UTF-8"},
         {{std::string(1025, 'a')}, {}, "1025 bytes"},
-        {{}, {{"\xff", "a"}}, "a name of a rule is not UTF-8"},
-        {{}, {{"a", "\xc3"}}, "a name of a rule is not UTF-8"},
-        {{}, {{"a\n", "b"}}, "a name of a rule holds a control character"},
+        {{}, {{"\xff", "a"}}, "a name in a rule is not UTF-8"},
+        {{}, {{"a", "\xc3"}}, "a name in a rule is not UTF-8"},
+        {{}, {{"a\n", "b"}}, "a name in a rule contains a control character"},
         {{}, {{"model.", "encoder"}}, "the rule 'model.' -> 'encoder'"},
         {{}, {{"epoch", "training."}}, "the rule 'epoch' -> 'training.'"},
         {{}, {{"epoch", ""}}, "the rule 'epoch' -> ''"},
@@ -363,7 +365,7 @@ TEST_F(LoadNamesTest, NamesThatOneRankCannotLoadFailAll) {
         Code code;
         const char* told;
     };
-    const Row rows[] = {{{"nope.*"}, {}, Code::mismatch, "no name of the state fits 'nope.*'"},
+    const Row rows[] = {{{"nope.*"}, {}, Code::mismatch, "no name of the state matches 'nope.*'"},
                         {{"\xff"}, {}, Code::invalid_argument, "not UTF-8"},
                         {{}, {{"epoch", "model.note"}}, Code::invalid_argument, "'epoch' and 'model.note'"}};
     for (const Row& row : rows) {

@@ -1,5 +1,5 @@
-// Saves that compare replicas: ranks that hold the same, by whatever layout, are told where they do not, before anything
-// is written.
+// Saves that compare replicas: ranks that hold the same, by whatever layout, are told where they do not, before
+// anything is written.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -81,16 +81,15 @@ TEST_F(ReplicasTest, OneRankThatDiffersIsTold) {
         add(state, "w", {1, 2, rank == 1 ? 4.0F : 3.0F});
     });
     EXPECT_THAT(told,
-                HasSubstr("tensor 'w' differs between ranks that should hold the same: rank 1 has other bytes than "
-                          "rank 0; give all ranks the same"));
+                HasSubstr("tensor 'w' differs between replicas: rank 1 differs from rank 0; broadcast rank 0's state"));
     EXPECT_THAT(told, HasSubstr("check_replicas"));
 }
 
 TEST_F(ReplicasTest, ThoseOfTheFewAreTheOthers) {
     EXPECT_THAT(told_by(5, [](State& state, int rank) { add(state, "w", {rank == 0 || rank == 3 ? 1.0F : 2.0F}); }),
-                HasSubstr("ranks 0, 3 have other bytes than rank 1;"));
+                HasSubstr("ranks 0, 3 differ from rank 1;"));
     EXPECT_THAT(told_by(2, [](State& state, int rank) { add(state, "w", {static_cast<float>(rank)}); }),
-                HasSubstr("rank 1 has other bytes than rank 0;"));
+                HasSubstr("rank 1 differs from rank 0;"));
 }
 
 TEST_F(ReplicasTest, AllThatDifferAreCountedAndTheFirstOnesNamed) {
@@ -136,7 +135,7 @@ TEST_F(ReplicasTest, TensorsThatAreExchangedAreNotEqual) {
                                 values[0] = rank == 0 || rank == 3 ? 1.0F : 2.0F;
                             });
                         }),
-                HasSubstr("tensor 'w', its part [0:1], differs"));
+                HasSubstr("tensor 'w' (part [0:1]) differs"));
 }
 
 TEST_F(ReplicasTest, ShardsAreComparedAmongTheRanksThatHoldThem) {
@@ -152,10 +151,8 @@ TEST_F(ReplicasTest, ShardsAreComparedAmongTheRanksThatHoldThem) {
     };
     EXPECT_EQ(save(-1), "");
     EXPECT_THAT(save(4),
-                HasSubstr("tensor 'w', its part [2:4, 0:3], differs between ranks that should hold the same: rank "
-                          "4 has other bytes than rank 1;"));
-    EXPECT_THAT(save(2), HasSubstr("part [4:5, 0:3], differs between ranks that should hold the same: rank 5 has other "
-                                   "bytes than rank 2;"));
+                HasSubstr("tensor 'w' (part [2:4, 0:3]) differs between replicas: rank 4 differs from rank 1;"));
+    EXPECT_THAT(save(2), HasSubstr("(part [4:5, 0:3]) differs between replicas: rank 5 differs from rank 2;"));
 }
 
 TEST_F(ReplicasTest, SoAreBoxes) {
@@ -171,12 +168,8 @@ TEST_F(ReplicasTest, SoAreBoxes) {
     };
     EXPECT_EQ(save(-1, 0), "");
     EXPECT_EQ(save(1, 0), "") << "nobody else has it";
-    EXPECT_THAT(save(2, 1),
-                HasSubstr("part [0:2], differs between ranks that should hold the same: rank 2 has other bytes "
-                          "than rank 0;"));
-    EXPECT_THAT(save(2, 0),
-                HasSubstr("part [5:9], differs between ranks that should hold the same: rank 2 has other bytes "
-                          "than rank 1;"));
+    EXPECT_THAT(save(2, 1), HasSubstr("(part [0:2]) differs between replicas: rank 2 differs from rank 0;"));
+    EXPECT_THAT(save(2, 0), HasSubstr("(part [5:9]) differs between replicas: rank 2 differs from rank 1;"));
 }
 
 TEST_F(ReplicasTest, ShardsOfOneRankAreItsOwn) {
@@ -227,10 +220,9 @@ TEST_F(ReplicasTest, ValuesAreComparedButThoseOfOneRank) {
                           state.set_metric("loss", rank);
                       }),
               "");
-    EXPECT_THAT(
-        told_by(2, [](State& state, int rank) { state.set_value("epoch", Json(rank)); }),
-        HasSubstr("value 'epoch' differs between ranks that should hold the same: rank 1 has another than rank 0; "
-                  "a value that each rank has for itself is named rank/<r>/... (in Python PerRank);"));
+    EXPECT_THAT(told_by(2, [](State& state, int rank) { state.set_value("epoch", Json(rank)); }),
+                HasSubstr("value 'epoch' differs between replicas: rank 1 differs from rank 0; name a per-rank value "
+                          "rank/<r>/... (PerRank in Python);"));
 }
 
 TEST_F(ReplicasTest, TiedTensorsAreComparedOnceAndUntiedOnesEach) {
@@ -280,11 +272,12 @@ TEST_F(ReplicasTest, RanksAreOfOneMind) {
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::mismatch);
-        EXPECT_STREQ(outcome->what(), "rank 1 has another check_replicas than rank 0");
+        EXPECT_STREQ(outcome->what(), "rank 1's check_replicas differs from rank 0's");
     }
 }
 
-// What the call compares is what it saves: the state may change as soon as it returns. A saver goes on after a difference.
+// What the call compares is what it saves: the state may change as soon as it returns. A saver goes on after a
+// difference.
 TEST_F(ReplicasTest, SavesInTheBackgroundAreCheckedInTheirCall) {
     expect_all_well(run_meeting(3, [&](const std::shared_ptr<Communicator>& comm) {
         std::vector<float> values(1000, comm->rank() == 2 ? 5.0F : 1.0F);

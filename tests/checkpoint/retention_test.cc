@@ -113,7 +113,7 @@ TEST_F(RetentionTest, BestFollowsTheScanAndItsRule) {
     spill(dir_ / "best", "-\nhigher loss\n");
     EXPECT_EQ(best_step(), 2);
     spill(dir_ / "best", "-\nhigher accuracy\n");
-    EXPECT_THAT(error_of([&] { (void)best_step(); }).what(), HasSubstr("knows no best save"));
+    EXPECT_THAT(error_of([&] { (void)best_step(); }).what(), HasSubstr("has no best save"));
     spill(dir_ / "best", "step-00000099-00000000\n");
     EXPECT_EQ(error_of([&] { (void)best_step(); }).code(), Code::corrupt);
     std::filesystem::remove(dir_ / "best");

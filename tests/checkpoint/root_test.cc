@@ -23,13 +23,13 @@ TEST_F(SaverTest, ARootMayBeALinkToADirectoryAndToNothingElse) {
     for (const char* root : {"dangling", "dangling/below"}) {
         const Error error = error_of([&] { Saver saver(nullptr, dir_ / root, saver_options()); });
         EXPECT_EQ(error.code(), Code::invalid_argument);
-        EXPECT_NE(std::string(error.what()).find("/dangling is a symbolic link that leads nowhere"), std::string::npos)
+        EXPECT_NE(std::string(error.what()).find("/dangling is a dangling symbolic link"), std::string::npos)
             << error.what();
     }
     // So may the lease be, which nobody here made.
     std::filesystem::create_symlink("nowhere", dir_ / ".owner");
     const Error error = error_of([&] { Saver saver(nullptr, dir_.path(), saver_options()); });
-    EXPECT_NE(std::string(error.what()).find("a link that leads nowhere"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("a dangling symbolic link"), std::string::npos) << error.what();
 }
 
 TEST_F(SaverTest, ARootThatVanishesIsToldAndItsSaverClosed) {
@@ -38,7 +38,7 @@ TEST_F(SaverTest, ARootThatVanishesIsToldAndItsSaverClosed) {
     std::filesystem::remove_all(dir_ / "root");
     const Error error = error_of([&] { saver.save(2, owned_.state); });
     EXPECT_EQ(error.code(), Code::invalid_state);
-    EXPECT_NE(std::string(error.what()).find("close this saver and open one anew"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("close this saver and open a new one"), std::string::npos);
     // Another one in this process has the root from the beginning.
     Saver next(nullptr, dir_ / "root", saver_options());
     next.save(3, owned_.state);
@@ -63,7 +63,7 @@ TEST_F(SaverTest, BadArgumentsAreTold) {
     const std::string save = only_save(dir_.path());
     const Error error = error_of([&] { Saver(nullptr, save + "/", saver_options()); });
     EXPECT_EQ(error.code(), Code::invalid_argument);
-    EXPECT_NE(std::string(error.what()).find("a root to save into, such as " + dir_.path()), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("a new directory or a root such as " + dir_.path()), std::string::npos)
         << error.what();
     EXPECT_FALSE(std::filesystem::exists(save + "/.owner"));
 }
@@ -85,12 +85,13 @@ TEST_F(SaverTest, APlaceInACheckpointIsNoRoot) {
         EXPECT_EQ(error.code(), Code::invalid_argument) << place;
         EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
     };
-    refused(root + "/latest", "/latest names a checkpoint of the root " + root + "; to save into that, give " + root);
-    refused(root + "/best", "/best names a checkpoint of the root " + root + "; to save into that, give " + root);
-    refused(save + "/more", "/more lies in the checkpoint " + save + "; name a directory outside of it, or the root");
-    refused(save + "/more/and/more", " lies in the checkpoint " + save);
-    refused(dir_ / "link", "is a checkpoint; name a new directory");
-    refused(dir_ / "link/more", "lies in the checkpoint " + (dir_ / "link"));
+    refused(root + "/latest",
+            "/latest names a checkpoint of the root " + root + "; to save into that root, pass " + root);
+    refused(root + "/best", "/best names a checkpoint of the root " + root + "; to save into that root, pass " + root);
+    refused(save + "/more", "/more is inside the checkpoint " + save + "; pass a directory outside of it, or the root");
+    refused(save + "/more/and/more", " is inside the checkpoint " + save);
+    refused(dir_ / "link", "is a checkpoint, not a root; pass a new directory");
+    refused(dir_ / "link/more", "is inside the checkpoint " + (dir_ / "link"));
     EXPECT_FALSE(std::filesystem::exists(save + "/more"));
     // A file of that name may be anything.
     spill(dir_ / "manifest.json", "{\"name\": \"a web page\"}");

@@ -45,17 +45,17 @@ TEST_F(SaverTest, RanksThatDifferAreToldBeforeAnythingIsWritten) {
     expect(attempt([](State& state, int rank, int64_t&) {
                if (rank == 1) state.add_tensor("b", tensor_of(std::span(extra), DType::f32));
            }),
-           "rank 1: its state differs from rank 0's: it has tensor 'b' f32 [3]");
+           "rank 1: state differs from rank 0's: it has tensor 'b' f32 [3]");
     expect(attempt([](State& state, int rank, int64_t&) {
                if (rank == 0) state.add_tensor("b", tensor_of(std::span(extra), DType::f32));
            }),
-           "rank 1: its state differs from rank 0's: it has nothing more where rank 0 has tensor 'b'");
+           "rank 1: state differs from rank 0's: it has nothing more where rank 0 has tensor 'b'");
     expect(attempt([](State& state, int rank, int64_t&) {
                if (rank == 2) state.set_value("x", Json(true));
            }),
-           "rank 2: its state differs from rank 0's: it has value 'x'");
+           "rank 2: state differs from rank 0's: it has value 'x'");
     expect(attempt([](State&, int rank, int64_t& step) { step += rank == 2 ? 1 : 0; }),
-           "rank 2: it saves step 8 while rank 0 saves step 7");
+           "rank 2: saves step 8, but rank 0 saves step 7");
 }
 
 TEST_F(SaverTest, RootsThatDifferAreBothTold) {
@@ -66,8 +66,7 @@ TEST_F(SaverTest, RootsThatDifferAreBothTold) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::mismatch);
         EXPECT_NE(std::string(outcome->what())
-                      .find("rank 1 saves into another root than rank 0: into " + (dir_ / "b") + ", rank 0 into " +
-                            (dir_ / "a")),
+                      .find("rank 1's root differs from rank 0's: " + (dir_ / "b") + " instead of " + (dir_ / "a")),
                   std::string::npos)
             << outcome->what();
     }
@@ -85,7 +84,7 @@ TEST_F(SaverTest, ALayoutOfAnotherWorldIsRefused) {
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::invalid_argument);
-        EXPECT_NE(std::string(outcome->what()).find("layout of 3 ranks, the saver has 2"), std::string::npos);
+        EXPECT_NE(std::string(outcome->what()).find("layout of 3 ranks, but the saver has 2"), std::string::npos);
     }
 }
 

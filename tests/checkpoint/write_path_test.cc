@@ -52,7 +52,7 @@ TEST(WritePath, WhereDirectTransfersAreRefusedTheyGoThroughThePageCache) {
     if (is_direct) {  // a test in a directory without direct I/O tests just that
         const WritePath path = find_write_path(files, dir.path());
         EXPECT_FALSE(path.direct);
-        EXPECT_THAT(path.why, HasSubstr("refuses to write so"));
+        EXPECT_THAT(path.why, HasSubstr("refuses to write to them"));
         EXPECT_EQ(refused, 1);
     }
     expect_saves_and_loads(dir.path(), files);

@@ -107,7 +107,7 @@ TEST(CatCommand, ValuesAreJsonAndUnknownNamesSaySo) {
     EXPECT_EQ(tessera("cat --raw " + save + " args").code, 2);
     const Result unknown = tessera("cat " + save + " col");
     EXPECT_EQ(unknown.code, 2);
-    EXPECT_THAT(unknown.output, HasSubstr("has no tensor or value 'col'; there is 'columns'"));
+    EXPECT_THAT(unknown.output, HasSubstr("has no tensor or value 'col'; similar names: 'columns'"));
     EXPECT_EQ(json_of("cat --json " + save + " nope", 2).at("error").at("code").as_string(), "INVALID_ARGUMENT");
 }
 

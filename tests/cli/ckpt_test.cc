@@ -65,7 +65,7 @@ TEST_F(CkptCommand, LsOfOneCheckpointShowsThatOne) {
         SCOPED_TRACE(path);
         const Result result = tessera("ls " + path);
         EXPECT_EQ(result.code, 0);
-        EXPECT_THAT(result.output, HasSubstr(newest + " is one checkpoint"));
+        EXPECT_THAT(result.output, HasSubstr(newest + " is a checkpoint, not a root"));
         EXPECT_THAT(result.output, HasSubstr(newest + "  latest\n"));
         const Json json = Json::parse(tessera("ls --json " + path, "2>/dev/null").output, "ls");
         ASSERT_EQ(json.as_array().size(), 1u);
@@ -82,11 +82,11 @@ TEST_F(CkptCommand, LsWithoutCheckpointsEndsWithOneAndSaysWhereTheyAre) {
     const Result above = tessera("ls " + dir_.path());
     EXPECT_EQ(above.code, 1);
     EXPECT_THAT(above.output, HasSubstr(dir_.path() + " holds no checkpoint"));
-    EXPECT_THAT(above.output, HasSubstr("try `tessera ckpt ls " + root_ + "`"));
+    EXPECT_THAT(above.output, HasSubstr("run `tessera ckpt ls " + root_ + "`"));
     std::filesystem::create_directory(dir_ / "empty");
     const Result nothing = tessera("ls " + (dir_ / "empty"));
     EXPECT_EQ(nothing.code, 1);
-    EXPECT_THAT(nothing.output, HasSubstr("name the directory that the trainer gave its saver"));
+    EXPECT_THAT(nothing.output, HasSubstr("pass the root of the trainer's saver"));
     EXPECT_EQ(tessera("ls --json " + (dir_ / "empty"), "2>/dev/null").output, "[]\n");
     EXPECT_EQ(tessera("tree " + (dir_ / "empty")).code, 1);
 }
@@ -204,7 +204,7 @@ TEST_F(CkptCommand, ARootWhoseOnlySaveIsNotCommittedIsToldAsThat) {
     std::filesystem::remove(root + "/latest");
     const Result result = tessera("info " + root);
     EXPECT_EQ(result.code, 1);
-    EXPECT_THAT(result.output, HasSubstr("holds 1 save, which is not committed: it lacks its manifest.json"));
+    EXPECT_THAT(result.output, HasSubstr("holds 1 save, which is not committed: it has no manifest.json"));
 }
 
 TEST_F(CkptCommand, TreeShowsSoManyPartsOfNamesAndThoseThatFit) {
@@ -222,7 +222,7 @@ TEST_F(CkptCommand, TreeShowsSoManyPartsOfNamesAndThoseThatFit) {
     EXPECT_TRUE(json.at("values").as_object().empty());
     const Result none = tessera("tree --only nope.* " + root_);
     EXPECT_EQ(none.code, 1);
-    EXPECT_THAT(none.output, HasSubstr("no name that fits nope.*"));
+    EXPECT_THAT(none.output, HasSubstr("no name that matches nope.*"));
 }
 
 TEST_F(CkptCommand, TreeTellsWhoHoldsWhat) {

@@ -1,4 +1,5 @@
-// `tessera ckpt convert` and `tessera ckpt rename-keys`: what is written is the same data, whole and durable or not there.
+// `tessera ckpt convert` and `tessera ckpt rename-keys`: what is written is the same data, whole and durable or not
+// there.
 #include <gmock/gmock.h>
 
 #include <fcntl.h>
@@ -81,10 +82,10 @@ TEST_P(Convert, ToNpzIsOneFileWithoutValues) {
     save_numbers(root_, GetParam());
     const Result refused = tessera("convert " + root_ + " " + out_ + " --to npz");
     EXPECT_EQ(refused.code, 2);
-    EXPECT_THAT(refused.output, HasSubstr("tensor 'half' is bf16, which NumPy does not have"));
+    EXPECT_THAT(refused.output, HasSubstr("tensor 'half' is bf16, which NumPy does not support"));
     const Result said = tessera("convert " + root_ + " " + out_ + " --to npz --under g");
     EXPECT_EQ(said.code, 0);
-    EXPECT_THAT(said.output, HasSubstr("1 value left out: npz holds tensors alone"));
+    EXPECT_THAT(said.output, HasSubstr("1 value left out: npz can only hold tensors"));
     EXPECT_THAT(names_in(out_), ::testing::ElementsAre("model.npz"));
     EXPECT_EQ(json_of("info --json " + out_, 1).at("error").at("code").as_string(), "NOT_FOUND") << "it is not read";
     const Json json = json_of("convert --json " + root_ + " " + out_ + "-2 --to npz --under g");
@@ -101,7 +102,7 @@ TEST_F(Convert, WhatCannotBeReadIsToldByTheExitCode) {
         SCOPED_TRACE(to);
         const Result result = tessera("convert " + from + " " + out_ + "-" + to + " --to " + to);
         EXPECT_EQ(result.code, 1);
-        EXPECT_THAT(result.output, HasSubstr("'odd' is left out: it is of dtype F6_E3M2"));
+        EXPECT_THAT(result.output, HasSubstr("'odd' was left out: dtype F6_E3M2"));
         EXPECT_THAT(tessera("tree " + out_ + "-" + to).output, HasSubstr("w")) << "the rest is there";
         const Json json = json_of("convert --json " + from + " " + out_ + "-json-" + to + " --to " + to, 1);
         EXPECT_NE(json.at("unreadable").find("odd"), nullptr);
@@ -221,18 +222,18 @@ TEST_F(Convert, WhatIsRefusedLeavesNothing) {
         EXPECT_THAT(result.output, HasSubstr(why)) << arguments;
         EXPECT_FALSE(std::filesystem::exists(out_)) << arguments;
     };
-    refused("rename-keys " + root_ + " " + out_, "give --map, --regex or --prefix");
-    refused("rename-keys " + root_ + " " + out_ + " --map grid=columns", "'columns' would be the name of two");
-    refused("rename-keys " + root_ + " " + out_ + " --map epoch=grid", "'grid' would be the name of two");
-    refused("rename-keys " + root_ + " " + out_ + " --map nope=x", "--map nope=x fits no name");
+    refused("rename-keys " + root_ + " " + out_, "nothing to rename; use --map, --regex or --prefix");
+    refused("rename-keys " + root_ + " " + out_ + " --map grid=columns", "two entries would be named 'columns'");
+    refused("rename-keys " + root_ + " " + out_ + " --map epoch=grid", "two entries would be named 'grid'");
+    refused("rename-keys " + root_ + " " + out_ + " --map nope=x", "--map nope=x matches no name");
     refused("rename-keys " + root_ + " " + out_ + " --map grid=", "is empty");
     refused("rename-keys " + root_ + " " + out_ + " --regex 's/(/x/'", "--regex \"s/(/x/\"");
-    refused("rename-keys " + root_ + " " + out_ + " --regex grid", "s/pattern/replacement/ is meant");
+    refused("rename-keys " + root_ + " " + out_ + " --regex grid", "expected s/pattern/replacement/");
     refused("convert " + root_ + " " + out_ + " --to safetensors --under nope.", "begins with 'nope.'");
     refused("convert " + root_ + " " + out_ + " --to nonsense", "--to");
     refused("convert " + root_ + " " + out_, "--to is required");
-    refused("convert " + root_ + " " + save + " --to native", "is a checkpoint; name a new directory");
-    refused("convert " + root_ + " " + root_ + " --to safetensors", "is there already");
+    refused("convert " + root_ + " " + save + " --to native", "is a checkpoint, not a root; pass a new directory");
+    refused("convert " + root_ + " " + root_ + " --to safetensors", "already exists");
     EXPECT_EQ(names_in(root_), before);
     {
         const Lease lease(posix_file_system(), root_, random_id());

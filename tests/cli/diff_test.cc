@@ -74,7 +74,7 @@ TEST_F(Diff, WhatCannotBeReadIsNoSameness) {
     EXPECT_THAT(odd.at("b").as_string(), HasSubstr("F6_E3M2"));
     const Result text = tessera("diff " + a + " " + b);
     EXPECT_EQ(text.code, 2);
-    EXPECT_THAT(text.output, HasSubstr("odd: not compared, A and B cannot be read: it is of dtype F6_E3M2"));
+    EXPECT_THAT(text.output, HasSubstr("odd: not compared, A and B cannot be read: dtype F6_E3M2"));
     EXPECT_THAT(text.output, HasSubstr("no difference in 1 tensor, 8 B; 1 not compared"));
 
     save_unreadable(b, 3, "more");
@@ -167,7 +167,7 @@ TEST_F(Diff, TroubleIsTwo) {
     bytes[bytes.size() - 1] ^= 1;
     spill(path, bytes);
     EXPECT_EQ(json_of("diff --json " + a_ + " " + a_, 2).at("error").at("code").as_string(), "CORRUPT");
-    EXPECT_THAT(tessera("diff --help").output, HasSubstr("1  they differ"));
+    EXPECT_THAT(tessera("diff --help").output, HasSubstr("1  the checkpoints differ"));
 }
 
 }  // namespace

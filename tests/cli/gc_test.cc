@@ -59,7 +59,7 @@ TEST_F(Gc, RemovesWhatACutSaveLeftAndNothingElse) {
     spill(foreign + "/rank-00000.safetensors", "copy");
     const Result dry = tessera("gc --dry-run " + root_);
     EXPECT_EQ(dry.code, 0);
-    EXPECT_THAT(dry.output, HasSubstr("would remove " + left + ": left by a save that was cut short, 1.1 KiB\n"));
+    EXPECT_THAT(dry.output, HasSubstr("would remove " + left + ": left by an interrupted save, 1.1 KiB\n"));
     EXPECT_THAT(dry.output, ::testing::ContainsRegex("would remove: (1 directory|[0-9]+ directories), "));
     EXPECT_TRUE(std::filesystem::exists(left));
     const Json json = json_of("gc --json " + root_);
@@ -78,7 +78,7 @@ TEST_F(Gc, KeepLeavesTheNewest) {
     EXPECT_EQ(count(), 3u);
     const Result result = tessera("gc --keep 2 " + root_);
     EXPECT_EQ(result.code, 0);
-    EXPECT_THAT(result.output, HasSubstr("removed " + saves_[0] + ": older than those to keep"));
+    EXPECT_THAT(result.output, HasSubstr("removed " + saves_[0] + ": beyond --keep"));
     EXPECT_FALSE(std::filesystem::exists(saves_[0]));
     EXPECT_EQ(tessera("verify " + saves_[1]).code, 0);
     EXPECT_EQ(tessera("latest " + root_).output, saves_[2] + "\n");
@@ -149,11 +149,11 @@ TEST_F(Gc, OfSomethingElseIsTwo) {
     EXPECT_EQ(tessera("gc " + (dir_ / "nope")).code, 2);
     const Result one = tessera("gc " + saves_[0]);
     EXPECT_EQ(one.code, 2);
-    EXPECT_THAT(one.output, HasSubstr("name the root above it"));
+    EXPECT_THAT(one.output, HasSubstr("is a checkpoint, not a root; pass its root"));
 }
 
-// As fast as it can the owner of a root swaps what is left there, and the root, for links to another's save and root, while
-// somebody who may write in both collects.
+// As fast as it can the owner of a root swaps what is left there, and the root, for links to another's save and root,
+// while somebody who may write in both collects.
 TEST_F(Gc, NothingGoesWhereASwappedLinkLeads) {
     const std::string name = "step-00000077-0123abcd";
     const std::string victim = dir_ / "victim";

@@ -1,5 +1,5 @@
-// Every sub-command of `tessera ckpt` on what others write: safetensors as Hugging Face lays them out, DCP directories and
-// files of torch.save, which `convert` made, and what PyTorch itself wrote.
+// Every sub-command of `tessera ckpt` on what others write: safetensors as Hugging Face lays them out, DCP directories
+// and files of torch.save, which `convert` made, and what PyTorch itself wrote.
 #include <gmock/gmock.h>
 
 #include "cli/command.hpp"
@@ -85,7 +85,7 @@ TEST_P(OtherFormats, AreNotRenamed) {
     const Json refused = json_of("rename-keys --json " + out_ + " " + renamed + " --prefix model.", 2);
     EXPECT_EQ(refused.at("error").at("code").as_string(), "UNSUPPORTED");
     EXPECT_THAT(refused.at("error").at("message").as_string(),
-                HasSubstr("is no native checkpoint; convert it to one first"));
+                HasSubstr("is not a native checkpoint; convert it to one first"));
     EXPECT_FALSE(std::filesystem::exists(renamed));
 }
 
@@ -156,7 +156,7 @@ TEST(OtherFormats, APointerOfGitLfsIsToldAsOne) {
         const bool is_a_file = file.ends_with(".pt") || file.ends_with("model.safetensors");
         const Result result = tessera("verify " + (is_a_file ? file : parent_of(file)));
         EXPECT_EQ(result.code, 1);
-        EXPECT_THAT(result.output, HasSubstr(file + " is a pointer of Git LFS, not the file itself"));
+        EXPECT_THAT(result.output, HasSubstr(file + " is a Git LFS pointer, not the file itself"));
     }
 }
 
@@ -169,7 +169,7 @@ TEST(OtherFormatsOfTwoModels, AreNotChosenBetween) {
     std::filesystem::rename(dir / "b/model.safetensors", dir / "a/other.safetensors");
     const Result result = tessera("info " + (dir / "a"));
     EXPECT_EQ(result.code, 2);
-    EXPECT_THAT(result.output, HasSubstr("model.safetensors and in "));
+    EXPECT_THAT(result.output, HasSubstr("model.safetensors and "));
     EXPECT_EQ(tessera("info " + (dir / "a/other.safetensors")).code, 0);
 }
 

@@ -77,7 +77,7 @@ TEST(Report, RanksThatDifferFromEachOtherSayItOnce) {
 }
 
 TEST(Report, RanksThatSayTheSameOfAThirdOneSayItOnce) {
-    const std::string words = "Mismatch: rank 0: tensor 'w' has a layout of 4 ranks, the saver has 2";
+    const std::string words = "Mismatch: rank 0: tensor 'w' has a layout of 4 ranks, but the saver has 2";
     const std::string text = report({end_saying(0, words), end_saying(1, words)});
     EXPECT_EQ(count(text, "a layout of 4 ranks"), 1) << text;
     EXPECT_THAT(text, HasSubstr("rank 1  exit 1    the same as rank 0"));

@@ -123,7 +123,7 @@ TEST_F(SaveAtExit, ASaveThatEndsTheProgramDoesNotWaitForItself) {
         for (;;) ::pause();
     });
     EXPECT_EQ(result.code, 9);
-    EXPECT_THAT(result.err, HasSubstr("the program ends in a callback of it"));
+    EXPECT_THAT(result.err, HasSubstr("the program exits in a callback of the save"));
 }
 
 // A child's copy of a queue has no thread, and its lock may have been held.

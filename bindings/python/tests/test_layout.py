@@ -69,7 +69,7 @@ def test_what_one_rank_cannot_gather_is_told_to_all(ranks):
         assert "[0:3] of rank 0 and [2:4] of rank 1 overlap" in str(error)
     for error in gather([[], []], (4, 1)):
         assert type(error) is ts.Mismatch
-        assert "rank 1 gives boxes of a tensor of shape [4, 1]" in str(error)
+        assert "rank 1 passes boxes of a tensor of shape [4, 1]" in str(error)
 
 
 def test_what_is_no_box_or_communicator_is_not_gathered(ranks):

@@ -337,7 +337,7 @@ def test_ranks_that_load_different_checkpoints_together_are_told(ranks):
     def load(comm: ts.Comm) -> None:
         with (
             ts.Checkpoint("ab"[comm.rank], storage=storage) as checkpoint,
-            pytest.raises(ts.Mismatch, match=r"rank 1 loads b/step-00000001-.*, rank 0 a/step-00000001-"),
+            pytest.raises(ts.Mismatch, match=r"rank 1 loads b/step-00000001-.*, but rank 0 loads a/step-00000001-"),
         ):
             checkpoint.load(ts.State(w=np.zeros(3)), comm=comm)
 

@@ -1,5 +1,5 @@
-// Where each tensor's data lies follows from names, shapes and what stands around it, so the ranks fill it in wherever their
-// batches belong; what stands between goes in last, on rank 0, since it tells the checksums.
+// The offset of each tensor's data follows from names, shapes and the texts around it, so the ranks write the data of
+// their batches in place. Rank 0 writes the texts in between last, since they contain the checksums.
 #include "checkpoint/export/archive.hpp"
 
 #include <fmt/core.h>
@@ -88,7 +88,7 @@ class ArchiveExport final : public ExportWriter {
     }
 
    private:
-    // Calls visit(text, begin) for what stands before each tensor's data, and last for what stands behind all.
+    // Calls visit(text, begin) for the text before each tensor's data, and last for the text after all data.
     void for_each_text(std::span<const uint32_t> crcs,
                        const std::function<void(const std::string& text, int64_t begin)>& visit) const {
         ZipWriter zip(form_.folder, 0);
@@ -129,7 +129,7 @@ class ArchiveExport final : public ExportWriter {
                 bytes += part->bytes;
             }
             if (bytes == boxes_[i].size_bytes()) continue;
-            throw Error(Code::internal, fmt::format("the ranks wrote {} bytes of tensor '{}', which has {}", bytes,
+            throw Error(Code::internal, fmt::format("the ranks wrote {} bytes of tensor '{}', expected {}", bytes,
                                                     selection_.entries[i].name, boxes_[i].size_bytes()));
         }
         return crcs;

@@ -1,4 +1,4 @@
-// Tensors as the entries of one zip archive, which all ranks of an export fill together.
+// Tensors as entries of one zip archive, which all ranks of an export write together.
 #pragma once
 
 #include <functional>
@@ -10,13 +10,14 @@
 
 namespace tsr {
 
-// What stands around the tensors' data; the same at each call, since it is asked for before and behind the data.
+// The texts around the tensors' data. Each function is called twice, before and after the data, and must return the
+// same.
 struct ArchiveForm {
     std::string file_name;
     std::string folder;                                   // of all entries; may be empty
-    std::function<void(ZipWriter& zip)> begin;            // adds what comes first; may be empty, as the two below
-    std::function<std::string(size_t entry)> entry_name;  // of a tensor, as the selection counts them
-    std::function<std::string(size_t entry)> entry_head;  // what its entry holds before its data
+    std::function<void(ZipWriter& zip)> begin;            // adds the first entries; may be empty, like the two below
+    std::function<std::string(size_t entry)> entry_name;  // of a tensor, by its index in the selection
+    std::function<std::string(size_t entry)> entry_head;  // text in its entry before its data
     std::function<void(ZipWriter& zip)> end;
 };
 

@@ -27,7 +27,7 @@ Draft::Draft(FileSystem& files, const std::string& place)
     : place_(without_slashes(place)), tag_(random_id().substr(0, 8)), path_(path_of(place_, tag_)) {
     if (place.empty()) throw Error(Code::invalid_argument, "the path of the new directory is empty");
     if (exists(files, place_) || is_link(files, place_)) {
-        throw Error(Code::invalid_argument, fmt::format("{} is there already; name a new directory", place_));
+        throw Error(Code::invalid_argument, fmt::format("{} already exists; pass a new directory", place_));
     }
     make_directories(files, parent_of(place_));
     parent_.emplace(files, parent_of(place_));

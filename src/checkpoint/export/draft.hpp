@@ -1,4 +1,4 @@
-// A directory that one process fills under another name and then moves to its place: it is there whole or not at all.
+// A directory that one process fills under a temporary name and then renames: it appears complete or not at all.
 #pragma once
 
 #include <optional>
@@ -11,17 +11,17 @@ namespace tsr {
 
 class Draft {
    public:
-    // INVALID_ARGUMENT if `place` is there already.
+    // INVALID_ARGUMENT if `place` already exists.
     Draft(FileSystem& files, const std::string& place);
-    ~Draft();  // removes it with all files in it, unless it was moved
+    ~Draft();  // removes it and its files, unless it was moved
     Draft(const Draft&) = delete;
     Draft& operator=(const Draft&) = delete;
 
     [[nodiscard]] const std::string& path() const { return path_; }
-    [[nodiscard]] const std::string& tag() const { return tag_; }  // 8 characters, drawn
-    // The path() that a draft of this tag has.
+    [[nodiscard]] const std::string& tag() const { return tag_; }  // 8 random characters
+    // The path() of a draft with this tag.
     [[nodiscard]] static std::string path_of(std::string place, std::string_view tag);
-    // Durably, with the names of what is in it.
+    // Durable, including the names of its files.
     void move_to_its_place();
 
    private:

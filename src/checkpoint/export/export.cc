@@ -44,11 +44,13 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
     if (!is_safetensors && options.shard_bytes != 0) {
         throw Error(Code::invalid_argument,
                     options.format == ExportFormat::torch_dcp
-                        ? "files of PyTorch's DCP have no size to be cut at: each rank writes one"
-                        : fmt::format("the file of {} has no size to be cut at: it is one", name_of(options.format)));
+                        ? "a file size limit is not supported for torch_dcp: each rank writes one file"
+                        : fmt::format("a file size limit is not supported for {}: it writes a single file",
+                                      name_of(options.format)));
     }
     if (options.shard_bytes < 0) {
-        throw Error(Code::invalid_argument, fmt::format("files of {} bytes", options.shard_bytes));
+        throw Error(Code::invalid_argument,
+                    fmt::format("the file size limit is {}; it must be 0 (one file) or more", options.shard_bytes));
     }
     const auto renamed = [&](const std::string& name) {
         return name.starts_with(options.under) ? name.substr(options.under.size()) : std::string();
@@ -67,18 +69,19 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
         if (is_npz) check_npz_entry(to, tensor.dtype);
         if (is_safetensors) check_safetensors_key(to);
         if (is_safetensors && !is_in_safetensors(tensor.dtype)) {
-            throw Error(Code::unsupported,
-                        fmt::format("tensor '{}' is {}, which safetensors does not have", name, name_of(tensor.dtype)));
+            throw Error(Code::unsupported, fmt::format("tensor '{}' is {}, which safetensors does not support", name,
+                                                       name_of(tensor.dtype)));
         }
         selection.entries.push_back({name, to, {Box::whole(tensor.shape), tensor.dtype}});
         exported.size_bytes += tensor.size_bytes();
     }
     if (selection.entries.empty()) {
-        throw Error(Code::invalid_argument,
-                    options.under.empty()
-                        ? fmt::format("{} holds no tensor", source.path())
-                        : fmt::format("no tensor of {} begins with '{}'; `tessera ckpt tree` lists all", source.path(),
-                                      options.under));
+        throw Error(
+            Code::invalid_argument,
+            options.under.empty()
+                ? fmt::format("{} holds no tensors", source.path())
+                : fmt::format("no tensor of {} has a name that begins with '{}'; run `tessera ckpt tree` to list all",
+                              source.path(), options.under));
     }
     for (const auto& [name, value] : manifest.values) {
         if (is_torch_record(name, value)) continue;
@@ -122,7 +125,7 @@ std::unique_ptr<ExportWriter> writer_of(const Checkpoint& source, const ExportSe
         case ExportFormat::torch_save: return torch_save_export(source, selection, directory, files);
         case ExportFormat::npz: return npz_export(source, selection, directory, files);
     }
-    throw Error(Code::internal, "an export of no format");
+    throw Error(Code::internal, "unknown export format");
 }
 
 }  // namespace
@@ -167,10 +170,11 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
     if (const auto agreed = peers.vote(prepared, record, records)) throw Error(agreed->with_operation("export"));
     for (size_t rank = 1; rank < records.size(); ++rank) {
         if (records[rank].digest == records[0].digest) continue;
-        throw Error(Code::mismatch,
-                    fmt::format("rank {} exports another checkpoint than rank 0, other tensors or values of it, to "
-                                "another directory or with other options",
-                                rank))
+        throw Error(
+            Code::mismatch,
+            fmt::format("rank {}'s export differs from rank 0's in its checkpoint, tensors, values, directory or "
+                        "options",
+                        rank))
             .with_operation("export");
     }
 
@@ -184,7 +188,7 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
     }));
     std::string report;
     const auto written = attempt([&] {
-        // An even part, more or less: batches are of one size.
+        // About an even share, as batches have one size.
         Progress progress(options.progress, Phase::write, exported.size_bytes / peers.world_size());
         report = writer->write({peers.rank(), peers.world_size(), options.batch_bytes, [&](int64_t bytes) {
                                     progress.add(bytes);

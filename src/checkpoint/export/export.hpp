@@ -1,7 +1,7 @@
-// Writes the tensors of a checkpoint in another format, as a new directory that appears when all of it is durable: as
-// Hugging Face has them (model.safetensors, or numbered files of about one size and an index of which file holds what), as
-// PyTorch's Distributed Checkpoint, or as one file of torch.save or of NumPy's npz. By any number of ranks, each in bounded memory: batches go
-// round among them.
+// Writes the tensors of a checkpoint in another format, as a new directory that appears when all of it is durable: in
+// Hugging Face's layout (model.safetensors, or numbered files of about equal size and an index of their tensors), as
+// PyTorch's Distributed Checkpoint, or as one file of torch.save or NumPy's npz. Any number of ranks take part, each in
+// bounded memory: batches are dealt out to them in turn.
 #pragma once
 
 #include <cstdint>
@@ -27,25 +27,26 @@ enum class ExportFormat { safetensors, torch_dcp, torch_save, npz };
 
 struct ExportOptions {
     ExportFormat format = ExportFormat::safetensors;
-    int64_t shard_bytes = 0;  // of safetensors: data of a file, unless one tensor is larger; 0: one file
-    std::string under;        // only what has a name that begins so, and without that beginning
-    int64_t batch_bytes = default_batch_bytes;  // memory of a rank
-    ProgressFn progress;                        // told of this rank's bytes, on the calling thread
+    int64_t shard_bytes = 0;  // safetensors only: data per file, unless a single tensor is larger; 0: one file
+    std::string under;        // export only names with this prefix, and strip it
+    int64_t batch_bytes = default_batch_bytes;  // memory per rank
+    ProgressFn progress;                        // called with this rank's bytes, on the calling thread
 };
 
 struct Exported {
-    std::vector<std::string> files;  // of safetensors
+    std::vector<std::string> files;  // names of the files
     int64_t tensor_count = 0;
     int64_t size_bytes = 0;             // of tensors
     std::vector<std::string> left_out;  // values, which safetensors and npz cannot hold; sorted
-    std::map<std::string, std::string, std::less<>> unreadable;  // left out too: why it cannot be read
+    std::map<std::string, std::string, std::less<>> unreadable;  // also left out: name -> why it cannot be read
 };
 
-// A private communicator of the same ranks with a deadline of its own.
+// A private communicator of the same ranks with its own timeout.
 [[nodiscard]] std::shared_ptr<Communicator> split_for_export(Communicator& comm, milliseconds timeout);
 
-// Collective over `peers`, which opened the same checkpoint each; all get the same error. `directory`, on a file system that
-// all ranks see, must not exist. Tied names are written once, but in npz, which cannot tell of it. INVALID_ARGUMENT if no tensor is left to write.
+// Collective over `peers`, which have all opened the same checkpoint; all get the same error. `directory` must be on a
+// file system that all ranks see and must not exist. Tied tensors are written once, except in npz, which has no ties.
+// INVALID_ARGUMENT if there is no tensor to write.
 [[nodiscard]] Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::string& directory,
                                          const ExportOptions& options, FileSystem& files = posix_file_system());
 

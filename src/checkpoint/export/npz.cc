@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t npy_alignment = 64;  // of an array's data within its entry
 
-// What NumPy calls it; empty: it has none such.
+// NumPy's name; empty if it has no such dtype.
 std::string_view numpy_name(DType dtype) {
     switch (dtype) {
         case DType::f16: return "<f2";
@@ -36,7 +36,7 @@ std::string_view numpy_name(DType dtype) {
     return "";
 }
 
-// Version 1.0 of the header, as numpy.lib.format has it.
+// Version 1.0 of the header in numpy.lib.format.
 std::string npy_header(const TypedBox& tensor) {
     const Dims& shape = tensor.box.sizes;
     std::string dims;
@@ -58,12 +58,12 @@ std::string npy_header(const TypedBox& tensor) {
 void check_npz_entry(const std::string& name, DType dtype) {
     if (numpy_name(dtype).empty()) {
         throw Error(Code::unsupported,
-                    fmt::format("tensor '{}' is {}, which NumPy does not have", name, name_of(dtype)));
+                    fmt::format("tensor '{}' is {}, which NumPy does not support", name, name_of(dtype)));
     }
-    // numpy.load() finds 'x' for the key 'x.npy' too.
+    // numpy.load() also finds 'x' under the key 'x.npy'.
     if (name.ends_with(".npy")) {
         throw Error(Code::unsupported,
-                    fmt::format("tensor '{}' has the name of a file: NumPy would not tell it from '{}'", name,
+                    fmt::format("tensor '{}' is named like a file: NumPy cannot distinguish it from '{}'", name,
                                 name.substr(0, name.size() - 4)));
     }
 }

@@ -16,7 +16,7 @@ namespace tsr {
 
 namespace {
 
-// A save's directory while one process writes it; it goes again unless it is committed.
+// A save's directory while one process writes it; removed again unless it is committed.
 class NewSave {
    public:
     NewSave(FileSystem& files, std::string root, int64_t step)
@@ -69,7 +69,8 @@ std::string renamed(const std::function<std::string(const std::string&)>& rename
 }
 
 void refuse_second(const std::string& name, const std::string& from) {
-    throw Error(Code::invalid_argument, fmt::format("'{}' would be the name of two; one of them is '{}'", name, from));
+    throw Error(Code::invalid_argument,
+                fmt::format("two entries would be named '{}'; one of them is '{}'", name, from));
 }
 
 }  // namespace
@@ -113,7 +114,7 @@ std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root
                 continue;
             }
             throw Error(Code::unsupported,
-                        fmt::format("{} is no native checkpoint; convert it to one first", source.path()));
+                        fmt::format("{} is not a native checkpoint; convert it to one first", source.path()));
         }
     }
 
@@ -124,7 +125,7 @@ std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root
             file.pieces.push_back({name, tensor.dtype, std::make_shared<const Box>(box), nullptr});
             file.old_names.emplace(name, old_name.at(name));
         };
-        // A tensor without elements stands whole in some file, which is not told.
+        // A tensor without elements is in some file, which the manifest does not name.
         if (tensor->shape.product() == 0) {
             add(Box::whole(tensor->shape), 0);
         } else {

@@ -1,5 +1,5 @@
-// Writes what another checkpoint holds as a new save into a root, by one process and in bounded memory: with other
-// names, or put together into one rank's file. The save is committed as every save is: files fsynced, manifest last.
+// Writes the contents of another checkpoint as a new save into a root, in one process and in bounded memory: with other
+// names, or combined into the file of one rank. The save is committed like every other: files fsynced, manifest last.
 #pragma once
 
 #include <functional>
@@ -13,10 +13,10 @@ namespace tsr {
 struct RewriteOptions {
     enum class Files {
         kept,      // the same files, layouts and world size; native checkpoints only
-        together,  // one rank's
+        together,  // one file of one rank
     };
     Files files = Files::kept;
-    // New names of tensors and of values; the old ones where a function is not given.
+    // New names of tensors and values; without a function names are kept.
     std::function<std::string(const std::string&)> rename_tensor;
     std::function<std::string(const std::string&)> rename_value;
     ByteProgress progress;

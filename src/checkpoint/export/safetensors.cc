@@ -1,5 +1,5 @@
-// Tensors as Hugging Face has them. All sizes follow from names and shapes, so rank 0 writes every header first, and then
-// the ranks fill in the data wherever their batches belong.
+// Tensors in Hugging Face's layout. All sizes follow from names and shapes, so rank 0 writes every header first, and
+// then the ranks write the data of their batches in place.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -47,9 +47,10 @@ std::string header_of(std::span<const ExportEntry> entries, const std::map<std::
     json += '}';
     json.append((8 - json.size() % 8) % 8, ' ');
     if (static_cast<int64_t>(json.size()) > max_header_bytes) {
-        throw Error(Code::unsupported, fmt::format("the header of {} tensors would have {} bytes, and readers take at "
-                                                   "most {}; write more files",
-                                                   entries.size(), json.size(), max_header_bytes));
+        throw Error(Code::unsupported,
+                    fmt::format("the header of {} tensors would have {} bytes, but readers accept at "
+                                "most {}; write more files",
+                                entries.size(), json.size(), max_header_bytes));
     }
     std::string header;
     for (size_t i = 0; i < 8; ++i) header += static_cast<char>(json.size() >> (8 * i) & 0xff);

@@ -52,8 +52,8 @@ void StreamedFile::append(const Checkpoint& source, std::span<const StreamedPart
 
 void StreamedFile::finish(std::string_view header) {
     if (static_cast<int64_t>(header.size()) != header_bytes_ || done_ != data_bytes_) {
-        throw Error(Code::internal, fmt::format("{}: {} + {} bytes in place of {} + {}", path_, header.size(), done_,
-                                                header_bytes_, data_bytes_));
+        throw Error(Code::internal, fmt::format("{}: wrote {} + {} bytes instead of {} + {}", path_, header.size(),
+                                                done_, header_bytes_, data_bytes_));
     }
     poll_interrupt();
     write_all(*file_, path_, std::as_bytes(std::span(header)), 0);

@@ -1,5 +1,5 @@
-// A new file whose data comes from another checkpoint, a batch at a time, in bounded memory: room for a header, the
-// contents of parts one after another, and the header last. Checksums of its blocks are computed on the way.
+// A new file whose data is copied from another checkpoint, batch by batch, in bounded memory. Room is left for the
+// header, which is written last. Checksums of the blocks are computed on the way.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace tsr {
 
 struct StreamedPart {
-    std::string name;  // in the checkpoint that it comes from
+    std::string name;  // in the source checkpoint
     TypedBox box;
 };
 
@@ -25,9 +25,9 @@ class StreamedFile {
     StreamedFile(FileSystem& files, std::string path, int64_t header_bytes, int64_t data_bytes);
 
     void append(const Checkpoint& source, std::span<const StreamedPart> parts, const ByteProgress& progress);
-    // The CRC32C of each block of data, when all is appended.
+    // The CRC32C of each block of data; complete when everything is appended.
     [[nodiscard]] std::span<const uint32_t> crcs() const { return crcs_; }
-    // `header` has the size that was given. The file is fsynced, its directory is not.
+    // `header` must have `header_bytes` bytes. The file is fsynced, its directory is not.
     void finish(std::string_view header);
 
    private:

@@ -1,5 +1,5 @@
-// Tensors as PyTorch's Distributed Checkpoint: each rank writes a file of its own, in which every part of a batch is an
-// archive, and rank 0 the `.metadata` of all. A tensor larger than a batch is in several parts.
+// Tensors as PyTorch's Distributed Checkpoint: each rank writes one file, in which every part of a batch is an archive,
+// and rank 0 writes the `.metadata`. A tensor larger than a batch has several parts.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -72,7 +72,7 @@ class TorchDcpExport final : public ExportWriter {
     std::string write(const Share& share) override {
         DcpAppender file(files_, directory_, dcp_file_name(share.rank));
         if (share.rank == 0) {
-            // What has no bytes is in no batch.
+            // Tensors without bytes are in no batch.
             std::vector<Piece> empty;
             for (const ExportEntry& entry : selection_.entries) {
                 if (!entry.box.box.empty()) continue;

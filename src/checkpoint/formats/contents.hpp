@@ -1,5 +1,5 @@
-// What a checkpoint's format has to do for it: move parts of saved tensors into memory, and check its files. What is
-// saved, the manifest tells, which every format makes or reads when it is opened. Methods may be called from many threads.
+// The interface of a checkpoint's format: move parts of saved tensors into memory, and check the files. The manifest,
+// which every format reads or makes when it is opened, says what is saved. Thread-safe.
 #pragma once
 
 #include <functional>
@@ -17,10 +17,10 @@ class HostReads;
 
 enum class Verify { blocks, none };
 
-// A box of a saved tensor, and where it shall stand: row-major, of a dtype that may differ among floating-point types.
-// What is pointed to is the caller's, for the call.
+// A box of a saved tensor and its destination: row-major, possibly of another floating-point dtype. The pointers are
+// borrowed for the call.
 struct Wanted {
-    const std::string* name = nullptr;  // under which it is saved
+    const std::string* name = nullptr;  // saved name
     const SavedTensor* tensor = nullptr;
     const Box* box = nullptr;
     DType dtype = DType::f32;
@@ -30,8 +30,8 @@ struct Wanted {
 struct ReadOptions {
     Verify verify = Verify::blocks;
     int threads = 4;
-    ProgressFn progress;        // told on the calling thread
-    HostReads* host = nullptr;  // with whom; nullptr: alone
+    ProgressFn progress;        // called on the calling thread
+    HostReads* host = nullptr;  // the ranks to read together with; nullptr: this rank alone
 };
 
 enum class Depth { headers, everything };
@@ -41,14 +41,14 @@ inline constexpr int verify_threads = 4;
 class Contents {
    public:
     virtual ~Contents() = default;
-    // Whether checksums have shown that all of it is sound. CORRUPT names file, byte range and tensor of the first fault.
+    // True if checksums have verified all data. CORRUPT names file, byte range and tensor of the first fault.
     virtual bool read(std::span<const Wanted> wanted, const ReadOptions& options) const = 0;
-    // A message for every fault found; none means sound. Throws only what stops the check itself. `progress`, if there
-    // is one, is told the bytes of data that were checked, from several threads; `poll` is called by the calling thread
+    // One message per fault; empty means sound. Throws only errors that stop the check itself. `progress`, if given, is
+    // called with the number of data bytes checked, from several threads; `poll` is called on the calling thread
     // meanwhile.
     [[nodiscard]] virtual std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                           const std::function<void()>& poll) const = 0;
-    // Whether damage within the data can be seen at all: of what was read and verified until now, where it depends on that.
+    // Whether damage within the data can be detected; may depend on what was read and verified so far.
     [[nodiscard]] virtual bool has_checksums() const { return true; }
 };
 

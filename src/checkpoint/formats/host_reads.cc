@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t host_ring_bytes = int64_t{48} << 20;  // of all ranks of a host together
 constexpr int64_t max_chunk_blocks = 4;
-constexpr int64_t min_slots = 3;  // one that is taken from, two that are read ahead
+constexpr int64_t min_slots = 3;  // one being copied from, two being read ahead
 
 // MISMATCH names the lowest rank that differs from rank 0.
 void compare(Peers& all, const HostReads::Source& source) {
@@ -33,13 +33,14 @@ void compare(Peers& all, const HostReads::Source& source) {
     if (other == ids.end()) return;
     const std::vector<std::string> names = all.gather(source.name);
     const auto rank = static_cast<size_t>(other - ids.begin());
-    throw Error(Code::mismatch,
-                fmt::format("rank {} loads {}, rank 0 {}; ranks that load together open one checkpoint and "
-                            "verify it alike",
-                            rank, names[rank], names[0]));
+    throw Error(
+        Code::mismatch,
+        fmt::format("rank {} loads {}, but rank 0 loads {}; open the same checkpoint with the same verify option "
+                    "on all ranks of a load",
+                    rank, names[rank], names[0]));
 }
 
-// The ranks of this host among those of `comm`, in order; alone: none.
+// The ranks of `comm` on this host, in order. Sets `any` if any host has several ranks.
 std::vector<int> neighbours(const std::shared_ptr<Communicator>& comm, Peers& all, bool& any) {
     const std::vector<std::string> hosts = all.gather(host_id(comm->options().host_id));
     std::vector<int> here;
@@ -71,7 +72,7 @@ class ReadAhead {
                 pool_.push_back(start_thread("tsr-reader", [this, worker] { read(static_cast<int>(worker)); }));
             }
         } catch (...) {
-            // No more threads to be had: those that run do all the work, unless there is none.
+            // The system gives no more threads: the running ones do all the work, if there are any.
             if (pool_.empty()) error_ = current_error();
         }
     }
@@ -86,8 +87,8 @@ class ReadAhead {
     ReadAhead(const ReadAhead&) = delete;
     ReadAhead& operator=(const ReadAhead&) = delete;
 
-    // Returns when this rank's chunk of the stage is read, with what is to be told of it; one that has none has nothing to
-    // wait for.
+    // Returns when this rank's chunk of the stage is read, with the number to share about it. Returns at once if this
+    // rank has no chunk in the stage.
     uint32_t wait_for_stage(size_t stage) {
         wait([&] { return stage >= done_.size() || done_[stage] != 0; });
         return stage < told_.size() ? told_[stage] : 0;
@@ -193,7 +194,7 @@ std::span<const HostReads::Chunk> HostReads::share(std::span<const Range> wanted
     return chunks_;
 }
 
-// Walks over all ranges' ends in order; between two of them the same ranks want all blocks.
+// Walks over the ends of all ranges in order; between two of them, the same ranks want every block.
 void HostReads::deal(const std::vector<std::string>& tables, int64_t chunk_blocks) {
     struct End {
         int64_t file;
@@ -224,7 +225,7 @@ void HostReads::deal(const std::vector<std::string>& tables, int64_t chunk_block
         if (is_last || std::count(wants.begin(), wants.end(), 1) < 2) continue;
         for (int64_t begin = ends[i].block; begin < ends[i + 1].block; begin += chunk_blocks) {
             const int64_t end = std::min(begin + chunk_blocks, ends[i + 1].block);
-            size_t reader = tables.size();  // of those who want it the one with the least to read
+            size_t reader = tables.size();  // among the ranks that want it, the one with the fewest chunks
             for (size_t rank = 0; rank < tables.size(); ++rank) {
                 if (wants[rank] == 0) continue;
                 if (reader == tables.size() || by_reader_[rank].size() < by_reader_[reader].size()) reader = rank;
@@ -247,9 +248,9 @@ void HostReads::make_ring(int64_t slot_bytes) {
     try {
         ring_.memory = comm_->allocate(static_cast<size_t>(ring_.slots * slot_bytes));
     } catch (const Error& error) {
-        if (error.code() != Code::no_memory) throw;  // it is that on all ranks
+        if (error.code() != Code::no_memory) throw;  // no_memory is agreed on all ranks
     }
-    // Without memory, or over a transport that shares none, each reads for itself.
+    // Without memory, or over a transport that shares none, each rank reads for itself.
     if (ring_.memory == nullptr || ring_.memory->of_rank(0) == nullptr) chunks_.clear();
 }
 
@@ -275,7 +276,7 @@ void HostReads::run(const Work& work) {
         }
         if (work.poll) work.poll();
     }
-    // Peers may still take from this rank's last slots; the memory lives as long as one of them maps it, and is not
+    // Peers may still copy from this rank's last slots. The memory lives as long as one of them maps it, and is not
     // written again.
     ahead.wait_for_all();
 }

@@ -52,7 +52,7 @@ void SharedRanges::cut(size_t number, std::span<const size_t> wanted) {
     int64_t at = range.begin;
     const auto add = [&](int64_t end, int64_t chunk) {
         while (at < end) {
-            // At multiples, where no element is cut.
+            // At multiples, so that no element is cut.
             const bool is_long = chunk < 0 && end - at > most_bytes;
             const int64_t stop = is_long ? (at / most_bytes + 1) * most_bytes : end;
             parts_.push_back({number, at, stop, chunk});

@@ -27,7 +27,7 @@ void check(int64_t result, std::string_view what, const std::string& path) {
 
 HeldDirectory::HeldDirectory(FileSystem& files, const std::string& path) : files_(files) {
     const int64_t result = files.hold(path, held_);
-    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no directory {}", path));
+    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("directory {} does not exist", path));
     check(result, "open the directory", path);
 }
 
@@ -38,7 +38,7 @@ std::unique_ptr<File> open_file(FileSystem& files, const std::string& path, Open
     std::unique_ptr<File> file;
     const int64_t result = files.open(path, mode, file);
     const bool creates = mode == OpenMode::create || mode == OpenMode::create_direct;
-    if (result == -ENOENT && !creates) throw Error(Code::not_found, fmt::format("there is no file {}", path));
+    if (result == -ENOENT && !creates) throw Error(Code::not_found, fmt::format("file {} does not exist", path));
     check(result, creates ? "create" : "open", path);
     return file;
 }
@@ -54,7 +54,7 @@ void read_all(File& file, const std::string& path, std::span<std::byte> into, in
         }
         if (got < 0) throw os_error(fmt::format("cannot read {} at byte {}", path, offset), static_cast<int>(-got));
         if (got == 0) {
-            throw Error(Code::corrupt, fmt::format("{} ends at byte {}, {} bytes too soon: it was truncated", path,
+            throw Error(Code::corrupt, fmt::format("{} ends at byte {}, {} bytes too early: it was truncated", path,
                                                    offset, into.size()));
         }
         into = into.subspan(static_cast<size_t>(got));
@@ -111,7 +111,7 @@ WritePath find_write_path(FileSystem& all_files, const std::string& directory) {
     }
     found.direct = file->is_direct();
     if (!found.direct) {
-        found.why = opened_direct ? "it opens files with O_DIRECT, but refuses to write so (EINVAL)"
+        found.why = opened_direct ? "it opens files with O_DIRECT, but refuses to write to them (EINVAL)"
                                   : "it refuses to open files with O_DIRECT (EINVAL)";
     }
     file.reset();
@@ -124,7 +124,7 @@ void sync_directory(FileSystem& files, const std::string& path) { check(files.sy
 void make_directories(FileSystem& files, const std::string& path) {
     if (path.find("://") != std::string::npos) {  // it would be a directory "s3:" of this machine
         throw Error(Code::invalid_argument,
-                    fmt::format("{} is a URL; give a path, or a storage and the key in it", path));
+                    fmt::format("{} is a URL; pass a path, or a storage and the key in it", path));
     }
     FileStatus status;
     const int64_t found = files.status(path, status);
@@ -132,9 +132,9 @@ void make_directories(FileSystem& files, const std::string& path) {
         if (status.kind == FileStatus::Kind::directory) return;
         throw Error(Code::invalid_argument, fmt::format("{} is not a directory", path));
     }
-    if (found != -ENOENT) check(found, "look at", path);
+    if (found != -ENOENT) check(found, "stat", path);
     if (status.is_link) {
-        throw Error(Code::invalid_argument, fmt::format("{} is a symbolic link that leads nowhere", path));
+        throw Error(Code::invalid_argument, fmt::format("{} is a dangling symbolic link", path));
     }
     const std::string parent = parent_of(path);
     if (parent != path) make_directories(files, parent);
@@ -146,7 +146,7 @@ void make_directories(FileSystem& files, const std::string& path) {
 std::vector<std::string> list_directory(FileSystem& files, const std::string& path) {
     std::vector<std::string> names;
     const int64_t result = files.list(path, names);
-    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no directory {}", path));
+    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("directory {} does not exist", path));
     if (result < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-result));
     return names;
 }
@@ -155,7 +155,7 @@ bool exists(FileSystem& files, const std::string& path) {
     FileStatus status;
     const int64_t found = files.status(path, status);
     if (found == -ENOENT || found == -ENOTDIR) return false;
-    check(found, "look at", path);
+    check(found, "stat", path);
     return true;
 }
 
@@ -171,9 +171,9 @@ std::string read_text(FileSystem& files, const std::string& path, int64_t max_si
 
 std::string read_text(File& file, const std::string& path, int64_t max_size) {
     const int64_t size = file.size();
-    check(size, "look at", path);
+    check(size, "stat", path);
     if (size > max_size) {
-        throw Error(Code::corrupt, fmt::format("{} has {} bytes; at most {} make sense", path, size, max_size));
+        throw Error(Code::corrupt, fmt::format("{} has {} bytes; the limit is {}", path, size, max_size));
     }
     std::string text(static_cast<size_t>(size), '\0');
     read_all(file, path, std::as_writable_bytes(std::span(text)), 0);
@@ -190,7 +190,7 @@ constexpr std::string_view lfs_begin = "version https://git-lfs.";
 void refuse_lfs_pointer(std::string_view begin, const std::string& path) {
     if (!begin.starts_with(lfs_begin)) return;
     throw Error(Code::corrupt,
-                fmt::format("{} is a pointer of Git LFS, not the file itself: fetch it by `git lfs pull`", path));
+                fmt::format("{} is a Git LFS pointer, not the file itself; run `git lfs pull` to fetch it", path));
 }
 
 void refuse_lfs_pointer(File& file, const std::string& path) {
@@ -254,14 +254,14 @@ std::string_view name_in_path(std::string_view path) {
     return slash == std::string_view::npos ? path : path.substr(slash + 1);
 }
 
-// In huge pages where the system gives them: a request of 4 MiB then has two segments and not a thousand, of which a block
-// device takes a few hundred at once.
+// Uses huge pages where the system has them: a request of 4 MiB then has two segments instead of a thousand, and a
+// block device takes only a few hundred at once.
 AlignedBuffer::AlignedBuffer(size_t size) {
     constexpr size_t huge_page = size_t{2} << 20;
     const size_t bytes = round_up(std::max<size_t>(size, 1), static_cast<size_t>(direct_alignment));
     const size_t spare = bytes >= huge_page ? huge_page : 0;
     void* mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) throw Error(Code::no_memory, fmt::format("no memory for a buffer of {} bytes", size));
+    if (mapped == MAP_FAILED) throw Error(Code::no_memory, fmt::format("cannot allocate a buffer of {} bytes", size));
     auto* begin = static_cast<std::byte*>(mapped);
     if (spare > 0) {
         const size_t before =
@@ -269,7 +269,7 @@ AlignedBuffer::AlignedBuffer(size_t size) {
         if (before > 0) ::munmap(begin, before);
         begin += before;
         ::munmap(begin + bytes, spare - before);
-        (void)::madvise(begin, bytes, MADV_HUGEPAGE);  // what it cannot have it does without
+        (void)::madvise(begin, bytes, MADV_HUGEPAGE);  // only a hint
     }
     memory_ = std::unique_ptr<std::byte[], Unmap>(begin, Unmap{size, bytes});
 }

@@ -1,7 +1,7 @@
-// Every file operation of a checkpoint goes through these two interfaces, so that a test can make any single call fail,
-// write short, be interrupted or be the last one before a crash. The methods are as thin as system calls: they return
-// bytes, or a negative errno, and never throw. The free functions below them are what the rest of checkpoint/ uses:
-// they finish short transfers, repeat interrupted ones and throw tsr::Error naming the path.
+// All file operations of a checkpoint go through these two interfaces, so that a test can make any single call fail,
+// write short, be interrupted or be the last one before a crash. The methods are as thin as system calls: they return a
+// number of bytes or a negative errno and never throw. The rest of checkpoint/ uses the free functions below, which
+// finish short transfers, repeat interrupted ones and throw tsr::Error naming the path.
 #pragma once
 
 #include <cerrno>
@@ -16,10 +16,10 @@
 
 namespace tsr {
 
-// O_DIRECT asks for offsets, sizes and memory in multiples of this; data of a rank file begins at one.
+// O_DIRECT requires offsets, sizes and memory addresses in multiples of this; so does the start of a rank file's data.
 inline constexpr int64_t direct_alignment = 4096;
 
-// Readers of a save share a lock on its manifest; who removes it takes that lock for itself.
+// Readers of a save share a lock on its manifest; its remover takes the lock exclusively.
 enum class FileLock { shared, exclusive };
 
 // An open regular file; closed by its destructor. Reads and writes of different ranges may come from several threads.
@@ -32,21 +32,21 @@ class File {
     [[nodiscard]] virtual int64_t allocate(int64_t size) = 0;  // reserves space; the size may grow
     [[nodiscard]] virtual int64_t truncate(int64_t size) = 0;
     [[nodiscard]] virtual int64_t sync() = 0;
-    // Starts writing back what was written there, without waiting; a hint.
+    // Starts writing back that range without waiting; a hint.
     virtual void start_writeback(int64_t offset, int64_t size) = 0;
-    // Whether page cache is bypassed; leave_direct() turns that off for good (a file system may refuse it late).
+    // Whether the page cache is bypassed; leave_direct() ends that for good (a file system may refuse O_DIRECT late).
     [[nodiscard]] virtual bool is_direct() const = 0;
     [[nodiscard]] virtual int64_t leave_direct() = 0;
     // Whether the byte at `offset` is in the page cache.
     [[nodiscard]] virtual bool is_cached(int64_t offset) = 0;
-    // Takes an advisory lock without waiting; it ends with this object, or with the process. -EWOULDBLOCK: another has
-    // it. A file system without locks says -EOPNOTSUPP or the like, and protects nobody.
+    // Takes an advisory lock without waiting, until this object or the process ends. -EWOULDBLOCK: it is taken. A file
+    // system without locks returns -EOPNOTSUPP or the like and gives no protection.
     [[nodiscard]] virtual int64_t lock(FileLock) { return -EOPNOTSUPP; }
 };
 
 enum class OpenMode {
     read,         // page cache
-    read_direct,  // O_DIRECT where the file system takes it
+    read_direct,  // O_DIRECT where the file system supports it
     create,       // must not exist
     create_direct,
     write,  // must exist
@@ -55,9 +55,9 @@ enum class OpenMode {
 struct FileStatus {
     enum class Kind { file, directory, other };
     Kind kind = Kind::other;
-    bool is_link = false;  // a symbolic link; all else is of what it leads to
+    bool is_link = false;  // a symbolic link; the other members describe its target
     int64_t size = 0;
-    std::optional<int64_t> modified_ns;  // the file system's clock, since 1970; nothing: it does not tell
+    std::optional<int64_t> modified_ns;  // by the file system's clock, since 1970; nullopt: unknown
 };
 
 class FileSystem {
@@ -65,40 +65,41 @@ class FileSystem {
     virtual ~FileSystem() = default;
     // Each returns 0 or a negative errno. Symbolic links are not followed in the last component when creating.
     [[nodiscard]] virtual int64_t open(const std::string& path, OpenMode mode, std::unique_ptr<File>& out) = 0;
-    [[nodiscard]] virtual int64_t make_directory(const std::string& path) = 0;  // -EEXIST if it is there
+    [[nodiscard]] virtual int64_t make_directory(const std::string& path) = 0;  // -EEXIST if it exists
     [[nodiscard]] virtual int64_t rename(const std::string& from, const std::string& to) = 0;
     [[nodiscard]] virtual int64_t link(const std::string& from, const std::string& to) = 0;  // -EEXIST if `to` exists
     [[nodiscard]] virtual int64_t remove_file(const std::string& path) = 0;
     [[nodiscard]] virtual int64_t remove_directory(const std::string& path) = 0;
     [[nodiscard]] virtual int64_t sync_directory(const std::string& path) = 0;
     [[nodiscard]] virtual int64_t list(const std::string& path, std::vector<std::string>& names) = 0;  // sorted
-    // -ENOENT of a link that leads nowhere, with is_link set.
+    // For a dangling link, -ENOENT with is_link set.
     [[nodiscard]] virtual int64_t status(const std::string& path, FileStatus& out) = 0;
     [[nodiscard]] virtual int64_t touch(const std::string& path) = 0;  // modified := now
-    // The same files for who changes what lies below the directory `path`, which is looked up once: calls of `out` stay in
-    // it, whoever renames it or puts another in its place. Their paths begin with `path`, -EXDEV else; on the way from
-    // there links are followed to read, and never to make, write, rename, sync or remove: -ENOTDIR. A directory below one
-    // that is held is no link itself: -ENOTDIR. None where no path can lead elsewhere, as keys of a storage.
+    // The same files for changes below the directory `path`, which is looked up once: calls of `out` stay in it even if
+    // it is renamed or replaced. Their paths must begin with `path` (otherwise -EXDEV). Below it, links are followed to
+    // read, but never to create, write, rename, sync or remove (-ENOTDIR). A directory held below a held one must not
+    // be a link (-ENOTDIR). `out` stays empty where no path can lead elsewhere, as with keys of a storage.
     [[nodiscard]] virtual int64_t hold(const std::string&, std::unique_ptr<FileSystem>&) { return 0; }
-    // Whether a file takes its bytes from the first to the last only, from one thread at a time.
+    // Whether a file must be written from first to last byte, by one thread at a time.
     [[nodiscard]] virtual bool writes_in_order() const { return false; }
-    // Writes the file whole, at once and durably, over one that is there. -EOPNOTSUPP where that takes a rename.
+    // Writes the complete file atomically and durably, replacing an existing one. -EOPNOTSUPP where that takes a
+    // rename.
     [[nodiscard]] virtual int64_t put(const std::string&, std::span<const std::byte>) { return -EOPNOTSUPP; }
-    // Whether the calling thread is in code of the program's that serves a call of this.
+    // Whether the calling thread is in a callback of the program that serves a call of this file system.
     [[nodiscard]] virtual bool is_in_callback() const { return false; }
 };
 
 // The operating system's files. Never destroyed.
 [[nodiscard]] FileSystem& posix_file_system();
 
-// The files below a directory that is held, for who changes something there.
+// The files below a held directory, for making changes there; see FileSystem::hold().
 class HeldDirectory {
    public:
-    HeldDirectory(FileSystem& files, const std::string& path);  // NOT_FOUND if there is no such directory
-    // The directory `below` of that in `path`.
+    HeldDirectory(FileSystem& files, const std::string& path);  // NOT_FOUND if it does not exist
+    // The directory `below`, a path within the directory `path`.
     HeldDirectory(FileSystem& files, const std::string& path, const std::string& below);
     [[nodiscard]] FileSystem& files() const { return held_ ? *held_ : files_; }
-    // False where there is nothing to hold.
+    // False if the file system has nothing to hold.
     [[nodiscard]] bool holds() const { return held_ != nullptr; }
 
    private:
@@ -107,48 +108,48 @@ class HeldDirectory {
 };
 
 [[nodiscard]] std::unique_ptr<File> open_file(FileSystem& files, const std::string& path, OpenMode mode);
-// Reads until `into` is full; CORRUPT if the file ends before.
+// Reads until `into` is full. CORRUPT if the file ends early.
 void read_all(File& file, const std::string& path, std::span<std::byte> into, int64_t offset);
-// A direct write that the file system refuses (EINVAL) goes on through the page cache.
+// If the file system refuses a direct write (EINVAL), continues through the page cache.
 void write_all(File& file, const std::string& path, std::span<const std::byte> from, int64_t offset);
-// Reserves room, so that a full disk is noticed before anything is written; a file system that cannot is none the worse:
-// false.
+// Reserves space, so that a full disk is noticed before anything is written. False if the file system cannot.
 bool reserve_file(File& file, const std::string& path, int64_t size);
 // fsync. Never repeated: after a failure the kernel may have dropped the data.
 void sync_file(File& file, const std::string& path);
 void sync_directory(FileSystem& files, const std::string& path);
-// Makes `path` and what is missing above it, durably. INVALID_ARGUMENT if it is a URL.
+// Creates `path` and its missing parents, durably. INVALID_ARGUMENT if it is a URL.
 void make_directories(FileSystem& files, const std::string& path);
 // The names in a directory, sorted; NOT_FOUND if there is none.
 [[nodiscard]] std::vector<std::string> list_directory(FileSystem& files, const std::string& path);
 [[nodiscard]] bool exists(FileSystem& files, const std::string& path);
-[[nodiscard]] bool is_link(FileSystem& files, const std::string& path);  // also of one that leads nowhere
-// A small file whole; CORRUPT beyond `max_size`.
+[[nodiscard]] bool is_link(FileSystem& files, const std::string& path);  // also for a dangling link
+// The contents of a small file; CORRUPT if it is larger than `max_size`.
 [[nodiscard]] std::string read_text(FileSystem& files, const std::string& path, int64_t max_size);
 [[nodiscard]] std::string read_text(File& file, const std::string& path, int64_t max_size);
-// Throws CORRUPT if what a file begins with is a pointer of Git LFS, which stands where the file itself was not fetched.
+// Throws CORRUPT if a file begins like a Git LFS pointer, which stands in for a file that was not fetched.
 void refuse_lfs_pointer(std::string_view begin, const std::string& path);
 void refuse_lfs_pointer(File& file, const std::string& path);
-// Puts it, or writes `<path>.tmp-<tag>`, fsyncs, renames it to `path` and fsyncs the directory: old or new, never half.
+// Replaces a file atomically: by put(), or by writing and fsyncing `<path>.tmp-<tag>`, renaming it to `path` and
+// fsyncing the directory.
 void replace_text(FileSystem& files, const std::string& path, std::string_view text, std::string_view tag);
 void write_new_text(FileSystem& files, const std::string& path, std::string_view text);  // fsynced; must not exist
 
-// How the data of a save goes into `directory`, found out by what a save does, on a file that is removed again.
+// How a save can write data into `directory`, found by doing so with a temporary file.
 struct WritePath {
     bool direct = false;
     bool preallocates = false;
-    std::string why;  // it is not direct
+    std::string why;  // the reason if it is not direct
 };
 [[nodiscard]] WritePath find_write_path(FileSystem& files, const std::string& directory);
 
 [[nodiscard]] std::string join(std::string_view directory, std::string_view name);
 [[nodiscard]] std::string parent_of(std::string_view path);
 [[nodiscard]] std::string_view name_in_path(std::string_view path);
-// What a path of the operating system's means now, wherever the process goes later. As it is if it is none, or where the
-// working directory is gone or has no name in UTF-8.
+// Makes a path of the operating system absolute, so that it stays valid if the process changes its directory. Returned
+// unchanged if it is not such a path, or if the working directory is gone or its name is not UTF-8.
 [[nodiscard]] std::string absolute(std::string_view path);
 
-// Page-aligned memory that the system has back on destruction: malloc would keep what a save of many MiB used.
+// Page-aligned memory that is returned to the system on destruction; malloc would keep the many MiB of a save.
 class AlignedBuffer {
    public:
     AlignedBuffer() = default;
@@ -159,7 +160,7 @@ class AlignedBuffer {
 
    private:
     struct Unmap {
-        size_t size;  // what was asked for; of nothing: 0, as a unique_ptr makes it
+        size_t size;  // as requested; 0 if default-constructed
         size_t mapped;
         void operator()(std::byte* memory) const;
     };

@@ -1,5 +1,5 @@
-// The files that a read touches, each opened when it is first asked for and kept while others are not asked for more
-// recently: a checkpoint may have more files than a process may have open. Any thread may ask.
+// A cache of open files for a read: each is opened on first use, and the least recently used ones are closed, as a
+// checkpoint may have more files than a process may open. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace tsr {
 
 class OpenFiles {
    public:
-    static constexpr size_t max_kept = 64;  // besides those that someone holds
+    static constexpr size_t max_kept = 64;  // besides those that callers hold
 
-    // What opens the file of a number; it throws if it cannot.
+    // Opens the file with this number, or throws.
     using Opener = std::function<std::unique_ptr<File>(int number)>;
     explicit OpenFiles(Opener open) : open_(std::move(open)) {}
 
@@ -27,7 +27,7 @@ class OpenFiles {
    private:
     const Opener open_;
     std::mutex mutex_;
-    std::list<std::pair<int, std::shared_ptr<File>>> kept_;  // guarded by mutex_; the last asked for first
+    std::list<std::pair<int, std::shared_ptr<File>>> kept_;  // guarded by mutex_; most recently used first
 };
 
 }  // namespace tsr

@@ -15,7 +15,7 @@ namespace tsr {
 Pace::Pace(int64_t bytes_per_s) : bytes_per_s_(bytes_per_s) {
     if (bytes_per_s < 0) {
         throw Error(Code::invalid_argument,
-                    fmt::format("write_bytes_per_s is {}; it is 0 (no limit) or more", bytes_per_s));
+                    fmt::format("write_bytes_per_s is {}; it must be 0 (no limit) or more", bytes_per_s));
     }
 }
 
@@ -32,7 +32,7 @@ void Pace::spend(int64_t bytes) {
         for (const Deadline turn(begin); !turn.expired(); poll_interrupt()) std::this_thread::sleep_for(turn.slice());
     } catch (...) {
         const std::lock_guard lock(mutex_);
-        next_ = std::min(next_, Clock::now());  // the next save does not pay for what this one leaves unwritten
+        next_ = std::min(next_, Clock::now());  // a later save does not pay for bytes that this one left unwritten
         throw;
     }
 }
@@ -42,7 +42,7 @@ bool lower_thread_priority() {
     // ioprio.h is not installed everywhere: class best effort (2), its lowest level (7), of this thread (who 1, id 0).
     constexpr int lowest_best_effort = (2 << 13) | 7;
     const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
-    // Not up to that value either, which root might.
+    // Never raise the priority, which root could do.
     const bool cpu =
         ::getpriority(PRIO_PROCESS, thread) >= nice_value || ::setpriority(PRIO_PROCESS, thread, nice_value) == 0;
     const bool io = ::syscall(SYS_ioprio_set, 1, 0, lowest_best_effort) == 0;

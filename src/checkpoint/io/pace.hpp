@@ -1,5 +1,5 @@
-// What a save may take from the trainer: a limit of bytes a second that the writer's threads share, and a low priority
-// for the thread of the background and those it starts.
+// Limits the load of a save on the trainer: a limit of bytes per second shared by the writer's threads, and a low
+// priority for the background thread and those that it starts.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@ class Pace {
    public:
     explicit Pace(int64_t bytes_per_s);  // 0: no limit; INVALID_ARGUMENT below
 
-    // Returns when that many bytes may be written; INTERRUPTED if the wait is.
+    // Returns when that many bytes may be written. INTERRUPTED if the wait is interrupted.
     void spend(int64_t bytes);
 
    private:
     const int64_t bytes_per_s_;
     std::mutex mutex_;
-    Clock::time_point next_{};  // guarded by mutex_; when what was spent so far is paid for
+    Clock::time_point next_{};  // guarded by mutex_; when the bytes spent so far are paid off
 };
 
-// For the calling thread; threads started by it inherit it. False if the system refuses.
+// Lowers the priority of the calling thread; threads that it starts inherit it. False if the system refuses.
 [[nodiscard]] bool lower_thread_priority();
 
 }  // namespace tsr

@@ -54,7 +54,8 @@ void PartWriter::write(std::span<const std::byte> from, int64_t offset) {
             const std::lock_guard lock(mutex_);
             part.filled += n;
             end_ = std::max(end_, offset + n);
-            // An object of one part is put whole; whether another follows, only `expected_` or a later write tells.
+            // An object of one part is put at once; only `expected_` or a later write shows whether another part
+            // follows.
             const bool many = std::max(expected_, end_) > part_bytes_;
             for (auto next = parts_.begin(); many && next != parts_.end();) {
                 const auto here = next++;

@@ -1,6 +1,6 @@
-// Cuts what is written into an object, by several threads and at any offsets, into the parts that a storage takes. A part
-// is sent by the thread that completes it, so that memory holds only parts that are begun: one a thread, and those that
-// wait for a header which comes last. What fits into one part is put whole.
+// Collects writes to an object, by several threads and at any offsets, into the parts that a storage takes. The thread
+// that completes a part sends it, so memory holds only incomplete parts: one per thread, and those that wait for a
+// header which is written last. An object that fits into one part is put at once.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,12 @@ class PartWriter {
    public:
     PartWriter(Storage& storage, std::string key);
 
-    // How many bytes will come at most; told before the first write, if at all.
+    // The maximum size; if called at all, then before the first write.
     void expect(int64_t size);
     void write(std::span<const std::byte> from, int64_t offset);
-    // The object appears: everything up to `size` was written. Else EINVAL: false.
+    // Makes the object appear. False if not everything up to `size` was written (EINVAL).
     [[nodiscard]] bool finish(int64_t size);
-    [[nodiscard]] int64_t end() const;  // of what was written
+    [[nodiscard]] int64_t end() const;  // of the data written so far
 
    private:
     struct Part {

@@ -1,5 +1,5 @@
-// The operating system's files behind the FileSystem interface: one system call a method, and one for each directory below the one that
-// is held.
+// The operating system's files behind the FileSystem interface: one system call per method, plus one for each directory
+// on the way below a held one.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -60,9 +60,9 @@ class PosixFile final : public File {
         direct_.store(false, std::memory_order_relaxed);
         return 0;
     }
-    // mincore on a mapped page leaves the cache as it is; a read that must not wait has the kernel fetch what it did not
-    // find (docs/PERFORMANCE.md). But of a file that this user may only read mincore says yes to everything, so that a yes
-    // is asked for again.
+    // mincore on a mapped page leaves the cache unchanged, while a read with RWF_NOWAIT makes the kernel fetch a
+    // missing page (docs/PERFORMANCE.md). But for a file that this user may only read mincore always says yes, so a yes
+    // is checked again.
     bool is_cached(int64_t offset) override {
         const int64_t page = offset / page_bytes * page_bytes;
         void* mapped = ::mmap(nullptr, page_bytes, PROT_READ, MAP_SHARED, fd_, page);
@@ -85,7 +85,7 @@ class PosixFile final : public File {
     std::atomic<bool> direct_;
 };
 
-// Either all files, by paths as the process has them, or those below one directory that is held.
+// Either all files, by the process's paths, or those below one held directory.
 class PosixFileSystem final : public FileSystem {
    public:
     PosixFileSystem() = default;
@@ -97,7 +97,7 @@ class PosixFileSystem final : public FileSystem {
         const Place place = place_of(path);
         if (place.error != 0) return place.error;
         DirAt found;
-        // What a user names may be a link; what lies below is what it is.
+        // A path from the user may be a link; below it links are refused.
         const auto links = held_ ? DirAt::Links::refused : DirAt::Links::followed;
         if (const int error = place.at().open(place.name, found, links); error != 0) return error;
         out = std::make_unique<PosixFileSystem>(std::move(found), path);
@@ -109,8 +109,8 @@ class PosixFileSystem final : public FileSystem {
         bool direct = mode == OpenMode::read_direct || mode == OpenMode::create_direct;
         const Place place = reads ? place_to_read(path) : place_of(path);
         if (place.error != 0) return place.error;
-        // What is read may be a link, as in the cache of Hugging Face's hub; what is written is the file itself. Without
-        // O_NONBLOCK, which means nothing to a file, a pipe of that name would be waited for.
+        // A file to read may be a link, as in the cache of Hugging Face's hub; a file to write must not. Without
+        // O_NONBLOCK, which does not affect regular files, opening a pipe of that name would block.
         const int flags = creates ? O_RDWR | O_CREAT | O_EXCL : (reads ? O_RDONLY : O_RDWR) | O_NONBLOCK;
         const auto links = reads ? DirAt::Links::followed : DirAt::Links::refused;
         int fd = place.at().open_file(place.name, flags | (direct ? O_DIRECT : 0), 0666, links);
@@ -171,7 +171,7 @@ class PosixFileSystem final : public FileSystem {
                    : S_ISDIR(found.st_mode) ? FileStatus::Kind::directory
                                             : FileStatus::Kind::other;
         out.size = found.st_size;
-        // Some file systems keep times that nanoseconds of 64 bits do not.
+        // Some file systems keep times outside the range of 64-bit nanoseconds.
         constexpr int64_t most = INT64_MAX / 1'000'000'000 - 1;
         out.modified_ns =
             std::clamp(int64_t{found.st_mtim.tv_sec}, -most, most) * 1'000'000'000 + found.st_mtim.tv_nsec;
@@ -185,13 +185,13 @@ class PosixFileSystem final : public FileSystem {
     struct Place {
         int error = 0;
         const DirAt* base = nullptr;
-        std::optional<DirAt> below;  // where the name does not lie in the base itself
+        std::optional<DirAt> below;  // set if the name is not directly in the base
         std::string name;
 
         [[nodiscard]] const DirAt& at() const { return below ? *below : *base; }
     };
 
-    // Where to change something: no link is followed below what is held.
+    // A place to change: links below the held directory are not followed.
     Place place_of(const std::string& path) const {
         Place place = place_to_read(path);
         if (!held_ || place.error != 0) return place;

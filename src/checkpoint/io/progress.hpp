@@ -1,5 +1,6 @@
-// How far a save, a load or a check is. Bytes are counted on many threads and told on one, the one that polls: at the
-// begin and the end of a phase, and between them at most each poll_slice. That all is done is told at the end alone, once.
+// The progress of a save, a load or a check. Bytes are counted on many threads and reported on the one that polls: at
+// the beginning and end of a phase, and in between at most once per poll_slice. done == total is reported once, at the
+// end.
 #pragma once
 
 #include <atomic>
@@ -14,7 +15,7 @@ namespace tsr {
 enum class Phase : int32_t { stage = 1, write = 2, commit = 3, read = 4, verify = 5 };
 
 using ProgressFn = std::function<void(Phase phase, int64_t done, int64_t total)>;
-using ByteProgress = std::function<void(int64_t bytes)>;  // one more piece of work is done
+using ByteProgress = std::function<void(int64_t bytes)>;  // called for each piece of work done
 
 class Progress {
    public:
@@ -22,7 +23,7 @@ class Progress {
         if (tell_) tell_(phase_, 0, total_);
     }
 
-    void add(int64_t bytes) { done_.fetch_add(bytes, std::memory_order_relaxed); }  // any thread; only a number
+    void add(int64_t bytes) { done_.fetch_add(bytes, std::memory_order_relaxed); }  // any thread; only counts
     void poll() {
         if (!tell_ || Clock::now() < next_) return;
         next_ = Clock::now() + poll_slice;

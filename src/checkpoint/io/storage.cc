@@ -10,7 +10,7 @@ namespace tsr {
 
 namespace {
 
-// What `body` throws is kept whole for os_error().
+// What `body` throws is kept for os_error().
 template <class Body>
 int64_t attempt_number(Body&& body) {
     try {
@@ -20,7 +20,7 @@ int64_t attempt_number(Body&& body) {
     }
 }
 
-// "runs/a", from "/runs//a/" too: keys have no empty parts.
+// "runs/a", also for "/runs//a/": keys have no empty parts.
 std::string key_of(const std::string& path) {
     std::string key;
     for (size_t begin = 0; begin < path.size();) {
@@ -53,7 +53,7 @@ class StoredFile final : public File {
     std::unique_ptr<Storage::Object> object_;
 };
 
-// A file that is written: it appears, whole, when it is synced, and never otherwise.
+// A file being written: it appears, complete, when it is synced, and not otherwise.
 class FileToStore final : public File {
    public:
     FileToStore(Storage& storage, std::string key) : parts_(storage, std::move(key)) {}
@@ -89,7 +89,7 @@ class StorageFiles final : public FileSystem {
 
     int64_t open(const std::string& path, OpenMode mode, std::unique_ptr<File>& out) override {
         if (mode == OpenMode::create || mode == OpenMode::create_direct) {
-            // That it does not exist is the caller's promise: only a save's own process writes into its directory.
+            // The caller guarantees that it does not exist: only one process writes into a save's directory.
             out = std::make_unique<FileToStore>(*storage_, key_of(path));
             return 0;
         }
@@ -100,7 +100,7 @@ class StorageFiles final : public FileSystem {
             return int64_t{0};
         });
     }
-    // A directory is there as soon as something is in it; until then only that nothing is can be told.
+    // A directory exists once something is in it; before that it only can be checked to be empty.
     int64_t make_directory(const std::string& path) override {
         return attempt_number([&] { return names_below(path).empty() ? int64_t{0} : -int64_t{EEXIST}; });
     }
@@ -111,8 +111,8 @@ class StorageFiles final : public FileSystem {
             if (object == nullptr) return -int64_t{ENOENT};
             const std::vector<std::byte> data = contents(*object);
             const std::string key = key_of(to);
-            // Without a conditional put two may both see that there is none. The last one has it then, and the other
-            // finds that out when it looks at the object before it commits.
+            // Without a conditional put, two writers may both see that it does not exist. The last one wins, and the
+            // other notices when it checks the object before it commits.
             if (!storage_->puts_if_absent() && storage_->status(key)) return -int64_t{EEXIST};
             const auto how = storage_->puts_if_absent() ? Storage::PutMode::if_absent : Storage::PutMode::replace;
             return storage_->put(key, data, how) ? int64_t{0} : -int64_t{EEXIST};

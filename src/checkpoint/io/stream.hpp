@@ -1,5 +1,5 @@
-// Streams data into a file: a few threads take chunks of 4 MiB and write each straight from the tensor's memory where memory
-// and file offset are aligned, else through their own buffer. Memory: one chunk a thread, whatever the file's size.
+// Streams data into a file: a few threads write chunks of 4 MiB, directly from the tensor's memory if memory and file
+// offset are aligned, otherwise through a buffer per thread. Memory: one chunk per thread, whatever the file's size.
 #pragma once
 
 #include <functional>
@@ -17,32 +17,32 @@ namespace tsr {
 
 inline constexpr int64_t chunk_bytes = int64_t{4} << 20;  // one request
 
-// The data of a file as the writer takes it: chunk by chunk, in order of their starts, from several threads.
+// The data of a file, taken by the writer chunk by chunk, in order of their offsets, from several threads.
 class ChunkSource {
    public:
     virtual ~ChunkSource() = default;
     [[nodiscard]] virtual int64_t size() const = 0;
-    // Where [begin, end), a part of one chunk, lies in memory in one piece, else nullptr. May wait until it is there.
+    // The memory of [begin, end), a part of one chunk, if it is contiguous; otherwise nullptr. May wait for the data.
     [[nodiscard]] virtual const std::byte* contiguous(int64_t begin, int64_t end) const = 0;
     virtual void copy(int64_t begin, int64_t end, std::byte* to) const = 0;
-    // The chunk that begins there is on its way to disk, and its memory is no longer looked at.
+    // Called when the chunk at `begin` is on its way to disk and its memory is no longer needed.
     virtual void written(int64_t /*begin*/) const {}
 };
 
 struct WriteOptions {
     int threads = 4;  // = requests in flight
     Pace* pace = nullptr;
-    Progress* progress = nullptr;  // told the bytes of data, polled by the calling thread
+    Progress* progress = nullptr;  // counts the bytes of data; polled on the calling thread
 };
 
-// A new file of `size` bytes to come, its room reserved: a full disk is noticed before anything is written.
+// Creates a file and reserves `size` bytes, so that a full disk is noticed before anything is written.
 [[nodiscard]] std::unique_ptr<File> create_reserved(FileSystem& files, const std::string& path, int64_t size);
-// Writes the stream at `begin`, a multiple of 4096, by a few threads. `seen`, if given, is called for each chunk of 4 MiB
-// with its place in the stream. The file may end up to 4095 bytes longer.
+// Writes the stream at `begin`, a multiple of 4096, on a few threads. `seen`, if given, is called for each chunk of 4
+// MiB with its offset in the stream. The file may get up to 4095 bytes too long.
 void write_stream(File& file, const std::string& path, int64_t begin, const ChunkSource& stream,
                   const WriteOptions& options,
                   const std::function<void(int64_t at, std::span<const std::byte> chunk)>& seen);
-// For a file system that writes in order.
+// The options for a file system that writes in order: one thread.
 [[nodiscard]] WriteOptions one_writer(WriteOptions options);
 // Cuts the file to its size and fsyncs it.
 void finish_file(File& file, const std::string& path, int64_t size);

@@ -22,7 +22,7 @@ namespace tsr {
 
 namespace {
 
-// Differences as one readable list; long ones are cut, the number is always told.
+// Differences as one readable list; long lists are cut, with the number of those left out.
 std::string listed(const std::vector<std::string>& items) {
     constexpr size_t shown = 50;
     std::string text;
@@ -31,7 +31,7 @@ std::string listed(const std::vector<std::string>& items) {
     return text;
 }
 
-// Who adds up sizes of what was opened may then do so without a look.
+// So that sums of sizes cannot overflow later.
 void check_sums(const Manifest& manifest, const std::string& path) {
     int64_t of_files = 0;
     int64_t of_tensors = 0;
@@ -41,7 +41,7 @@ void check_sums(const Manifest& manifest, const std::string& path) {
         fit = !__builtin_add_overflow(of_tensors, tensor.size_bytes(), &of_tensors) && fit;
     });
     if (fit) return;
-    throw Error(Code::corrupt, fmt::format("{}: its files, or its tensors, are together larger than 2^63 bytes", path));
+    throw Error(Code::corrupt, fmt::format("{}: the total size of its files or tensors exceeds 2^63 bytes", path));
 }
 
 }  // namespace
@@ -103,7 +103,7 @@ std::shared_ptr<const Checkpoint> Checkpoint::open_found(const Found& found, Fil
     auto held = open_file(files, name, OpenMode::read);
     const int64_t locked = hold == Hold::yes ? held->lock(FileLock::shared) : -EOPNOTSUPP;
     if (locked == -EWOULDBLOCK) {
-        throw Error(Code::not_found, fmt::format("{} is being removed by the retention of its saver", found.path));
+        throw Error(Code::not_found, fmt::format("{} is being removed by its saver's retention", found.path));
     }
     std::string text = read_text(*held, name, max_manifest_bytes);
     if (hold == Hold::no) held.reset();
@@ -139,7 +139,7 @@ const std::string& Checkpoint::manifest_text() const {
 std::string Checkpoint::identity() const {
     if (!manifest_.save_id.empty()) return manifest_.save_id;
     Manifest manifest = manifest_;
-    manifest.committed.clear();  // of what has no manifest that is the time of a file, which copies do not share
+    manifest.committed.clear();  // without a manifest on disk this is a file time, which differs between copies
     return manifest.dump();
 }
 
@@ -158,8 +158,8 @@ void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptio
     }
     if (saved->shape != into.shape || saved->dtype != into.dtype) {
         throw Error(Code::mismatch,
-                    fmt::format("tensor '{}' of {} is {} {}, the one given is {} {}", name, path_,
-                                name_of(saved->dtype), saved->shape.str(), name_of(into.dtype), into.shape.str()));
+                    fmt::format("tensor '{}' of {} is {} {}, got {} {}", name, path_, name_of(saved->dtype),
+                                saved->shape.str(), name_of(into.dtype), into.shape.str()));
     }
     const ReadPart whole{name, Box::whole(saved->shape), into.data};
     read(std::span(&whole, 1), options);
@@ -171,8 +171,8 @@ void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& option
         const SavedTensor* saved = manifest_.find(part.name);
         if (saved == nullptr) throw_unreadable(part.name);
         if (part.box.offsets.ndim() != saved->shape.ndim() || !part.box.inside(saved->shape)) {
-            throw Error(Code::invalid_argument, fmt::format("{} is no part of tensor '{}' of shape {}", part.box.str(),
-                                                            part.name, saved->shape.str()));
+            throw Error(Code::invalid_argument, fmt::format("{} is not a part of tensor '{}' of shape {}",
+                                                            part.box.str(), part.name, saved->shape.str()));
         }
         wanted.push_back({&manifest_.saved_name(part.name), saved, &part.box, saved->dtype, part.memory});
     }
@@ -181,7 +181,7 @@ void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& option
 
 LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
     if (options.comm == nullptr || options.comm->world_size() == 1) return load_with(nullptr, state, options);
-    // A chunk that one rank reads for others is checked as that rank was asked to.
+    // A chunk that one rank reads for others is verified as that rank's options say.
     const bool verified = options.verify == Verify::blocks;
     const HostReads::Source source{fmt::format("{} {}", verified, identity()),
                                    fmt::format("{}{}", path_, verified ? "" : " unverified")};
@@ -217,8 +217,8 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
 
 namespace {
 
-// Names that share memory are loaded as they are saved, once, from the first of them: what a checkpoint of untied names has
-// of the others may differ, and threads would write it there at the same time.
+// Names that share memory are loaded once, from the first of them, as they are saved. In a checkpoint of untied names
+// the others may differ, and threads would write there at the same time.
 void keep_first_of_tied(std::vector<Wanted>& wanted) {
     std::vector<const std::byte*> memory;
     memory.reserve(wanted.size());
@@ -305,7 +305,7 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
     for (; of_state != state.tensors().end(); ++of_state) not_saved(of_state->first);
     keep_first_of_tied(plan.wanted);
 
-    // Private values belong to their rank; one that this world has more or less than the saved one is no difference.
+    // Private values belong to their rank. Values of ranks that only one of the two world sizes has are no difference.
     const Values own = state.collect();
     for (const auto& [name, value] : own) {
         const Json* saved = names.find(manifest_.values, name);
@@ -330,7 +330,7 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
         if (state.tensors().contains(pattern) || own.contains(pattern)) continue;
         if (is_pattern(pattern) && (std::ranges::any_of(state.tensors(), fit) || std::ranges::any_of(own, fit)))
             continue;
-        differences.push_back(fmt::format("no name of the state fits '{}', which is to be loaded", pattern));
+        differences.push_back(fmt::format("no name of the state matches '{}' in `only`", pattern));
     }
     if (!options.only.empty()) {
         for (const std::string& prefix : state.prefixes()) {

@@ -1,5 +1,5 @@
-// A committed checkpoint, opened for reading from any number of ranks or none: a native one, a PyTorch DCP directory, a
-// file of torch.save, or safetensors of the Hugging Face kind. Immutable; every method may be called from many threads.
+// A committed checkpoint, opened for reading with or without ranks: a native checkpoint, a PyTorch DCP directory, a
+// torch.save file, or safetensors in Hugging Face's layout. Immutable and thread-safe.
 #pragma once
 
 #include <functional>
@@ -30,16 +30,16 @@ struct LoadOptions {
     Allow unexpected = Allow::no;  // names of the checkpoint that the state lacks
     Allow cast = Allow::no;        // floating-point tensors of another dtype
     int threads = 4;
-    std::vector<std::string> only;  // patterns of the names of the state that are loaded; none: all
-    std::vector<NameRule> rules;    // what names of the checkpoint are in the state, if they differ
-    ProgressFn progress;            // told on the calling thread
-    // The ranks that load this checkpoint together; nullptr: this one alone. All ranks get the same error.
-    // Ranks of one host read what several of them want once, from so many bytes on.
+    std::vector<std::string> only;  // patterns of the names of the state to load; empty: all
+    std::vector<NameRule> rules;    // names in the state of names in the checkpoint, if they differ
+    ProgressFn progress;            // called on the calling thread
+    // The ranks that load this checkpoint together; nullptr: only this rank. All ranks get the same error.
+    // Data that several ranks of a host need is read once, if it has at least `least_shared_bytes` bytes.
     std::shared_ptr<Communicator> comm;
     int64_t least_shared_bytes = int64_t{8} << 20;
 };
 
-// What a load did besides what is asked strictly. Names are those of the state.
+// How a load deviated from a strict one. Names are those of the state.
 struct LoadReport {
     struct Cast {
         std::string name;
@@ -49,8 +49,8 @@ struct LoadReport {
     std::vector<std::string> missing;
     std::vector<std::string> unexpected;
     std::vector<Cast> cast;
-    std::vector<std::string> left_alone;  // of the state, since `only` is given and has no such names
-    bool verified = false;  // by checksums of all that was read, unless it was not asked for or there are none
+    std::vector<std::string> left_alone;  // of the state, not matched by `only`
+    bool verified = false;  // all data read was verified by checksums; false if not requested or there are none
 
     // {"missing":[...],"unexpected":[...],"cast":[{"name","from","to"}],"left_alone":[...],"verified":true}
     [[nodiscard]] Json json() const;
@@ -65,10 +65,10 @@ struct ReadPart {
 
 class Checkpoint {
    public:
-    // While a save with a manifest is held no saver removes it; that costs a descriptor.
+    // No saver removes a save that is held (native manifests only). Holding costs a file descriptor.
     enum class Hold { yes, no };
-    // `path` is a save's directory, a root (its newest save), a root's `latest` or its `best`, a DCP directory or its
-    // `.metadata`, a file of torch.save or the directory of a `model.pt`, a safetensors file, or the directory or index of
+    // `path` is a save's directory, a root (its newest save), a root's `latest` or `best`, a DCP directory or its
+    // `.metadata`, a torch.save file or the directory of a `model.pt`, a safetensors file, or the directory or index of
     // several.
     [[nodiscard]] static std::shared_ptr<const Checkpoint> open(const std::string& path,
                                                                 FileSystem& files = posix_file_system(),
@@ -76,39 +76,40 @@ class Checkpoint {
 
     [[nodiscard]] const std::string& path() const { return path_; }
     [[nodiscard]] const Manifest& manifest() const { return manifest_; }
-    // Read again, or made of formats that have none, when it is first asked for.
+    // Read again on the first call; generated for formats that have no manifest.
     [[nodiscard]] const std::string& manifest_text() const;
     [[nodiscard]] const std::vector<std::string>& names() const { return names_; }  // tensors and aliases, sorted
-    // That of its save; of formats that have none the same of equal copies.
+    // The id of its save; for formats without one, a text that is equal for equal copies.
     [[nodiscard]] std::string identity() const;
 
     // One whole tensor into contiguous CPU memory of its dtype and shape.
     void read(std::string_view name, const Tensor& into, const LoadOptions& options = {}) const;
-    // Many parts at once: what they share of a file is read once.
+    // Many parts at once: bytes of a file that several of them need are read once.
     void read(std::span<const ReadPart> parts, const LoadOptions& options = {}) const;
-    // MISMATCH lists every difference, before anything is overwritten. Collective if the options have a communicator.
+    // Throws MISMATCH, listing every difference, before anything is overwritten. Collective if the options have a
+    // communicator.
     LoadReport load(State& state, const LoadOptions& options = {}) const;
-    // What load() reads and sets, found out first: nothing is touched yet. Refers to checkpoint and state.
+    // What load() will read and set; nothing is touched yet. Refers to checkpoint and state.
     struct LoadPlan {
         LoadReport report;
         Values values;
         std::set<std::string> sources_left_alone;  // by their prefixes
         std::vector<Wanted> wanted;
-        // Of what is loaded of each shared copy, by all its ranks together: a checksum of the names.
+        // For each shared copy, a checksum of the names that all its ranks together load.
         std::map<SharedCopy*, uint32_t> of_copies;
     };
     [[nodiscard]] LoadPlan plan_load(const State& state, const LoadOptions& options = {}) const;
 
     using Depth = tsr::Depth;
-    // A message for every fault found; none means sound. Throws only what stops the check itself. `progress` is told
-    // the bytes of data that were checked, on the threads that check them; `poll` is called by the calling thread.
+    // One message per fault; empty means sound. Throws only errors that stop the check itself. `progress` is called
+    // with the number of data bytes checked, on the checking threads; `poll` is called on the calling thread.
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress = {},
                                                   const std::function<void()>& poll = {}) const {
         return contents_->verify(depth, progress, poll);
     }
-    // Whether verify(), once it has returned, could see damage within the data.
+    // Whether verify() can detect damage within the data; valid once it has returned.
     [[nodiscard]] bool has_checksums() const { return contents_->has_checksums(); }
-    // Throws CORRUPT: the first fault, the others as its causes. `progress` is told on the calling thread.
+    // Throws CORRUPT with the first fault; the other faults are its causes. `progress` is called on the calling thread.
     void check(Depth depth, const ProgressFn& progress = {}) const;
 
    private:

@@ -17,20 +17,19 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     FileStatus status;
     const int64_t found = files.status(path, status);
     const bool is_latest = name_in_path(path) == latest_name;
-    const auto is_zip = [&] { return first_bytes(files, path).starts_with("PK\x03\x04"); };  // so begins torch.save
+    const auto is_zip = [&] { return first_bytes(files, path).starts_with("PK\x03\x04"); };  // written by torch.save
     const bool is_file = found == 0 && status.kind == FileStatus::Kind::file;
     if (name_in_path(path) == best_name && (found == -ENOENT || (is_file && !is_zip()))) {
         const std::string root = parent_of(path);
         if (const auto best = best_save(files, root)) return {Format::native, join(root, *best)};
-        throw Error(
-            Code::not_found,
-            fmt::format("{} knows no best save: its saver was given no best_metric, or no save has that metric", root));
+        throw Error(Code::not_found,
+                    fmt::format("{} has no best save: its saver had no best_metric, or no save has that metric", root));
     }
     if (found == -ENOENT || found == -ENOTDIR) {
         if (is_latest && exists(files, parent_of(path))) return resolve_checkpoint(files, parent_of(path));
-        throw Error(Code::not_found, fmt::format("there is no checkpoint at {}", path));
+        throw Error(Code::not_found, fmt::format("no checkpoint at {}", path));
     }
-    if (found < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-found));
+    if (found < 0) throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-found));
     if (is_file) {
         if (is_latest) return resolve_checkpoint(files, parent_of(path));
         if (name_in_path(path) == manifest_name) return resolve_checkpoint(files, parent_of(path));
@@ -38,17 +37,17 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
         if (is_zip()) return {Format::torch_save, path};
         if (name_in_path(path).ends_with(safetensors_ending) ||
             name_in_path(path).ends_with(safetensors_index_ending) ||
-            looks_like_safetensors(first_bytes(files, path))) {  // the hub's cache names them otherwise
+            looks_like_safetensors(first_bytes(files, path))) {  // the hub's cache uses other names
             return {Format::safetensors, path};
         }
         refuse_lfs_pointer(first_bytes(files, path), path);
-        throw Error(Code::not_found, fmt::format("{} is neither the directory of a checkpoint, nor a safetensors file, "
-                                                 "nor one of torch.save (a zip; the form before PyTorch 1.6 is not "
-                                                 "read)",
+        throw Error(Code::not_found, fmt::format("{} is neither a checkpoint directory, nor a safetensors file, nor a "
+                                                 "torch.save file (a zip; the format before PyTorch 1.6 is not "
+                                                 "supported)",
                                                  path));
     }
     if (status.kind != FileStatus::Kind::directory) {
-        throw Error(Code::not_found, fmt::format("{} is not the directory of a checkpoint", path));
+        throw Error(Code::not_found, fmt::format("{} is not a checkpoint directory", path));
     }
     if (exists(files, join(path, manifest_name))) return {Format::native, path};
     if (exists(files, join(path, dcp_metadata_name))) return {Format::torch_dcp, path};
@@ -58,8 +57,8 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     if (!saves.empty()) {
         throw Error(Code::not_found,
                     saves.size() == 1
-                        ? fmt::format("{} holds 1 save, which is not committed: it lacks its {}", path, manifest_name)
-                        : fmt::format("{} holds {} saves, but none is committed: each lacks its {}", path, saves.size(),
+                        ? fmt::format("{} holds 1 save, which is not committed: it has no {}", path, manifest_name)
+                        : fmt::format("{} holds {} saves, but none is committed: they have no {}", path, saves.size(),
                                       manifest_name));
     }
     const std::vector<std::string> names = list_directory(files, path);
@@ -71,13 +70,13 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
         try {
             const std::string root = parent_of(path);
             if (const auto newest = newest_save(files, root)) {
-                advice = fmt::format("; the newest committed one beside it is {}", join(root, *newest));
+                advice = fmt::format("; the newest committed save beside it is {}", join(root, *newest));
             }
         } catch (const Error&) {
             advice.clear();
         }
         throw Error(Code::not_found, fmt::format("{} is not a committed checkpoint: it has no {}, so the save is still "
-                                                 "running or was cut short{}",
+                                                 "running or was interrupted{}",
                                                  path, manifest_name, advice));
     }
     if (has_safetensors(names)) return {Format::safetensors, path};
@@ -87,8 +86,8 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".distcp"); })) {
         throw Error(
             Code::not_found,
-            fmt::format("{} has files of a PyTorch checkpoint but no {}: the save is still running, was cut short, "
-                        "or was made with use_collectives=False, which is not read",
+            fmt::format("{} has files of a PyTorch checkpoint but no {}: the save is still running, was interrupted, "
+                        "or used use_collectives=False, which is not supported",
                         path, dcp_metadata_name));
     }
     throw Error(Code::not_found, fmt::format("{} holds no checkpoint", path));

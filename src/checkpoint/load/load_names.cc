@@ -16,13 +16,13 @@ bool is_begin(std::string_view name) { return name.empty() || name.ends_with('.'
 
 void check_rule(const NameRule& rule) {
     for (const std::string& name : {rule.saved, rule.here}) {
-        if (!name.empty()) check_name(name, "a name of a rule");
+        if (!name.empty()) check_name(name, "a name in a rule");
     }
     if (is_begin(rule.saved) == is_begin(rule.here)) return;
     throw Error(
         Code::invalid_argument,
-        fmt::format("the rule '{}' -> '{}' has a name and what names begin with, which ends with '.' or is empty; "
-                    "give two of the same kind",
+        fmt::format("the rule '{}' -> '{}' mixes a name and a prefix (which ends with '.' or is empty); use two names "
+                    "or two prefixes",
                     rule.saved, rule.here));
 }
 
@@ -31,7 +31,7 @@ void check_rule(const NameRule& rule) {
 LoadNames::LoadNames(const Manifest& manifest, const std::vector<std::string>& only, const std::vector<NameRule>& rules)
     : manifest_(manifest), takes_all_(only.empty()) {
     for (const std::string& name : only) {
-        check_name(name, "a pattern of names");
+        check_name(name, "a name pattern");
         names_.insert(name);
         if (is_pattern(name)) patterns_.emplace_back(name);
     }
@@ -52,8 +52,8 @@ void LoadNames::add(const std::string& saved) {
     if (is_new) return;
     throw Error(
         Code::invalid_argument,
-        fmt::format("'{}' and '{}' of the checkpoint would both be '{}'; a rule before the others can call one of "
-                    "them something else",
+        fmt::format("'{}' and '{}' of the checkpoint would both be named '{}'; put a rule that renames one of them "
+                    "before the others",
                     *found->second, saved, found->first));
 }
 

@@ -1,5 +1,5 @@
-// Which names of a state a load fills, and what they are in the checkpoint. For one load: it refers to the manifest and to
-// the options that it is made of.
+// Which names of a state a load fills, and their names in the checkpoint. Used for one load: refers to the manifest and
+// the options that it was made from.
 #pragma once
 
 #include <map>
@@ -14,8 +14,8 @@
 
 namespace tsr {
 
-// A name of the checkpoint, and what it is in the state; if `saved` ends with '.' or is empty, what names begin with there
-// and here. Of a value of one rank, `rank/<r>/<name>`, it is about <name>.
+// A name in the checkpoint and its name in the state. If `saved` ends with '.' or is empty, both are prefixes of names.
+// For a per-rank value `rank/<r>/<name>` the rule applies to <name>.
 struct NameRule {
     std::string saved;
     std::string here;
@@ -23,15 +23,15 @@ struct NameRule {
 
 class LoadNames {
    public:
-    // `only`: names and patterns (base/wildcard.hpp) of the state's names; none: all names. Of the rules the first that
-    // fits counts. INVALID_ARGUMENT if they are no names, or if two names that are loaded would be one.
+    // `only`: names of the state and patterns of them (base/wildcard.hpp); empty: all names. The first rule that
+    // matches applies. INVALID_ARGUMENT for invalid names, or if two loaded names would become one.
     LoadNames(const Manifest& manifest, const std::vector<std::string>& only, const std::vector<NameRule>& rules);
 
-    // Whether the load is about this name of the state.
+    // Whether the load includes this name of the state.
     [[nodiscard]] bool takes(const std::string& here) const;
-    // What a name of the checkpoint is in the state.
+    // The name in the state for a name in the checkpoint.
     [[nodiscard]] std::string here(const std::string& saved) const;
-    // What the manifest has for a name of the state; nullptr: nothing, or the load is not about it.
+    // The manifest's entry for a name of the state; nullptr if there is none or the load does not include it.
     template <class T>
     [[nodiscard]] const T* find(const std::map<std::string, T, std::less<>>& of_manifest,
                                 const std::string& here) const {
@@ -40,8 +40,8 @@ class LoadNames {
         const auto found = of_manifest.find(*name);
         return found != of_manifest.end() ? &found->second : nullptr;
     }
-    // The tensors and aliases that the load is about, in the order of their names in the state; `saved` is a string of the
-    // manifest, the name that the data has in the files.
+    // Visits the tensors and aliases that the load includes, in the order of their names in the state. `saved` is a
+    // string of the manifest: the name of the data in the files.
     void for_each_tensor(
         FunctionRef<void(const std::string& here, const SavedTensor& tensor, const std::string& saved)> visit) const;
 
@@ -52,9 +52,9 @@ class LoadNames {
     const Manifest& manifest_;
     const bool takes_all_;
     std::unordered_set<std::string_view> names_;                         // all of `only`
-    std::vector<std::string_view> patterns_;                             // those of them that may fit other names
-    std::unordered_map<std::string_view, const NameRule*> rules_;        // by `saved`: the first
-    std::map<std::string, const std::string*, std::less<>> names_here_;  // with rules: the saved name of what is taken
+    std::vector<std::string_view> patterns_;                             // those that may match other names
+    std::unordered_map<std::string_view, const NameRule*> rules_;        // by `saved`: the first such rule
+    std::map<std::string, const std::string*, std::less<>> names_here_;  // with rules: saved names of what is loaded
 };
 
 }  // namespace tsr

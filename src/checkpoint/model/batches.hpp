@@ -1,5 +1,5 @@
-// Tensors of any size in bounded memory: boxes are cut into parts that follow each other in row-major order, and parts
-// are gathered into batches that are read at once, so that large tensors take many batches and small ones share one.
+// Processes tensors of any size in bounded memory: boxes are cut into consecutive parts in row-major order, and parts
+// are collected into batches that are read at once. Large tensors take many batches, small ones share one.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,16 @@ struct TypedBox {
 struct BatchPart {
     size_t index = 0;   // of the box in the list that was cut
     Box box;            // a part of that box
-    int64_t first = 0;  // elements of that box, row-major, that come before it
-    int64_t begin = 0;  // bytes of the batch that come before it: parts follow each other without holes
+    int64_t first = 0;  // number of elements of that box, row-major, before this part
+    int64_t begin = 0;  // number of bytes of the batch before this part; parts have no gaps between them
 };
 
-// Calls visit(parts, bytes) for one batch after another. All parts in order are the contents of all boxes in order;
-// none is empty and no batch has more than `batch_bytes`, unless a single element has.
+// Calls visit(parts, bytes) for each batch. All parts in order are the contents of all boxes in order. No part is
+// empty, and no batch has more than `batch_bytes`, unless a single element has.
 void for_each_batch(std::span<const TypedBox> boxes, int64_t batch_bytes,
                     const std::function<void(std::span<const BatchPart> parts, int64_t bytes)>& visit);
 
-// The largest batch that for_each_batch() makes of `boxes`, or more: how much memory it needs.
+// An upper bound of the largest batch that for_each_batch() makes of `boxes`: the memory needed.
 [[nodiscard]] int64_t largest_batch(std::span<const TypedBox> boxes, int64_t batch_bytes);
 
 }  // namespace tsr

@@ -1,4 +1,4 @@
-// The data of a file, as it lies in the tensors' memories.
+// The data of a file, as it lies in the memory of the tensors.
 #pragma once
 
 #include <cstddef>

@@ -35,11 +35,11 @@ bool is_dcp_file_name(std::string_view name) {
 }
 
 bool is_save_file_name(std::string_view name) {
-    // Of what is replaced whole, a new one that was cut short may be left; of is_live(), a probe.
+    // An interrupted replacement of a file may leave the new one behind, and is_live() a probe.
     const auto is = [&](std::string_view own, std::string_view left) {
         return name == own || (name.starts_with(own) && name.substr(own.size()).starts_with(left));
     };
-    // And of a storage that writes beside an object's place and renames, what it had not finished.
+    // A storage that writes beside an object's place and renames may leave an unfinished file.
     const std::string_view whole = name.substr(0, name.find(".tmp-"));
     return is_rank_file_name(whole) || is_dcp_file_name(whole) || is(manifest_name, ".tmp-") ||
            is(dcp_metadata_name, ".tmp-") || is(writing_name, ".probe-") || is(writing_name, ".tmp-");

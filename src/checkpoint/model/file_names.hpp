@@ -1,4 +1,4 @@
-// The names of the files in a save's directory, whatever its format.
+// The names of the files in a save's directory, for all formats.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ inline constexpr std::string_view dcp_metadata_name = ".metadata";  // of PyTorc
 // "__3_0.distcp"
 [[nodiscard]] std::string dcp_file_name(int rank);
 [[nodiscard]] bool is_dcp_file_name(std::string_view name);
-// Whether Tessera writes files of that name into a save's directory.
+// Whether Tessera writes files with this name into a save's directory.
 [[nodiscard]] bool is_save_file_name(std::string_view name);
 
 }  // namespace tsr

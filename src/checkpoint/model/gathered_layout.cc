@@ -31,7 +31,7 @@ Head head_of(const OwnBoxes& own) {
     return head;
 }
 
-// The ranks' tables of offsets and sizes, one after the other; each is as long as its rank's head says.
+// The ranks' tables of offsets and sizes, concatenated; their lengths follow from the heads.
 std::vector<int64_t> gather_tables(Communicator& comm, std::vector<int64_t> own, std::span<const Head> heads) {
     int64_t total = 0;
     for (const Head& head : heads) total += head.boxes * 2 * head.ndim;
@@ -69,14 +69,15 @@ Layout gather_layout(const std::shared_ptr<Communicator>& comm, FunctionRef<OwnB
     int64_t total = 0;
     for (size_t rank = 0; rank < heads.size(); ++rank) {
         if (heads[rank].dims() != heads[0].dims()) {
-            throw Error(Code::mismatch, fmt::format("rank {} gives boxes of a tensor of shape {}, rank 0 of one of {}; "
-                                                    "all ranks give the shape of the whole tensor",
-                                                    rank, heads[rank].dims().str(), heads[0].dims().str()))
+            throw Error(Code::mismatch,
+                        fmt::format("rank {} passes boxes of a tensor of shape {}, but rank 0 of shape {}; "
+                                    "pass the shape of the whole tensor on all ranks",
+                                    rank, heads[rank].dims().str(), heads[0].dims().str()))
                 .with_peer(static_cast<int>(rank));
         }
         total += heads[rank].boxes;
         if (total > INT_MAX) {
-            throw Error(Code::invalid_argument, fmt::format("the ranks give more than {} boxes of a tensor", INT_MAX));
+            throw Error(Code::invalid_argument, fmt::format("the ranks pass more than {} boxes of a tensor", INT_MAX));
         }
         counts.push_back(static_cast<int>(heads[rank].boxes));
     }

@@ -1,5 +1,5 @@
-// The layout of a tensor that no placements describe and of which each rank knows its own boxes alone: the ranks tell each
-// other theirs, and nothing else, and have the same layout then.
+// The layout of a tensor that no placements describe and of which each rank knows only its own boxes: the ranks
+// exchange their boxes, and nothing else, and end up with the same layout.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ struct OwnBoxes {
     std::vector<Box> boxes;
 };
 
-// Collective. All ranks get the same error: the one that `own` throws on a rank, INVALID_ARGUMENT for a box outside of the
-// tensor or two that overlap in part, MISMATCH for shapes that differ; each names the ranks.
+// Collective. All ranks get the same error: the one that `own` throws on a rank, INVALID_ARGUMENT for a box outside of
+// the tensor or two boxes that partly overlap, MISMATCH for different shapes. Each names the ranks.
 [[nodiscard]] Layout gather_layout(const std::shared_ptr<Communicator>& comm, FunctionRef<OwnBoxes()> own);
 
 }  // namespace tsr

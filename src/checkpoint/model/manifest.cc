@@ -110,11 +110,11 @@ std::string shown(std::string_view text) { return brief(text, max_name_bytes); }
 
 int small_int(JsonView json, int64_t least, int64_t most) {
     const int64_t value = json.as_int();
-    if (value < least || value > most) bad(fmt::format("the number {} is not in {} to {}", value, least, most));
+    if (value < least || value > most) bad(fmt::format("{} is out of range [{}, {}]", value, least, most));
     return static_cast<int>(value);
 }
 
-// The items of a list of `least` to `most`, at most 3; `what` says what they should be.
+// The items of a list of `least` to `most` (up to 3) items; `what` is the error otherwise.
 struct Items {
     std::array<std::optional<JsonView>, 3> items;
     size_t count = 0;
@@ -132,15 +132,15 @@ Dims dims_of(JsonView json) {
     std::array<int64_t, max_ndim> numbers{};
     size_t count = 0;
     json.for_each_item([&](JsonView number) {
-        if (count == numbers.size()) bad("a tensor of too many dimensions");
+        if (count == numbers.size()) bad("a tensor has too many dimensions");
         numbers[count++] = number.as_int();
     });
     return Dims(std::span(numbers).first(count));
 }
 
-// What the tables before the tensors say.
+// The tables that precede the tensors.
 struct Tables {
-    std::vector<Layout> layouts;  // of a shape in which each dimension may be cut
+    std::vector<Layout> layouts;  // of a placeholder shape in which each dimension may be cut
     int64_t file_count = 0;
     int world_size = 1;
 };
@@ -170,13 +170,13 @@ std::vector<SavedFile> files_of(JsonView json, bool is_dcp) {
     std::vector<SavedFile> files;
     std::set<std::string_view> names;
     json.for_each_item([&](JsonView entry) {
-        const Items fields(entry, 3, 3, "a file is [name, size, header checksum]");
+        const Items fields(entry, 3, 3, "expected a file as [name, size, header checksum]");
         const std::string name(fields[0].as_string());
         const bool known = is_dcp ? is_dcp_file_name(name) || name == dcp_metadata_name : is_rank_file_name(name);
         if (!known) bad(fmt::format("'{}' is not the name of a rank file", shown(name)));
         if (!names.insert(fields[0].as_string()).second) bad(fmt::format("the file {} is listed twice", name));
         const auto header_crc = from_hex8(fields[2].as_string());
-        if (!header_crc || fields[1].as_int() < 0) bad(fmt::format("file {}: bad numbers", name));
+        if (!header_crc || fields[1].as_int() < 0) bad(fmt::format("file {} has an invalid size or checksum", name));
         files.push_back({name, fields[1].as_int(), *header_crc});
     });
     return files;
@@ -186,7 +186,7 @@ FileRun run_of(JsonView json, const Tables& tables) {
     const auto file_number = [&](JsonView number) { return small_int(number, 0, tables.file_count - 1); };
     FileRun run;
     if (json.is(Json::Kind::array)) {
-        const Items numbers(json, 2, 3, "a run of files is [first, count] or [first, count, step]");
+        const Items numbers(json, 2, 3, "expected a run of files as [first, count] or [first, count, step]");
         run.first = file_number(numbers[0]);
         run.count = small_int(numbers[1], 1, INT32_MAX);
         if (numbers.count == 3) run.step = small_int(numbers[2], -max_layout_ranks, max_layout_ranks);
@@ -194,16 +194,16 @@ FileRun run_of(JsonView json, const Tables& tables) {
         run.first = file_number(json);
     }
     const int64_t last = run.first + (int64_t{run.count} - 1) * run.step;
-    if (last < 0 || last >= tables.file_count) bad("a run of files leaves the list of files");
+    if (last < 0 || last >= tables.file_count) bad("a run of files exceeds the list of files");
     return run;
 }
 
 void take_boxes(JsonView json, const Tables& tables, SavedTensor& tensor) {
     std::vector<Box> all;
     json.for_each_item([&](JsonView entry) {
-        const Items parts(entry, 3, 3, "a box is [offsets, sizes, file]");
+        const Items parts(entry, 3, 3, "expected a box as [offsets, sizes, file]");
         SavedPiece piece{{dims_of(parts[0]), dims_of(parts[1])}, small_int(parts[2], 0, tables.file_count - 1)};
-        if (!piece.box.inside(tensor.shape)) bad("a box lies outside the tensor");
+        if (!piece.box.inside(tensor.shape)) bad("a box is outside the tensor");
         all.push_back(piece.box);
         tensor.pieces.push_back(piece);
     });
@@ -212,9 +212,9 @@ void take_boxes(JsonView json, const Tables& tables, SavedTensor& tensor) {
     (void)Layout::from_boxes(tensor.shape, all, std::span(&count, 1));
     int64_t covered = 0;
     for (const Box& box : all) {
-        if (__builtin_add_overflow(covered, box.numel(), &covered)) bad("its boxes are too many");
+        if (__builtin_add_overflow(covered, box.numel(), &covered)) bad("it has too many boxes");
     }
-    if (covered != tensor.shape.product()) bad("its boxes do not cover it once");
+    if (covered != tensor.shape.product()) bad("its boxes do not cover it exactly once");
 }
 
 JsonView needed(const std::optional<JsonView>& view, std::string_view key) {
@@ -222,7 +222,7 @@ JsonView needed(const std::optional<JsonView>& view, std::string_view key) {
     return *view;
 }
 
-// Regular tensors that differ in name alone are few, however many there are: each of them once.
+// Shares equal records: regular tensors that differ only in name are many, but few differ in more.
 class Shared {
    public:
     std::shared_ptr<const SavedTensor> operator()(SavedTensor tensor, int layout) {
@@ -255,7 +255,7 @@ std::shared_ptr<const SavedTensor> tensor_of(JsonView json, const Tables& tables
     tensor.dtype = *dtype;
     tensor.shape = dims_of(needed(shape, "shape"));
     check_shape(tensor.shape, tensor.dtype, "it");
-    if (tables.file_count == 0) bad("there is no file that could hold it");  // without elements it stands in one too
+    if (tables.file_count == 0) bad("the save has no file to hold it");  // even a tensor without elements is in a file
     if (boxes) {
         take_boxes(*boxes, tables, tensor);
         return std::make_shared<const SavedTensor>(std::move(tensor));
@@ -263,10 +263,11 @@ std::shared_ptr<const SavedTensor> tensor_of(JsonView json, const Tables& tables
 
     const int number = small_int(needed(layout, "layout"), 0, static_cast<int64_t>(tables.layouts.size()) - 1);
     tensor.layout = tables.layouts[static_cast<size_t>(number)].of_shape(tensor.shape);
-    if (tensor.layout->world_size() != tables.world_size) bad("its mesh is not of the save's world size");
+    if (tensor.layout->world_size() != tables.world_size) bad("the size of its mesh is not the save's world size");
     if (split) tensor.split = small_int(*split, 1, max_layout_ranks);
     const int64_t pieces = int64_t{tensor.layout->shard_count()} * tensor.split;
-    if (pieces > max_layout_ranks) bad(fmt::format("{} pieces; at most {} are supported", pieces, max_layout_ranks));
+    if (pieces > max_layout_ranks)
+        bad(fmt::format("it has {} pieces; at most {} are supported", pieces, max_layout_ranks));
     if (tensor.split > 1 && tensor.shape.ndim() == 0) bad("a scalar cannot be split");
     if (files) {
         int64_t told = 0;
@@ -274,7 +275,7 @@ std::shared_ptr<const SavedTensor> tensor_of(JsonView json, const Tables& tables
             tensor.files.push_back(run_of(run, tables));
             told += tensor.files.back().count;
         });
-        if (told != pieces) bad(fmt::format("{} files for {} pieces", told, pieces));
+        if (told != pieces) bad(fmt::format("it has {} files for {} pieces", told, pieces));
     } else if (pieces > tables.file_count && tensor.shape.product() > 0) {
         // Fewer files than pieces make sense only if the pieces beyond are empty; file_of() refuses the others.
         const int last = tensor.layout->last_shard();
@@ -312,7 +313,7 @@ int SavedTensor::file_of(int64_t piece) const {
         if (piece < run.count) return run.first + static_cast<int>(piece) * run.step;
         piece -= run.count;
     }
-    throw Error(Code::corrupt, "a piece without a file");
+    throw Error(Code::corrupt, "a piece has no file");
 }
 
 void SavedTensor::for_each_piece(const Box& wanted, FunctionRef<void(const Box& box, int file)> visit) const {
@@ -337,7 +338,7 @@ Json dims_json(const Dims& dims) {
 }
 
 Dims dims_of(const Json& json) {
-    if (json.as_array().size() > static_cast<size_t>(max_ndim)) bad("a tensor of too many dimensions");
+    if (json.as_array().size() > static_cast<size_t>(max_ndim)) bad("a tensor has too many dimensions");
     std::vector<int64_t> numbers;
     for (const Json& number : json.as_array()) numbers.push_back(number.as_int());
     return Dims(numbers);
@@ -368,7 +369,7 @@ void Manifest::for_each(
 const std::string& Manifest::saved_name(std::string_view name) const {
     if (const auto alias = aliases.find(name); alias != aliases.end()) return alias->second;
     const auto found = tensors.find(name);
-    if (found == tensors.end()) throw Error(Code::internal, fmt::format("'{}' was not looked for", name));
+    if (found == tensors.end()) throw Error(Code::internal, fmt::format("'{}' is neither a tensor nor an alias", name));
     return found->first;
 }
 
@@ -484,9 +485,9 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
         }
         const auto crc = from_hex8(text.substr(text.size() - crc_end.size() - 8, 8));
         if (!crc || *crc != crc32c(text.substr(0, text.size() - tail_bytes))) {
-            bad("it fails its checksum: it was changed after the save");
+            bad("its checksum does not match: it was changed after the save");
         }
-        // Its long part is walked for itself.
+        // Its long part, the tensors, is parsed separately.
         const std::string_view tensors_text = object_in(text, "tensors");
         std::string short_text(text.begin(), tensors_text.empty() ? text.end() : tensors_text.begin());
         if (!tensors_text.empty()) short_text.append("{}").append(tensors_text.end(), text.end());
@@ -497,15 +498,15 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
         const bool is_dcp = manifest.format == torch_dcp_format;
         if (manifest.format != "tessera" && !is_dcp) bad("it is not a Tessera manifest");
         if (version.as_int() != manifest_version) {
-            throw Error(Code::version, fmt::format("{} is of format version {}; this library reads version {}", path,
+            throw Error(Code::version, fmt::format("{} has format version {}; this library reads version {}", path,
                                                    version.as_int(), manifest_version));
         }
-        // Another version's keys may be others.
+        // Other versions may have other keys.
         const auto [sequence, step, save_id, committed, writer, world_size, meshes, layouts, files, tensors, aliases,
                     values, metrics] =
             json.root().at<13>({"sequence", "step", "save_id", "committed", "writer", "world_size", "meshes", "layouts",
                                 "files", "tensors", "aliases", "values", "metrics"});
-        if (!parse_manifest_head(text)) bad("its beginning is not of the fixed form");
+        if (!parse_manifest_head(text)) bad("its head is malformed");
         manifest.sequence = sequence.as_int();
         manifest.step = step.as_int();
         manifest.save_id = save_id.as_string();
@@ -535,10 +536,11 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
         } else {
             for_each_member_of(tensors_text, "it", take_tensor);
         }
-        if (is_dcp && manifest.tensors.size() + aliases.size() > 0) bad("it tells of tensors, which .metadata does");
+        if (is_dcp && manifest.tensors.size() + aliases.size() > 0)
+            bad("it lists tensors, which only .metadata may do");
         aliases.for_each_member([&](std::string_view name, JsonView target) {
             if (!manifest.tensors.contains(target.as_string()) || manifest.tensors.contains(name)) {
-                bad(fmt::format("the alias '{}' of '{}' makes no sense", shown(name), shown(target.as_string())));
+                bad(fmt::format("the alias '{}' of '{}' is invalid", shown(name), shown(target.as_string())));
             }
             check_name(name, "an alias");
             manifest.aliases.emplace(name, target.as_string());
@@ -589,7 +591,7 @@ std::optional<std::string> parse_manifest_language(std::string_view head) {
     try {
         return Json::parse(head.substr(0, end + 1), "a manifest's writer").at("language").as_string();
     } catch (const Error&) {
-        return std::nullopt;  // who parses the whole says what is wrong
+        return std::nullopt;  // parsing the complete text reports the fault
     }
 }
 
@@ -608,7 +610,7 @@ std::optional<Values> parse_manifest_metrics(std::string_view tail) {
         for (const Json::Member& member : json.as_object()) metrics.insert_or_assign(member.key, member.value);
         return metrics;
     } catch (const Error&) {
-        return std::nullopt;  // who parses the whole says what is wrong
+        return std::nullopt;  // parsing the complete text reports the fault
     }
 }
 

@@ -1,6 +1,6 @@
 // manifest.json: the commit record of a native checkpoint, and all that is known of its tensors without opening a rank
 // file. docs/FORMAT.md describes the text; this is its form in memory. A regular tensor costs one short line whatever
-// the number of ranks: its shards follow from mesh and placements, only their files are told, as runs.
+// the number of ranks: its shards follow from mesh and placements, and only their files are listed, as runs.
 #pragma once
 
 #include <compare>
@@ -44,9 +44,9 @@ struct SavedPiece {
     int file = 0;
 };
 
-// Each shard of `layout` is cut into `split` row blocks, and piece (shard * split + block) lies in the file that
-// `files` gives it; no `files` means file number = piece number. Empty pieces lie nowhere. An explicit tensor lists its
-// pieces instead.
+// Each shard of `layout` is cut into `split` row blocks. Piece (shard * split + block) is in the file that `files`
+// gives it; without `files`, the file number is the piece number. Empty pieces are in no file. An explicit tensor lists
+// its pieces instead.
 struct SavedTensor {
     DType dtype = DType::f32;
     std::optional<Layout> layout;
@@ -61,7 +61,7 @@ struct SavedTensor {
     [[nodiscard]] int64_t size_bytes() const { return shape.product() * static_cast<int64_t>(size_of(dtype)); }
 };
 
-// By name. Tensors that differ in name alone may share one.
+// By name. Tensors that differ only in name may share a record.
 using SavedTensors = std::map<std::string, std::shared_ptr<const SavedTensor>, std::less<>>;
 
 struct WrittenBy {
@@ -71,11 +71,11 @@ struct WrittenBy {
 };
 
 struct Manifest {
-    // "tessera"; torch_dcp_format beside a `.metadata`, which tells the tensors. Other formats, which have no such file,
-    // fill the same record from what they have.
+    // "tessera", or torch_dcp_format beside a `.metadata`, which lists the tensors. Formats without a manifest fill
+    // this record from their own files.
     std::string format = "tessera";
-    int64_t sequence = 0;   // one more than any save in the root before it
-    int64_t step = 0;       // -1: the format does not tell
+    int64_t sequence = 0;   // one more than that of any earlier save in the root
+    int64_t step = 0;       // -1: not recorded by the format
     std::string save_id;    // a UUID
     std::string committed;  // UTC, ISO 8601
     WrittenBy writer;
@@ -88,37 +88,37 @@ struct Manifest {
     std::map<std::string, std::string, std::less<>> unreadable;  // of other formats: name -> why it cannot be read
 
     [[nodiscard]] std::string dump() const;  // ends with its own checksum
-    // Throws CORRUPT, or VERSION if it is of a newer format.
+    // Throws CORRUPT, or VERSION for a newer format.
     [[nodiscard]] static Manifest parse(std::string_view text, const std::string& path);
 
     // The tensor or alias `name`; nullptr if there is none.
     [[nodiscard]] const SavedTensor* find(std::string_view name) const;
-    // The name under which the tensor or alias `name`, which is there, is saved; lives as long as the manifest.
+    // The name under which the tensor or alias `name`, which must exist, is saved; valid as long as the manifest.
     [[nodiscard]] const std::string& saved_name(std::string_view name) const;
-    // All tensors and aliases in the order of their names; `target` is the saved name of an alias, nullptr of a tensor.
+    // Visits all tensors and aliases in name order; `target` is the saved name of an alias, nullptr for a tensor.
     void for_each(
         FunctionRef<void(const std::string& name, const SavedTensor& tensor, const std::string* target)> visit) const;
     [[nodiscard]] int64_t size_bytes() const;  // of all rank files
 };
 
-// Dims as a list of numbers; the way back throws CORRUPT.
+// Dims as a list of numbers, and back (CORRUPT).
 [[nodiscard]] Json dims_json(const Dims& dims);
 [[nodiscard]] Dims dims_of(const Json& json);
 
-// The beginning of a manifest, which has a fixed form: enough to order the saves of a root without reading them.
+// The head of a manifest, which has a fixed form: enough to order the saves of a root without parsing them.
 struct ManifestHead {
     int64_t sequence = 0;
     int64_t step = 0;
 };
 [[nodiscard]] std::optional<ManifestHead> parse_manifest_head(std::string_view text);
-// The language of its writer, from the beginning of a manifest as this library writes it; none if `head` does not hold it.
+// The writer's language, from the head of a manifest written by this library; nullopt if `head` does not contain it.
 [[nodiscard]] std::optional<std::string> parse_manifest_language(std::string_view head);
-// The metrics, from the end of a manifest as this library writes it; none if `tail` does not hold them whole.
+// The metrics, from the end of a manifest written by this library; nullopt if `tail` does not contain all of them.
 [[nodiscard]] std::optional<Values> parse_manifest_metrics(std::string_view tail);
 
-// Row block `block` of `split` of a box: cut as torch.chunk along the first dimension that has more than one element.
+// Row block `block` of `split` of a box, cut like torch.chunk along the first dimension with more than one element.
 [[nodiscard]] Box row_block(const Box& box, int split, int block);
-// Into how many row blocks a box can be cut at most.
+// The maximum number of row blocks that a box can be cut into.
 [[nodiscard]] int64_t row_count(const Box& box);
 
 }  // namespace tsr

@@ -10,7 +10,7 @@
 
 namespace tsr {
 
-// Of pieces and entries, which may be a hundred thousand, many have the same.
+// Shared, as many of up to a hundred thousand pieces and entries have the same box.
 using SharedBox = std::shared_ptr<const Box>;
 
 // A part of a tensor on its way into a file: `data` is its row-major content. The name outlives the piece.
@@ -23,8 +23,8 @@ struct Piece {
     [[nodiscard]] int64_t size_bytes() const { return box->numel() * static_cast<int64_t>(size_of(dtype)); }
 };
 
-// Sorts pieces into file order: multiples of 4096 first, so that they stay aligned to it; then by element size, so that
-// every tensor is aligned to its element; larger before smaller.
+// Sorts pieces into file order: sizes that are multiples of 4096 first, so that they stay aligned to 4096; then by
+// element size, so that every tensor is aligned to its element size; larger before smaller.
 void order_pieces(std::vector<Piece>& pieces);
 
 }  // namespace tsr

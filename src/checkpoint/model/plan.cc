@@ -16,11 +16,11 @@ namespace {
 
 constexpr size_t no_layout = SIZE_MAX;  // of explicit ones
 
-// What tensors have in common that differ in name and memory alone. A model has few kinds, however many tensors.
+// What tensors have in common that differ only in name and memory. A model has few kinds, however many tensors.
 struct Kind {
     DType dtype;
     Dims shape;
-    size_t layout;  // number in Entries::layouts, in which mesh and placements alone count
+    size_t layout;  // index into Entries::layouts, which compares only mesh and placements
     friend bool operator==(const Kind&, const Kind&) = default;
 };
 
@@ -32,8 +32,7 @@ struct KindHash {
     }
 };
 
-// The tensors in order of names. A walk through the map costs a miss of the cache a tensor, each after the other; through
-// a list they overlap.
+// The tensors in name order. Walking the map costs one cache miss after the other; through a list they overlap.
 struct Entries {
     struct Entry {
         const std::string* name;
@@ -246,13 +245,15 @@ class Planner {
         const TensorKind& tensor = *entry.tensor->kind;
         if (!tensor.layout) return;
         if (tensor.layout->world_size() != world_size_) {
-            throw Error(Code::invalid_argument, fmt::format("tensor '{}' has a layout of {} ranks, the saver has {}",
-                                                            *entry.name, tensor.layout->world_size(), world_size_));
+            throw Error(Code::invalid_argument,
+                        fmt::format("tensor '{}' has a layout of {} ranks, but the saver has {}", *entry.name,
+                                    tensor.layout->world_size(), world_size_));
         }
         if (tensor.rank != rank_) {
-            throw Error(Code::invalid_argument, fmt::format("tensor '{}' was added with the pieces of rank {}, this is "
-                                                            "rank {}",
-                                                            *entry.name, tensor.rank, rank_));
+            throw Error(Code::invalid_argument,
+                        fmt::format("tensor '{}' was added with the pieces of rank {}, but this is rank "
+                                    "{}",
+                                    *entry.name, tensor.rank, rank_));
         }
     }
 
@@ -282,7 +283,7 @@ class Planner {
         const TensorKind& tensor = *member.entry->tensor->kind;
         const int my_block = (group.my_replica - member.first_replica + group.replicas) % group.replicas;
         if (!kind.has_elements) {
-            // Someone writes an empty tensor whole, so that readers of plain safetensors see it.
+            // One rank writes an empty tensor, so that readers of plain safetensors see it.
             if (group.my_shard == 0 && my_block == 0) write_piece(0, member, whole(tensor), nullptr);
         } else if (my_block < member.split) {
             const Box& shard = *kind.mine;
@@ -313,7 +314,7 @@ class Planner {
         plan_.regular.push_back({plan_.names.size(), at->second});
     }
 
-    // Whatever the shape: so it costs once what the ranks are, not once a tensor.
+    // Independent of the shape, so that the cost per rank is paid once, not once per tensor.
     const std::vector<FileRun>& writers_of(const Placed& member) {
         Group& group = *member.kind->group;
         const auto [at, is_new] = group.writers.try_emplace({member.split, member.first_replica});
@@ -373,7 +374,7 @@ class Planner {
         }
         if (covered != tensor.shape.product()) {
             throw Error(Code::invalid_argument,
-                        fmt::format("tensor '{}': its layout gives {} of {} elements to no rank", *member.entry->name,
+                        fmt::format("tensor '{}': its layout assigns {} of {} elements to no rank", *member.entry->name,
                                     tensor.shape.product() - covered, tensor.shape.product()));
         }
         if (rank_ != 0) return;
@@ -414,7 +415,7 @@ Aliases aliases_in(const Entries& entries) {
         std::vector<const Entries::Entry*> firsts;  // of each dtype and shape at this address
         for (end = begin; end < wholes.size() && wholes[end].data == wholes[begin].data; ++end) {
             if (end + 1 == wholes.size() || wholes[end + 1].data != wholes[begin].data) {
-                if (end == begin) continue;  // alone, as nearly all are
+                if (end == begin) continue;  // not shared, like nearly all
             }
             const Entries::Entry& entry = *wholes[end].entry;
             const auto first = std::find_if(firsts.begin(), firsts.end(),
@@ -574,8 +575,8 @@ SavedTensors number_files(const SavePlan& plan, const std::vector<std::vector<Sa
         }
     }
     const bool all_write = std::all_of(number.begin(), number.end(), [](const auto& list) { return !list.empty(); });
-    // Ranks without a file moved the others up; a rank whose pieces are all empty points anywhere. Many tensors have the
-    // same runs.
+    // Ranks without a file shift the numbers of the others; a rank whose pieces are all empty may point anywhere. Many
+    // tensors have the same runs.
     std::map<std::vector<FileRun>, std::vector<FileRun>> moved;
     const auto moved_up = [&](const std::vector<FileRun>& runs) {
         const auto [at, is_new] = moved.try_emplace(runs);

@@ -1,7 +1,7 @@
-// Which rank writes what, by arithmetic: every rank computes the same answer from the same state, so no plan is ever
-// gathered. Sharded data is written by its holder. Of replicas one writes: large tensors are split into row blocks over
-// the replicas, small ones are packed together, and packs go to whoever has least so far. That choice is the writer's
-// affair; the manifest tells readers the outcome.
+// Which rank writes what. Every rank computes the same plan from the same state, so no plan is ever gathered. Sharded
+// data is written by its holder, replicated data once: large tensors are split into row blocks over the replicas, small
+// ones are packed together, and each pack goes to the replica with the least bytes so far. Readers depend only on the
+// outcome, which is in the manifest.
 #pragma once
 
 #include <array>
@@ -18,40 +18,39 @@
 
 namespace tsr {
 
-// Sixteen bytes that are equal exactly when two ranks' states have the same names, dtypes, shapes and layouts.
+// A 16-byte hash of the names, dtypes, shapes and layouts of a state; equal exactly if these are.
 using Digest = std::array<uint8_t, 16>;
 
 // Names that share memory with another: name -> the first of them in order. Whole, non-empty tensors only.
 using Aliases = std::map<std::string, std::string, std::less<>>;
 [[nodiscard]] Aliases find_aliases(const State& state);
 
-// Equal where names, dtypes, shapes and layouts of the tensors are.
+// The digest of the names, dtypes, shapes and layouts of the tensors.
 [[nodiscard]] Digest structure_of(const State& state, int world_size);
 [[nodiscard]] Digest digest_of(std::string_view text);
-// The structure as text, one line a tensor or value in order of names, to find out what differs. Private values are left
-// out.
+// The structure as text, one line per tensor or value in name order, to find a difference. Without private values.
 [[nodiscard]] std::string describe(const State& state, const Values& values, int world_size);
 // "it has tensor 'x' f32 [3] where rank 0 has ...": the first line in which `mine` differs from rank 0's.
 [[nodiscard]] std::string first_difference(std::string_view rank0, std::string_view mine);
 
 struct PlanOptions {
-    int64_t split_bytes = int64_t{4} << 20;  // replicated tensors from here on are split
-    int64_t pack_bytes = int64_t{4} << 20;   // small ones are packed up to here
+    int64_t split_bytes = int64_t{4} << 20;  // replicated tensors of at least this size are split
+    int64_t pack_bytes = int64_t{4} << 20;   // smaller ones are packed up to this size
 };
 
 struct SavePlan {
-    std::vector<std::vector<Piece>> files;  // what this rank writes: its files, each in file order; names are state's
+    std::vector<std::vector<Piece>> files;  // the files of this rank, each in file order; names belong to the state
 
-    // Every tensor as the manifest will tell it, but with ranks in place of file numbers, and in explicit pieces the
-    // rank's file in `nth_file`. On rank 0 only; the others have none.
+    // Every tensor as in the manifest, but with ranks instead of file numbers; for explicit pieces the rank's file is
+    // in `nth_file`. Filled only on rank 0.
     [[nodiscard]] SavedTensors tensors() const { return tensors(alike, irregular); }
-    // The same with these in the places of `alike` and `irregular`.
+    // The same with these arguments instead of `alike` and `irregular`.
     [[nodiscard]] SavedTensors tensors(std::span<const std::shared_ptr<const SavedTensor>> alike_told,
                                        SavedTensors told) const;
 
-    // What that is made of, small: a plan is kept.
+    // The parts of tensors(), in a compact form, as a plan is kept.
     struct Regular {
-        size_t name_end = 0;  // in `names`, where it begins at the end of the one before
+        size_t name_end = 0;  // end of its name in `names`; it begins at the end of the previous one
         size_t tensor = 0;    // in `alike`
     };
     std::string names;
@@ -61,15 +60,16 @@ struct SavePlan {
     std::map<std::string, std::vector<int>, std::less<>> nth_file;  // a piece of an explicit tensor -> its rank's k-th
 };
 
-// INVALID_ARGUMENT if a layout is of another world size or leaves elements to no rank, or a piece is of another rank.
+// INVALID_ARGUMENT if a layout has another world size or assigns elements to no rank, or a piece belongs to another
+// rank.
 [[nodiscard]] SavePlan make_plan(const State& state, const Aliases& aliases, int rank, int world_size,
                                  const PlanOptions& options = {});
 
-// The tensors with ranks turned into numbers of `files`, which get every rank's files in order of (index, rank).
+// The tensors with ranks replaced by indices into `files`, which receives every rank's files in order of (index, rank).
 [[nodiscard]] SavedTensors number_files(const SavePlan& plan, const std::vector<std::vector<SavedFile>>& of_ranks,
                                         std::vector<SavedFile>& files);
 
-// All that follows from a state's tensors, whatever its values.
+// Everything that depends on a state's tensors but not on its values.
 struct StatePlan {
     std::shared_ptr<const void> version;  // of the tensors
     Digest structure;
@@ -78,8 +78,8 @@ struct StatePlan {
     std::shared_ptr<const SavePlan> plan;  // with these aliases
 };
 
-// The plan of the last save: the next one of the same tensors computes nothing. It refers to names and memory of that
-// state, so it is looked at only while that is there.
+// The plan of the last save, reused by the next save of the same tensors. It refers to names and memory of the state,
+// so use it only while that exists.
 class PlanCache {
    public:
     [[nodiscard]] std::shared_ptr<const StatePlan> of(const State& state, int rank, int world_size,

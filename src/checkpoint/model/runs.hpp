@@ -1,6 +1,6 @@
-// A part of a tensor on its way from a file into memory, as runs of bytes: the innermost dimensions that follow each
-// other on both sides make one run, the outer ones count runs. Runs ascend in the file, whatever order its dimensions
-// are stored in; elements stored later never begin before those stored earlier.
+// A part of a tensor on its way from a file into memory, as runs of bytes: the innermost dimensions that are contiguous
+// on both sides make one run, the outer dimensions count the runs. Runs ascend in the file, whatever the storage order
+// of its dimensions; elements stored later never begin before those stored earlier.
 #pragma once
 
 #include <cstddef>
@@ -12,21 +12,21 @@
 namespace tsr {
 
 struct FilePlace {
-    const Box* box = nullptr;       // what is saved there
-    const Dims* strides = nullptr;  // in elements, one a dimension; nullptr: row-major
+    const Box* box = nullptr;       // the saved box
+    const Dims* strides = nullptr;  // in elements, one per dimension; nullptr: row-major
     DType dtype = DType::f32;
-    int64_t begin = 0;  // the byte of the box's first element
+    int64_t begin = 0;  // byte offset of the box's first element
 };
 
 struct MemoryPlace {
     const Box* box = nullptr;  // row-major
-    DType dtype = DType::f32;  // may differ from the file's among floating-point types: then it is converted
+    DType dtype = DType::f32;  // may be another floating-point type than the file's; then elements are converted
     std::byte* data = nullptr;
 };
 
 class Runs {
    public:
-    // `part` lies in both boxes and is not empty. UNSUPPORTED if strides make elements overlap in the file.
+    // `part` is inside both boxes and not empty. UNSUPPORTED if the strides make elements overlap in the file.
     Runs(const Box& part, const FilePlace& file, const MemoryPlace& memory);
 
     [[nodiscard]] int64_t count() const { return count_; }
@@ -35,7 +35,8 @@ class Runs {
     [[nodiscard]] int64_t end() const { return file_end_; }
     [[nodiscard]] std::byte* memory() const { return memory_begin_; }  // of the first run
 
-    // Copies what is wanted of the file's bytes [begin, end), which stand at `data`. Elements do not straddle `begin`.
+    // Copies the wanted elements among the file's bytes [begin, end), which are at `data`. No element straddles
+    // `begin`.
     void scatter(int64_t begin, int64_t end, const std::byte* data) const;
 
    private:

@@ -14,11 +14,11 @@ void check_name(std::string_view name, std::string_view what) {
     if (name.empty()) throw Error(Code::invalid_argument, fmt::format("{} is empty", what));
     if (name.size() > max_name_bytes) {
         throw Error(Code::invalid_argument,
-                    fmt::format("{} has {} bytes; at most {} are taken", what, name.size(), max_name_bytes));
+                    fmt::format("{} has {} bytes; at most {} are allowed", what, name.size(), max_name_bytes));
     }
     if (!is_utf8(name)) throw Error(Code::invalid_argument, fmt::format("{} is not UTF-8", what));
     if (std::any_of(name.begin(), name.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; })) {
-        throw Error(Code::invalid_argument, fmt::format("{} holds a control character", what));
+        throw Error(Code::invalid_argument, fmt::format("{} contains a control character", what));
     }
 }
 
@@ -53,15 +53,15 @@ void State::insert(std::string_view name, StateTensor tensor) {
     if (key.empty()) {
         throw Error(
             Code::invalid_argument,
-            fmt::format("the tensor's name '{}' is made of wrappers' parts alone (module., _orig_mod.), which are "
-                        "left out: nothing is left",
+            fmt::format("the tensor name '{}' consists only of wrapper prefixes (module., _orig_mod.), which are "
+                        "stripped",
                         name));
     }
     if (private_rank(key)) {
         throw Error(
             Code::invalid_argument,
-            fmt::format("tensor '{}': names under rank/<r>/ are for values, which one rank owns; store its bytes "
-                        "as a value, or give the tensor a layout",
+            fmt::format("tensor '{}': names under rank/<r>/ are reserved for per-rank values; store its bytes as a "
+                        "value, or give the tensor a layout",
                         key));
     }
     refuse_if_taken(key);
@@ -71,7 +71,8 @@ void State::insert(std::string_view name, StateTensor tensor) {
 
 const State::Tensors::value_type& State::tensor(size_t index) const {
     if (index >= tensors_.size()) {
-        throw Error(Code::invalid_argument, fmt::format("tensor {} of a state with {}", index, tensors_.size()));
+        throw Error(Code::invalid_argument,
+                    fmt::format("tensor index {} is out of range: the state has {} tensors", index, tensors_.size()));
     }
     if (order_.size() != tensors_.size()) {  // none is ever taken out
         order_.clear();
@@ -99,7 +100,7 @@ std::shared_ptr<const TensorKind> State::shared_kind(TensorKind kind) {
         kind.boxes = kind.layout ? kind.layout->boxes_of(kind.rank) : std::vector{Box::whole(kind.shape)};
         return std::make_shared<const TensorKind>(std::move(kind));
     };
-    // Lists of boxes are long to compare, and hardly two tensors have the same.
+    // Lists of boxes are slow to compare, and few tensors share one.
     if (kind.layout && kind.layout->is_explicit()) return make();
     size_t hash = static_cast<size_t>(kind.dtype);
     for (const int64_t size : kind.shape) hash = (hash ^ static_cast<size_t>(size)) * 0x9e3779b97f4a7c15;
@@ -157,7 +158,7 @@ void State::add_sharded(std::string_view name, const Layout& layout, DType dtype
         if (pieces[i].dtype != dtype || pieces[i].shape != boxes[i].sizes) {
             throw Error(
                 Code::invalid_argument,
-                fmt::format("tensor '{}': piece {} is {} {}, the layout gives rank {} the box {} of {}", name, i,
+                fmt::format("tensor '{}': piece {} is {} {}, but the layout gives rank {} the box {} of {}", name, i,
                             name_of(pieces[i].dtype), pieces[i].shape.str(), rank, boxes[i].str(), name_of(dtype)));
         }
         check_device(name, pieces[i]);
@@ -168,7 +169,7 @@ void State::add_sharded(std::string_view name, const Layout& layout, DType dtype
 
 void State::refuse_if_taken(const std::string& tensor) const {
     if (tensors_.contains(tensor) || values_.contains(tensor)) {
-        throw Error(Code::invalid_argument, fmt::format("the state has the name '{}' already", tensor));
+        throw Error(Code::invalid_argument, fmt::format("the state already has the name '{}'", tensor));
     }
 }
 
@@ -178,12 +179,12 @@ void State::refuse_if_taken(const StateSource& source) const {
         const std::string other_begin = other->prefix() + ".";
         if (other_begin.starts_with(begin) || begin.starts_with(other_begin)) {
             throw Error(Code::invalid_argument,
-                        fmt::format("the state has values under the prefix '{}' already", other->prefix()));
+                        fmt::format("the state already has values under the prefix '{}'", other->prefix()));
         }
     }
     const auto value = values_.lower_bound(begin);
     if (value != values_.end() && value->first.starts_with(begin)) {
-        throw Error(Code::invalid_argument, fmt::format("the state has the value '{}' already", value->first));
+        throw Error(Code::invalid_argument, fmt::format("the state already has the value '{}'", value->first));
     }
 }
 
@@ -229,7 +230,7 @@ void State::set_value(std::string_view name, Json value) {
     check_value(value, fmt::format("value '{}'", name));
     if (const StateSource* source = source_of(name)) {
         throw Error(Code::invalid_argument,
-                    fmt::format("the value '{}' belongs to what was added as '{}'", name, source->prefix()));
+                    fmt::format("value '{}' belongs to the object added as '{}'", name, source->prefix()));
     }
     if (tensors_.contains(name)) {
         throw Error(Code::invalid_argument, fmt::format("'{}' is a tensor of the state", name));
@@ -266,12 +267,14 @@ Values State::collect() const {
             check_name(name, "a value's name");
             check_value(value, fmt::format("value '{}'", name));
             if (!name.starts_with(source->prefix() + ".")) {
-                throw Error(Code::internal, fmt::format("the source '{}' made the value '{}'", source->prefix(), name));
+                throw Error(Code::internal,
+                            fmt::format("the source '{}' returned the value '{}', which is not under its prefix",
+                                        source->prefix(), name));
             }
             if (tensors_.contains(name)) {
-                throw Error(
-                    Code::invalid_argument,
-                    fmt::format("'{}' gives the value '{}', which is a tensor of the state", source->prefix(), name));
+                throw Error(Code::invalid_argument,
+                            fmt::format("'{}' returned the value '{}', which is a tensor of the state",
+                                        source->prefix(), name));
             }
             all.insert_or_assign(name, value);
         }

@@ -22,13 +22,13 @@ const StateTensor& found(const State& state, std::string_view name) {
 
 void check(const Communicator& comm, const TensorKind& kind, std::string_view name, int root) {
     if (root < -1 || root >= comm.world_size()) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("root is {}; it is -1, for all, or one of the {} ranks", root, comm.world_size()));
+        throw Error(Code::invalid_argument, fmt::format("root is {}; it must be -1 (all ranks) or one of the {} ranks",
+                                                        root, comm.world_size()));
     }
     if (kind.layout && (kind.layout->world_size() != comm.world_size() || kind.rank != comm.rank())) {
         throw Error(Code::invalid_argument,
-                    fmt::format("tensor '{}' lies on {} ranks, of which this is {}; the communicator has {} ranks and "
-                                "this is {}",
+                    fmt::format("tensor '{}' has a layout of {} ranks, with this as rank {}; the communicator has {} "
+                                "ranks, with this as rank {}",
                                 name, kind.layout->world_size(), kind.rank, comm.world_size(), comm.rank()));
     }
 }
@@ -36,11 +36,11 @@ void check(const Communicator& comm, const TensorKind& kind, std::string_view na
 void check_memory(const Tensor& memory, const TensorKind& kind, std::string_view name) {
     if (memory.dtype == kind.dtype && memory.shape == kind.shape) return;
     throw Error(Code::invalid_argument,
-                fmt::format("tensor '{}' is {} {}; the memory for it is {} {}", name, name_of(kind.dtype),
+                fmt::format("tensor '{}' is {} {}, but the memory for it is {} {}", name, name_of(kind.dtype),
                             kind.shape.str(), name_of(memory.dtype), memory.shape.str()));
 }
 
-// What the lowest rank that holds them has of a tensor: boxes, by their number among its own.
+// The boxes of a tensor for which this is the lowest rank that holds them, by their index among its own.
 struct Sender {
     int rank = 0;
     std::vector<std::pair<size_t, Box>> boxes;

@@ -1,6 +1,6 @@
-// An object whose values belong to a state: an optimizer's settings, a sampler's position, an object of the program's.
-// checkpoint/ does not know the classes; capi/ adapts each to this interface. Its tensors, if any, are added to the state
-// as plain tensors. All methods are called on the thread of the save or load, and none may use the state.
+// An object whose values belong to a state: an optimizer's settings, a sampler's position, an object of the program.
+// checkpoint/ does not know the classes; capi/ adapts each to this interface. Its tensors, if any, are added to the
+// state as plain tensors. All methods are called on the thread of the save or load and must not use the state.
 #pragma once
 
 #include <string>
@@ -13,16 +13,16 @@ class StateSource {
    public:
     virtual ~StateSource() = default;
 
-    // Every value of the source is named "<prefix>.<...>"; no one else may set such a value.
+    // Every value of the source is named "<prefix>.<...>"; nothing else may set such a value.
     [[nodiscard]] virtual const std::string& prefix() const = 0;
     // The values as they are now, with full names. Called before each save, and before a load to learn the names.
     [[nodiscard]] virtual Values collect() const = 0;
     // Throws if apply() would refuse these values; called before a load overwrites anything.
     virtual void check(const Values& values) const { (void)values; }
-    // Called after the tensors of a load are in place, with all that collect() gave before it: as it was saved, and what was
-    // not saved (a load may allow that) as it is.
+    // Called after the tensors of a load are in place, with one value for each of collect(): the saved value, or the
+    // current one if none was saved (a load may allow that).
     virtual void apply(const Values& values) = 0;
-    // Whether it has tensors in the state, too, after which it has to set itself: it is never left alone then.
+    // Whether it also has tensors in the state that it depends on; then a load never leaves it alone.
     [[nodiscard]] virtual bool has_tensors() const { return false; }
 };
 

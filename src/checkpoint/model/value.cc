@@ -13,7 +13,7 @@ namespace tsr {
 
 namespace {
 
-// Where in a value: written down only to be told, for keys may be long and values many.
+// A place within a value; turned into text only for a message, as keys may be long and values many.
 struct Place {
     const Place* above = nullptr;
     std::string_view key = {};  // of an object's member
@@ -83,14 +83,14 @@ void check_tagged(const Json& json, std::string_view what, const Place& place, i
     const Json* kind = json.find("~");
     const Json* content = json.find("v");
     if (json.as_object().size() != 2 || content == nullptr || !kind->is(Json::Kind::string)) {
-        refuse(what, place, "an object with a \"~\" has exactly the members \"~\" (a string) and \"v\"");
+        refuse(what, place, "an object with a \"~\" must have exactly the members \"~\" (a string) and \"v\"");
     }
     const std::string& tag = kind->as_string();
     const Place at{&place, "v", 0, true};
     if (tag == "tuple") return check_list(*content, what, at, depth);
     if (tag == "map") return check_pairs(*content, what, at, depth);
     if (tag != "bytes" && tag != "int" && tag != "double") {
-        refuse(what, place, fmt::format("unknown kind \"{}\"; bytes, tuple, map, int and double are known", tag));
+        refuse(what, place, fmt::format("unknown kind \"{}\"; use bytes, tuple, map, int or double", tag));
     }
     if (!content->is(Json::Kind::string)) refuse(what, at, "expected a string");
     const std::string& text = content->as_string();
@@ -102,12 +102,13 @@ void check_tagged(const Json& json, std::string_view what, const Place& place, i
 }
 
 void check(const Json& json, std::string_view what, const Place& place, int depth) {
-    if (depth > max_value_depth) refuse(what, {}, fmt::format("it is nested more than {} deep", max_value_depth));
+    if (depth > max_value_depth)
+        refuse(what, {}, fmt::format("it is nested more than {} levels deep", max_value_depth));
     switch (json.kind()) {
         case Json::Kind::uint64:
-            refuse(what, place, "an integer beyond 64 bits is written {\"~\":\"int\",\"v\":\"<decimal>\"}");
+            refuse(what, place, "write an integer beyond 64 bits as {\"~\":\"int\",\"v\":\"<decimal>\"}");
         case Json::Kind::number:
-            if (!std::isfinite(json.as_double())) refuse(what, place, "NaN and infinities are tagged");
+            if (!std::isfinite(json.as_double())) refuse(what, place, "NaN and infinities must be tagged as double");
             return;
         case Json::Kind::array: return check_list(json, what, place, depth);
         case Json::Kind::object:
@@ -166,7 +167,7 @@ double double_of(const Json& value, std::string_view what) {
 
 int64_t int_of(const Json& value, std::string_view what) {
     if (value.is(Json::Kind::int64)) return value.as_int();
-    throw Error(Code::invalid_argument, fmt::format("{} is {}, not an integer of 64 bits", what, value.dump()));
+    throw Error(Code::invalid_argument, fmt::format("{} is {}, not a 64-bit integer", what, value.dump()));
 }
 
 }  // namespace tsr

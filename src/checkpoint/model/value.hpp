@@ -18,11 +18,11 @@ inline constexpr int max_value_depth = 64;
 
 using Values = std::map<std::string, Json, std::less<>>;
 
-// Throws INVALID_ARGUMENT that begins with `what` and names the place ("[3].v") unless `json` is typed JSON.
+// Throws INVALID_ARGUMENT unless `json` is typed JSON; the message begins with `what` and names the place ("[3].v").
 void check_value(const Json& json, std::string_view what);
 [[nodiscard]] Json parse_value(std::string_view text, std::string_view what);
 
-// Whether it is what tessera.torch.checkpoint keeps of PyTorch's names and dtypes beside a program's values.
+// Whether it is the record of PyTorch's names and dtypes that tessera.torch.checkpoint saves beside a program's values.
 [[nodiscard]] bool is_torch_record(std::string_view name, const Json& value);
 
 [[nodiscard]] Json double_value(double value);

@@ -20,7 +20,7 @@ struct Content {
 Content content_of(FileSystem& files, const std::string& path) {
     Content content;
     std::vector<std::string> names;
-    if (files.list(path, names) < 0) return content;  // gone, or told by who removes it
+    if (files.list(path, names) < 0) return content;  // gone, or reported by the removal
     content.empty = names.empty();
     for (const std::string& name : names) {
         FileStatus status;
@@ -29,26 +29,26 @@ Content content_of(FileSystem& files, const std::string& path) {
     return content;
 }
 
-// Nothing: it is gone, or a link.
+// nullopt if it is gone or a link.
 std::optional<HeldDirectory> hold_save(FileSystem& files, const std::string& path) {
     if (is_link(files, path)) return std::nullopt;
     try {
         return HeldDirectory(files, path);
     } catch (const Error& error) {
-        if (error.code() != Code::not_found) log::warning("{}; it is left", error.what());
+        if (error.code() != Code::not_found) log::warning("{}; not removed", error.what());
         return std::nullopt;
     }
 }
 
-// What becomes of a save without a manifest; nothing: it stays.
+// Why a save without a manifest is to be removed; nullopt if it is to be kept.
 std::optional<Unneeded> judge(FileSystem& files, const std::string& path, const CollectOptions& options) {
     if (exists(files, join(path, manifest_name))) return std::nullopt;
     const std::string directory(name_in_path(path));
     const Content content = content_of(files, path);
     const std::string lease = join(path, writing_name);
     if (!exists(files, lease)) {
-        // A writer died before its first file, and an empty directory goes; or this is something that is not ours to
-        // judge, a copy on its way say, and stays.
+        // Empty: a writer died before its first file. Otherwise it may be something else, such as a copy in progress,
+        // and is kept.
         if (!content.empty) return std::nullopt;
         return Unneeded{directory, Unneeded::Why::empty, 0};
     }
@@ -63,7 +63,7 @@ std::optional<Unneeded> judge(FileSystem& files, const std::string& path, const 
     return Unneeded{directory, Unneeded::Why::cut_short, content.size_bytes};
 }
 
-// The manifest, if it is that of the save that was ranked: its directory's name may be another's by now.
+// The manifest, if it belongs to the save that was ranked: another save may have its directory name by now.
 std::unique_ptr<File> manifest_of(FileSystem& files, const std::string& path, const SavedStep& save) {
     const std::string name = join(path, manifest_name);
     try {
@@ -72,10 +72,10 @@ std::unique_ptr<File> manifest_of(FileSystem& files, const std::string& path, co
         if (head && head->sequence == save.sequence && head->step == save.step) return manifest;
     } catch (const Error& error) {
         if (error.code() == Code::not_found) return nullptr;
-        log::warning("{}; its save is left", error.what());
+        log::warning("{}; its save is not removed", error.what());
         return nullptr;
     }
-    log::warning("{} is another save than it was; it is left", path);
+    log::warning("{} was replaced by another save; not removed", path);
     return nullptr;
 }
 
@@ -110,7 +110,7 @@ void for_each_unneeded(FileSystem& files, const std::string& root, const std::ve
         const auto manifest = manifest_of(held->files(), path, of->save);
         if (manifest == nullptr) continue;
         visit({name, Unneeded::Why::beyond_keep, content_of(held->files(), path).size_bytes}, [&] {
-            // Held to the end: nobody begins to read what goes.
+            // Locked to the end, so that nobody begins to read it.
             if (manifest->lock(FileLock::exclusive) == -EWOULDBLOCK) return false;
             const std::string writing = join(path, writing_name);
             (void)held->files().remove_file(writing);

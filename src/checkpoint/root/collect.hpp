@@ -1,5 +1,5 @@
-// What of a root is of no more use: what saves left that were cut short, and saves beyond those to keep. Whoever
-// removes holds the root's lease; what a live process writes is never found.
+// Finds what may be removed from a root: leftovers of interrupted saves, and saves beyond those to keep. The remover
+// must hold the root's lease. Saves that a live process is writing are never found.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,24 @@ namespace tsr {
 
 struct Unneeded {
     enum class Why { empty, cut_short, beyond_keep };
-    std::string directory;  // its name in the root
+    std::string directory;  // name in the root
     Why why = Why::empty;
     int64_t size_bytes = 0;  // of the files that would be removed
 };
 
 struct CollectOptions {
-    Retention retention;  // which committed saves stay; by default all
-    std::string own_id;   // a saver's: its own marks are no live writer's
+    Retention retention;  // which committed saves are kept; default: all
+    std::string own_id;   // of the calling saver: its own marks do not count as a live writer
     LeaseTimes lease;
 };
 
-// Calls visit(unneeded, remove) for each, its directory held from the look at it to its removal: what has its name by then is
-// not touched. `files` are of the root, held, and `saves` is what scan_root() found there, in its order; `ranked` is what
-// rank_saves() made of it. Damaged saves, what Tessera did not write and symbolic links are no one's to remove.
+// Calls visit(unneeded, remove) for each unneeded save. Its directory is held from its inspection to its removal, so
+// that a directory that takes its name meanwhile is not touched. `files` are those of the held root, `saves` is the
+// result of scan_root() in its order, and `ranked` is what rank_saves() made of it. Damaged saves, files that Tessera
+// did not write and symbolic links are never removed.
 //
-// remove() never leaves half: a committed save is marked first, so that a removal that is cut short is found again. False:
-// the save is open for reading and stays.
+// remove() never leaves half a save: a committed save is marked first, so that an interrupted removal is found again.
+// It returns false if the save is open for reading and is kept.
 using Remove = std::function<bool()>;
 void for_each_unneeded(FileSystem& files, const std::string& root, const std::vector<SavedStep>& saves,
                        const std::vector<RankedSave>& ranked, const CollectOptions& options,

@@ -27,10 +27,11 @@ std::string link_target(const char* path) {
     return n > 0 ? std::string(target.data(), static_cast<size_t>(n)) : "";
 }
 
-// Whether /proc tells of the processes of this pid namespace. One that was mounted for another tells other numbers.
+// Whether /proc shows the processes of this pid namespace. One mounted for another namespace shows other numbers.
 bool proc_is_own() { return link_target("/proc/self") == std::to_string(::getpid()); }
 
-// The kernel gives a program 16 random bytes when it starts it. They protect its stack, so only their digest is shown.
+// The kernel passes each program 16 random bytes at its start. They protect its stack, so only their digest is
+// published.
 std::string image_of_this_process() {
     const auto* random = reinterpret_cast<const unsigned char*>(::getauxval(AT_RANDOM));
     std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
@@ -51,7 +52,7 @@ std::string_view word(std::string_view machine, size_t n) {
     return machine.substr(0, machine.find(' '));
 }
 
-// The file system's own clock: clocks of two hosts may differ, this file's may not.
+// The time by the file system's clock: the clocks of two hosts may differ.
 std::optional<int64_t> now_on(FileSystem& files, const std::string& beside, const std::string& id) {
     const std::string probe = fmt::format("{}.probe-{}", beside, id);
     (void)files.remove_file(probe);
@@ -70,7 +71,7 @@ std::optional<int64_t> now_on(FileSystem& files, const std::string& beside, cons
 std::string random_id() {
     std::array<unsigned char, 16> bytes{};
     if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-        throw os_error("no random numbers to be had", errno);
+        throw os_error("cannot get random numbers", errno);
     }
     std::string text;
     for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
@@ -91,7 +92,7 @@ Holder Holder::this_process(std::string id) {
     std::array<char, 256> host{};
     if (::gethostname(host.data(), host.size() - 1) == 0) holder.host = host.data();
     if (!is_utf8(holder.host)) holder.host.assign(1, '?');
-    // Of this thread, not of the process: its first thread may have ended.
+    // Of this thread, not of the process, whose first thread may have ended.
     holder.machine = fmt::format("{} {}", boot_id(), link_target("/proc/thread-self/ns/pid"));
     if (const std::string time = link_target("/proc/thread-self/ns/time"); !time.empty()) holder.machine += " " + time;
     holder.pid = ::getpid();
@@ -144,11 +145,10 @@ Sight sight_of(const Holder& holder, const ProcessView& view) {
 }
 
 bool is_live(const Sight& sight, LeaseAge age, const LeaseTimes& times) {
-    if (sight.boot == Boot::same && sight.seen == Seen::alive)
-        return true;  // if it is stopped, and renews nothing, too
+    if (sight.boot == Boot::same && sight.seen == Seen::alive) return true;  // even if it is stopped and does not renew
     if (sight.boot == Boot::same && sight.seen == Seen::dead) return false;
-    if (!age) return true;  // in doubt it lives
-    // One of the future is not being renewed either: the clock was set back since, and the living renew theirs by it.
+    if (!age) return true;  // when in doubt, it is alive
+    // A lease from the far future is not being renewed either: the clock was set back since.
     return *age < times.span && *age > -times.span;
 }
 
@@ -157,7 +157,7 @@ namespace {
 struct Verdict {
     bool live = true;
     bool seen = false;  // its process
-    LeaseAge age;       // unless its process decides
+    LeaseAge age;       // unless the process decides
 };
 
 Verdict judge(FileSystem& files, const std::string& path, const Holder& holder, const LeaseTimes& times,
@@ -182,12 +182,12 @@ Holder holder_of(std::string_view text) {
     try {
         return Holder::parse(text);
     } catch (const Error&) {
-        return {"", "unknown host", "", 0, 0, ""};  // unreadable: judged by its age alone
+        return {"", "unknown host", "", 0, 0, ""};  // unreadable: judged only by its age
     }
 }
 
-// As link(), which tells who was first. A file system without hard links (EPERM, ENOSYS or EOPNOTSUPP) has the file made and
-// then written; who reads it between finds no holder, and takes it for a live one's as long as it is young.
+// link() decides who was first. On a file system without hard links (EPERM, ENOSYS or EOPNOTSUPP) the file is created
+// and then written; a reader in between finds no holder and considers the lease live while it is young.
 int64_t link_or_create(FileSystem& files, const std::string& from, const std::string& to, const std::string& text) {
     const int64_t linked = files.link(from, to);
     if (linked != -EPERM && linked != -ENOSYS && linked != -EOPNOTSUPP) return linked;
@@ -203,7 +203,7 @@ int64_t link_or_create(FileSystem& files, const std::string& from, const std::st
     return 0;
 }
 
-// As a stranger wrote it: without what would garble a terminal.
+// The host name was written by others: replaces control characters, which would garble a terminal.
 std::string shown(std::string host) {
     std::replace_if(host.begin(), host.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
     return host;
@@ -211,16 +211,16 @@ std::string shown(std::string host) {
 
 Error held_by(const std::string& root, const Holder& holder, const Verdict& verdict, const LeaseTimes& times) {
     const Holder self = Holder::this_process("");
-    std::string advice = "give each job a root of its own, or stop that one";
+    std::string advice = "give each job its own root, or stop that one";
     if (holder.machine == self.machine && holder.pid == self.pid) {
-        advice = "which is this one: close the saver that it has there first";
+        advice = "this is the same process: close its other saver for this root first";
     } else if (verdict.age) {
-        advice += fmt::format(". That process cannot be seen from here: if it is gone, its lease lapses in {} s",
+        advice += fmt::format(". That process is not visible from here; if it is gone, its lease expires in {} s",
                               std::chrono::ceil<std::chrono::seconds>(times.span - *verdict.age).count());
     } else if (!verdict.seen) {
-        advice +=
-            fmt::format(". That process cannot be seen from here, nor how old its lease is: if it is gone, remove {}",
-                        join(root, owner_name));
+        advice += fmt::format(
+            ". Neither that process nor the age of its lease is visible from here; if it is gone, remove {}",
+            join(root, owner_name));
     }
     return Error(Code::invalid_state, fmt::format("another live job saves into {}: process {} on {}; {}", root,
                                                   holder.pid, shown(holder.host), advice));
@@ -268,7 +268,7 @@ void Lease::acquire(FileSystem& files) {
         if (linked == 0) {
             (void)files.remove_file(mine);
             remove_old_attempts(files);
-            return;  // without an fsync: whom a power loss takes this file from is dead
+            return;  // without an fsync: after a power loss its holder is dead
         }
         if (linked != -EEXIST) {
             give_up(os_error(fmt::format("cannot create {}", path_), static_cast<int>(-linked)));
@@ -281,14 +281,14 @@ void Lease::acquire(FileSystem& files) {
             if (error.code() != Code::corrupt) give_up(error);
         }
         const Holder holder = holder_of(text);
-        if (holder.id == self_.id) {  // put, though the answer was lost and the storage's client asked again
+        if (holder.id == self_.id) {  // created, but the answer was lost and the storage client retried
             (void)files.remove_file(mine);
             return;
         }
         const Verdict verdict = judge(files, path_, holder, times_, {});
         if (verdict.live) give_up(held_by(parent_of(path_), holder, verdict, times_));
-        // Many savers may find the same dead lease. Whoever links the mark of this very text may remove it, if it still
-        // stands: so nobody removes the lease of one that was quicker.
+        // Many savers may find the same dead lease. Only the one that links the mark of exactly this text may remove
+        // it, if it is unchanged. So nobody removes the lease of a faster saver.
         const std::string mark = fmt::format("{}.stale-{}", path_, hex8(crc32c(text)));
         const int64_t marked = put(mark);
         if (marked == -EEXIST) {
@@ -308,21 +308,24 @@ void Lease::acquire(FileSystem& files) {
         }
         (void)files.remove_file(mark);
     }
-    give_up(Error(Code::invalid_state,
-                  fmt::format("could not take {}: others keep taking it, or it is a link that leads nowhere", path_)));
+    give_up(
+        Error(Code::invalid_state,
+              fmt::format("could not take the lease {}: other jobs keep taking it, or it is a dangling symbolic link",
+                          path_)));
 }
 
-// The mark of a saver that died between two lines of acquire().
+// Removes the mark of a saver that died within acquire().
 void Lease::remove_if_dead(FileSystem& files, const std::string& mark) {
     try {
         const Holder holder = holder_of(read_text(files, mark, max_lease_bytes));
         if (!is_live(files, mark, holder, times_)) (void)files.remove_file(mark);
     } catch (const Error&) {
-        return;  // it is gone, or is looked at again
+        return;  // it is gone, or is checked again later
     }
 }
 
-// Files of savers that died while they tried to get the lease; one that tries right now is younger than a span.
+// Removes files of savers that died while they tried to get the lease; those of a running attempt are younger than the
+// span.
 void Lease::remove_old_attempts(FileSystem& files) {
     FileStatus own;
     std::vector<std::string> names;
@@ -347,9 +350,9 @@ void Lease::renew() {
             check();
         } catch (const Error& error) {
             if (error.code() != Code::invalid_state) continue;  // it may still be ours
-            return log::warning("{}", error.what());            // another's, whose life ours must not lengthen
+            return log::warning("{}", error.what());            // another job's lease: do not renew it
         }
-        if (files_.touch(path_) < 0) log::warning("cannot renew {}", path_);
+        if (files_.touch(path_) < 0) log::warning("cannot renew the lease {}", path_);
     }
 }
 
@@ -361,12 +364,13 @@ void Lease::check(FileSystem& files) const {
         if (error.code() != Code::not_found && error.code() != Code::corrupt) throw;  // it may still be ours
         throw Error(
             Code::invalid_state,
-            fmt::format("{} is gone or damaged: another job may save here; close this saver and open one anew", path_))
+            fmt::format("{} is gone or damaged, so another job may save here; close this saver and open a new one",
+                        path_))
             .caused_by(error);
     }
     if (id == self_.id) return;
     throw Error(Code::invalid_state,
-                fmt::format("{} was taken over by another job; this one must not save here", path_));
+                fmt::format("{} was taken over by another job; this job must not save here", path_));
 }
 
 Lease::~Lease() {
@@ -381,7 +385,7 @@ Lease::~Lease() {
         check(root.files());
         (void)root.files().remove_file(path_);
     } catch (const Error&) {
-        // Another's by now, or unreadable: left as it is.
+        // Another job's by now, or unreadable: leave it.
     }
 }
 

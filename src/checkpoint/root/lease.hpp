@@ -1,7 +1,8 @@
-// Who saves into a root. One live job at a time: rank 0 holds `<root>/.owner`, which names host, process and save
-// group. A thread renews it. Its holder is dead if it is known to be: on the same machine its process is gone, or runs
-// another program since an exec. A process that cannot be seen (another machine's, another pid namespace's, another
-// user's under hidepid) lives until it has not renewed the file for lease_span.
+// The lease on a root: only one live job at a time may save into it. Rank 0 holds `<root>/.owner`, which names host,
+// process and save group, and a thread renews it. The holder is dead if that is certain: on the same machine, its
+// process is gone or has run another program since an exec. A process that is not visible (on another machine, in
+// another pid namespace, another user's under hidepid) counts as alive until it has not renewed the file for
+// LeaseTimes::span.
 #pragma once
 
 #include <chrono>
@@ -24,10 +25,10 @@ inline constexpr int64_t max_lease_bytes = 4096;
 struct Holder {
     std::string id;  // of the saver: random
     std::string host;
-    std::string machine;  // boot id, pid namespace, time namespace: where a pid and a start time mean the same process
+    std::string machine;  // boot id, pid and time namespace: within it a pid and a start time identify a process
     int64_t pid = 0;
     int64_t start_time = 0;  // of the process, in clock ticks since boot; 0: unknown
-    std::string image;       // of the program in it: another one after each exec; empty: unknown
+    std::string image;       // identifies the program: changes with each exec; empty: unknown
 
     [[nodiscard]] static Holder this_process(std::string id);
     [[nodiscard]] static Holder parse(std::string_view text);  // CORRUPT
@@ -39,12 +40,12 @@ struct LeaseTimes {
     std::chrono::milliseconds span{60000};
 };
 
-// What this process can tell of itself and of another one.
+// What this process can learn about itself and other processes. A class for tests.
 class ProcessView {
    public:
     struct Look {
-        bool gone = false;                // there is no process of that number
-        std::optional<ProcessStat> stat;  // none: it cannot be seen
+        bool gone = false;                // no process has that pid
+        std::optional<ProcessStat> stat;  // nullopt: not visible
     };
     ProcessView() = default;
     virtual ~ProcessView() = default;
@@ -55,37 +56,37 @@ class ProcessView {
     [[nodiscard]] virtual Look look(int64_t pid) const;
 };
 
-enum class Seen { alive, dead, not_visible };  // a lease's holder
-enum class Boot { same, other, unknown };      // its host's, compared with this one's
+enum class Seen { alive, dead, not_visible };  // the holder of a lease
+enum class Boot { same, other, unknown };      // boot id of its host, compared with this host's
 struct Sight {
     Seen seen = Seen::not_visible;
     Boot boot = Boot::unknown;
 };
 [[nodiscard]] Sight sight_of(const Holder& holder, const ProcessView& view);
 
-// How long ago a lease was renewed; negative: in the future. nullopt: that cannot be told.
+// Time since a lease was renewed; negative: in the future; nullopt: unknown.
 using LeaseAge = std::optional<std::chrono::nanoseconds>;
 
-// Whether a lease counts.
+// Whether a lease is in force.
 [[nodiscard]] bool is_live(const Sight& sight, LeaseAge age, const LeaseTimes& times);
-// Of the holder of the lease file `path`.
+// The same for the lease file `path` and its holder.
 [[nodiscard]] bool is_live(FileSystem& files, const std::string& path, const Holder& holder, const LeaseTimes& times,
                            const ProcessView& view = {});
 
-// INVALID_STATE names host and pid of the live job that holds `root`, as taking its lease would; changes nothing.
+// Throws INVALID_STATE, naming host and pid, if a live job holds `root`. Changes nothing.
 void check_not_held(FileSystem& files, const std::string& root, const LeaseTimes& times = {});
 
 class Lease {
    public:
-    // INVALID_STATE names host and pid of the job that holds `root`.
+    // Takes the lease. INVALID_STATE, naming host and pid, if another live job holds `root`.
     Lease(FileSystem& files, const std::string& root, std::string id, const LeaseTimes& times = {});
-    ~Lease();  // gives the root back
+    ~Lease();  // releases the root
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
 
-    // Throws INVALID_STATE if someone has taken the root over, and what stops it from looking.
+    // Throws INVALID_STATE if another job has taken over the root, or the error that prevented the check.
     void check() const { check(files_); }
-    void check(FileSystem& files) const;  // in a root that is held
+    void check(FileSystem& files) const;  // in a held root
 
    private:
     void acquire(FileSystem& files);
@@ -105,7 +106,7 @@ class Lease {
 
 // 128 random bits as 32 hexadecimal digits.
 [[nodiscard]] std::string random_id();
-// The same in a UUID's form (version 4).
+// The same as a UUID (version 4).
 [[nodiscard]] std::string random_uuid();
 
 }  // namespace tsr

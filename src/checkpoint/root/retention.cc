@@ -23,7 +23,7 @@ Values metrics_of(FileSystem& files, const std::string& manifest) {
     {
         const auto file = open_file(files, manifest, OpenMode::read);
         const int64_t size = file->size();
-        if (size < 0) throw os_error(fmt::format("cannot look at {}", manifest), static_cast<int>(-size));
+        if (size < 0) throw os_error(fmt::format("cannot stat {}", manifest), static_cast<int>(-size));
         std::string tail(static_cast<size_t>(std::min(size, tail_bytes)), '\0');
         read_all(*file, manifest, std::as_writable_bytes(std::span(tail)), size - static_cast<int64_t>(tail.size()));
         if (auto metrics = parse_manifest_metrics(tail)) return std::move(*metrics);
@@ -45,8 +45,8 @@ BestRule parse_rule(std::string_view text, const std::string& path) {
             }
         }
     }
-    throw Error(Code::corrupt, fmt::format("{} does not say which metric counts; open the save by its path, or remove "
-                                           "{}: the next save writes it anew",
+    throw Error(Code::corrupt, fmt::format("{} names no metric; open the save by its path, or remove {}: the next save "
+                                           "rewrites it",
                                            path, path));
 }
 
@@ -55,17 +55,16 @@ BestRule parse_rule(std::string_view text, const std::string& path) {
 void check_retention(const Retention& retention) {
     const auto refuse = [](const std::string& why) { throw Error(Code::invalid_argument, why); };
     if (retention.latest < 0) {
-        refuse(fmt::format("keep_latest is {}; it is 0 (keep all) or more", retention.latest));
+        refuse(fmt::format("keep_latest is {}; it must be 0 (keep all) or more", retention.latest));
     }
-    if (retention.best < 0) refuse(fmt::format("keep_best is {}; it is 0 or more", retention.best));
-    if (retention.every < 0) refuse(fmt::format("keep_every is {}; it is 0 or more", retention.every));
+    if (retention.best < 0) refuse(fmt::format("keep_best is {}; it must be 0 or more", retention.best));
+    if (retention.every < 0) refuse(fmt::format("keep_every is {}; it must be 0 or more", retention.every));
     if (retention.best > 0 && !retention.rule) {
-        refuse(fmt::format("keep_best is {}, but best_metric does not say by which metric", retention.best));
+        refuse(fmt::format("keep_best is {}, but best_metric is not set", retention.best));
     }
     if (retention.rule) check_name(retention.rule->metric, "best_metric");
     if (retention.latest == 0 && (retention.best > 0 || retention.every > 0)) {
-        refuse(
-            "keep_best or keep_every is given while keep_latest is 0, which keeps all; set keep_latest to 1 or more");
+        refuse("keep_best or keep_every is set, but keep_latest is 0, which keeps all; set keep_latest to 1 or more");
     }
 }
 
@@ -120,7 +119,7 @@ std::vector<std::string> to_remove(const Retention& retention, const std::vector
                    (retention.every > 0 && saves[i].save.step % retention.every == 0);
     }
     if (retention.rule) {
-        // The one that `best` names stays, even where none is asked for.
+        // The save that `best` names stays, even if keep_best is 0.
         const auto count = static_cast<size_t>(std::max(retention.best, 1));
         const std::vector<size_t> order = best_first(saves, retention.rule->better);
         for (size_t i = 0; i < std::min(count, order.size()); ++i) stays[order[i]] = true;

@@ -29,7 +29,7 @@ std::string first_bytes(FileSystem& files, const std::string& path, int64_t most
 
 std::string first_bytes(File& file, const std::string& path, int64_t most) {
     const int64_t size = file.size();
-    if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
+    if (size < 0) throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-size));
     std::string text(static_cast<size_t>(std::min(size, most)), '\0');
     read_all(file, path, std::as_writable_bytes(std::span(text)), 0);
     return text;
@@ -63,7 +63,7 @@ std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root) {
                     save.step = head->step;
                 }
             } catch (const Error& error) {
-                // Removed since it was listed, by a retention beside us; damage is told by who opens it.
+                // Removed since it was listed, by another process's retention. Damage is reported when it is opened.
                 if (error.code() == Code::not_found) save.committed = false;
                 if (save.committed && error.code() != Code::corrupt) save.unread = error;
             }
@@ -79,7 +79,7 @@ std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root) {
 
 namespace {
 
-// What `latest` names; nothing if it cannot be read, since it is but a hint.
+// What `latest` names; empty if it cannot be read, since it is only a hint.
 std::string latest_of(FileSystem& files, const std::string& root) {
     try {
         std::string name = read_text(files, join(root, latest_name), 4096);
@@ -90,35 +90,35 @@ std::string latest_of(FileSystem& files, const std::string& root) {
     }
 }
 
-// `hint` is what `latest` named before the scan: then it was committed, and it is still there unless it was removed in
-// favour of a newer one.
+// `hint` is what `latest` named before the scan. That save was committed then, and still exists unless it was removed
+// in favour of a newer one.
 std::string newest_of(FileSystem& files, const std::string& root, const std::string& hint) {
     const std::vector<SavedStep> saves = scan_root(files, root);
     const std::string newest = saves.empty() || !saves.back().readable ? "" : saves.back().directory;
     const std::string advice =
-        newest.empty() ? "" : fmt::format(", or open {} by its path to go back to that one", join(root, newest));
+        newest.empty() ? "" : fmt::format(", or open {} by its path to go back to it", join(root, newest));
     for (const SavedStep& save : saves) {
         const std::string manifest = join(join(root, save.directory), manifest_name);
         if (!save.committed && save.directory == hint) {
             throw Error(Code::corrupt,
-                        fmt::format("{} is gone, and {} says that it was the newest save; to go on without it, move "
+                        fmt::format("{} is missing, but {} names it as the newest save; to continue without it, move "
                                     "its directory away{}",
                                     manifest, join(root, latest_name), advice));
         }
-        // A damaged manifest does not tell its place in the order. Only if `latest` names the newest of the others is it
-        // certain that nothing is lost by passing over it.
+        // The place of a damaged manifest in the order is unknown. It is safe to skip only if `latest` names the newest
+        // of the others.
         if (save.committed && !save.readable) {
             if (newest.empty() || newest != hint) {
                 if (save.unread) throw Error(*save.unread);
                 throw Error(Code::corrupt,
-                            fmt::format("{} is damaged, and it may be the newest save; to go on without it, move its "
+                            fmt::format("{} is damaged and may be the newest save; to continue without it, move its "
                                         "directory away{}",
                                         manifest, advice));
             }
-            log::warning("{} is damaged; the save is passed over", manifest);
+            log::warning("{} is damaged; skipping this save", manifest);
         }
-        // A flipped digit can also give the newest save another place in the order. `latest` may rightly name an older
-        // one, but then the manifest of that is whole.
+        // A flipped digit can also move the newest save in the order. `latest` may rightly name an older save, but then
+        // that save's manifest is intact.
         if (save.readable && save.directory == hint && hint != newest) {
             (void)Manifest::parse(read_text(files, manifest, max_manifest_bytes), manifest);
         }
@@ -134,7 +134,7 @@ std::optional<std::string> newest_save(FileSystem& files, const std::string& roo
     try {
         newest = newest_of(files, root, hint);
     } catch (const Error&) {
-        // A job that saves here meanwhile removes what it has replaced, and says so in `latest` before.
+        // A job that saves here meanwhile updates `latest` before it removes an older save.
         if (latest_of(files, root) != hint) return newest_save(files, root);
         throw;
     }
@@ -145,11 +145,11 @@ std::optional<std::string> newest_save(FileSystem& files, const std::string& roo
 int64_t next_sequence(FileSystem& files, const std::string& root) {
     int64_t next = 0;
     for (const SavedStep& save : scan_root(files, root)) {
-        // Its number would be drawn twice, and the older of the two might pass for the newest save.
+        // Its number could be used twice, and the older of the two saves might pass for the newest.
         if (save.unread) throw Error(*save.unread);
         if (save.sequence == max_sequence) {
-            throw Error(Code::corrupt, fmt::format("{} has the sequence {}, after which no save can come; move its "
-                                                   "directory away, or save into another root",
+            throw Error(Code::corrupt, fmt::format("{} has the highest possible sequence number {}; move its directory "
+                                                   "away, or save into another root",
                                                    join(root, save.directory), save.sequence));
         }
         next = std::max(next, save.sequence + 1);
@@ -187,7 +187,7 @@ void empty_save(FileSystem& files, const std::string& path) {
     const int64_t listed = files.list(path, names);
     if (listed == -ENOENT) return;
     if (listed < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-listed));
-    // The lease goes last, on the disk too: without it nobody could tell that what is left may be removed.
+    // The lease is removed last, on disk too: without it nobody could tell that the rest may be removed.
     for (const std::string& name : names) {
         if (name != writing_name && is_save_file_name(name)) remove(name);
     }
@@ -198,7 +198,7 @@ void empty_save(FileSystem& files, const std::string& path) {
 void remove_emptied(FileSystem& files, const std::string& path) {
     const int64_t result = files.remove_directory(path);
     if (result == -ENOTEMPTY || result == -EEXIST) {
-        log::warning("{} holds files that Tessera did not write; they were left", path);
+        log::warning("{} holds files that Tessera did not write; they were not removed", path);
     } else if (result < 0 && result != -ENOENT) {
         throw os_error(fmt::format("cannot remove {}", path), static_cast<int>(-result));
     }

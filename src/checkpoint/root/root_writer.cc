@@ -18,8 +18,8 @@ namespace tsr {
 
 namespace {
 
-// What tessera.torch.checkpoint calls itself. Its directories hold one save, which the next one replaces, and in PyTorch's
-// format a `.metadata` beside it; a saver's hold as many as retention keeps.
+// What tessera.torch.checkpoint calls itself. Its directories hold one save, which the next one replaces, and in
+// PyTorch's format a `.metadata` beside it; a saver's hold as many as retention keeps.
 constexpr std::string_view one_save_language = "pytorch";
 
 [[noreturn]] void refuse(std::string why) { throw Error(Code::invalid_argument, std::move(why)); }
@@ -29,43 +29,43 @@ std::optional<std::string> manifest_head(FileSystem& files, const std::string& d
     try {
         std::string head = first_bytes(files, join(directory, manifest_name), 4096);
         if (parse_manifest_head(head)) return head;
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): who needs it says what is wrong
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whoever needs it reports the fault
     }
     return std::nullopt;
 }
 
 void refuse_what_is_no_root(FileSystem& files, const std::string& root) {
-    // Its saves would never be found there: a path of a checkpoint means that one.
+    // Saves in it would never be found: the path of a checkpoint means that checkpoint.
     if (exists(files, join(root, manifest_name))) {
-        refuse(fmt::format("{} is a checkpoint; name a new directory, or a root to save into, such as {}", root,
+        refuse(fmt::format("{} is a checkpoint, not a root; pass a new directory or a root such as {}", root,
                            parent_of(root)));
     }
     const std::string_view name = name_in_path(root);
     FileStatus status;
     if ((name == latest_name || name == best_name) && files.status(root, status) == 0 &&
         status.kind == FileStatus::Kind::file) {
-        refuse(fmt::format("{} names a checkpoint of the root {}; to save into that, give {}", root, parent_of(root),
-                           parent_of(root)));
+        refuse(fmt::format("{} names a checkpoint of the root {}; to save into that root, pass {}", root,
+                           parent_of(root), parent_of(root)));
     }
     for (std::string at = parent_of(root); at != "." && at != "/"; at = parent_of(at)) {
         if (!manifest_head(files, at)) continue;
-        refuse(fmt::format("{} lies in the checkpoint {}; name a directory outside of it, or the root {}", root, at,
+        refuse(fmt::format("{} is inside the checkpoint {}; pass a directory outside of it, or the root {}", root, at,
                            parent_of(at)));
     }
 }
 
-// One of a root's saves tells for all.
+// One save of a root is enough to tell the layout.
 void refuse_other_layout(FileSystem& files, const std::string& root, std::string_view language) {
     if (language.empty()) return;
     const bool one_save = language == one_save_language;
     if (!one_save && exists(files, join(root, dcp_metadata_name))) {
         refuse(
             fmt::format("{} is a checkpoint in PyTorch's format (it has a {}), so saves in it would not be found; give "
-                        "the saver a root of its own, and load from there what it shall go on from",
+                        "the saver its own root, and load this checkpoint to continue from it",
                         root, dcp_metadata_name));
     }
     std::vector<std::string> names;
-    if (files.list(root, names) < 0) return;  // it is still to be made, or that says what is wrong
+    if (files.list(root, names) < 0) return;  // not created yet; other faults are reported when it is created
     std::ranges::sort(names, std::greater());
     for (const std::string& name : names) {
         if (!is_step_directory_name(name)) continue;
@@ -75,15 +75,14 @@ void refuse_other_layout(FileSystem& files, const std::string& root, std::string
         if (!found || (*found == one_save_language) == one_save) return;
         if (one_save) {
             refuse(
-                fmt::format("{} is the root of a saver ({} is of a writer in {}), which keeps several checkpoints; "
-                            "tessera.torch.checkpoint keeps one in its directory and replaces it: give it a directory "
-                            "of its own as checkpoint_id",
+                fmt::format("{} is the root of a saver ({} was written by {}), which keeps several checkpoints; "
+                            "tessera.torch.checkpoint replaces the single checkpoint in its directory, so give it its "
+                            "own directory as checkpoint_id",
                             root, name, *found));
         }
         refuse(
-            fmt::format("{} is a directory of tessera.torch.checkpoint ({} is of PyTorch), which keeps one checkpoint "
-                        "there and replaces it; give the saver a root of its own, and load from {} what it shall go "
-                        "on from",
+            fmt::format("{} is a directory of tessera.torch.checkpoint ({} was written by PyTorch), which keeps and "
+                        "replaces a single checkpoint; give the saver its own root, and load {} to continue from it",
                         root, name, root));
     }
 }
@@ -109,7 +108,7 @@ RootWriter::RootWriter(FileSystem& files, const std::string& root, const LeaseTi
 void RootWriter::begin(const std::string& directory) {
     std::optional<HeldDirectory> held;
     if (const auto gone = attempt([&] { held.emplace(files_, root_); })) {
-        lease_.check();  // which is gone with it
+        lease_.check();  // reports that the lease is gone too
         throw Error(*gone);
     }
     FileSystem& root = held->files();
@@ -118,17 +117,17 @@ void RootWriter::begin(const std::string& directory) {
     if (made < 0) {
         throw os_error(fmt::format("cannot create the directory {}", directory), static_cast<int>(-made));
     }
-    save_.reset();  // of a save whose end could not be told
+    save_.reset();  // of a save whose outcome is unknown
     held_root_.emplace(std::move(*held));
     try {
         save_.emplace(root, directory);
         std::vector<std::string> names;
         if (save_->holds() && (files().list(directory, names) < 0 || !names.empty())) {
             save_.reset();  // nothing in it is ours to remove
-            throw Error(Code::io, fmt::format("{} was replaced as soon as it was made", directory));
+            throw Error(Code::io, fmt::format("{} was replaced right after it was created", directory));
         }
         write_new_text(files(), join(directory, writing_name), Holder::this_process(id_).dump());
-        sync_directory(files(), directory);  // or a power loss may keep rank files that nobody may collect
+        sync_directory(files(), directory);  // otherwise a power loss may leave rank files that nobody may collect
         sync_directory(root, root_);
     } catch (...) {
         abandon(directory);
@@ -147,11 +146,11 @@ void RootWriter::commit(const std::string& directory, Manifest manifest) {
     lease_.check(root);
     replace_text(files(), join(directory, manifest_name), text, tag);
 
-    // The checkpoint exists. What follows is convenience, and its failure no failure of the save.
+    // The checkpoint exists. The rest is convenience; its failure does not fail the save.
     const std::string name(name_in_path(directory));
     const auto try_to = [&](auto&& body) {
         const auto error = attempt(body);
-        if (error) log::warning("{} is committed; tidying {} up failed: {}", name, root_, error->what());
+        if (error) log::warning("{} is committed, but cleaning up {} failed: {}", name, root_, error->what());
     };
     try_to([&] {
         (void)files().remove_file(join(directory, writing_name));
@@ -173,7 +172,7 @@ void RootWriter::abandon(const std::string& directory) noexcept {
     held_root_.reset();
 }
 
-// Says which save is the best, and removes those that nothing keeps and what writers that are gone left behind.
+// Records which save is the best, and removes unneeded saves and the leftovers of dead writers.
 void RootWriter::tidy(FileSystem& files, const std::string& newest) {
     std::vector<std::string> names;
     if (files.list(root_, names) >= 0) {
@@ -194,9 +193,9 @@ void RootWriter::tidy(FileSystem& files, const std::string& newest) {
     for_each_unneeded(files, root_, saves, ranked, options, [&](const Unneeded& unneeded, const Remove& remove) {
         if (unneeded.directory == newest) return;
         if (unneeded.why == Unneeded::Why::cut_short) {
-            log::info("removing {}, left by a save that was cut short", unneeded.directory);
+            log::info("removing {}, left by an interrupted save", unneeded.directory);
         }
-        // One that cannot be removed, another user's say, does not keep the others for ever.
+        // A save that cannot be removed, such as another user's, must not keep the others alive.
         const auto error = attempt([&] {
             if (remove()) return;
             log::info("{} is being read; a later save removes it", join(root_, unneeded.directory));

@@ -1,5 +1,5 @@
-// Rank 0's side of a root: it owns the root by a lease, makes a save's directory, commits it by the manifest, keeps
-// `latest` and `best`, and removes what retention does not keep and what dead writers left.
+// Rank 0's side of a root: owns the root by a lease, creates the directory of a save, commits it with the manifest,
+// updates `latest` and `best`, and removes saves that retention does not keep and leftovers of dead writers.
 #pragma once
 
 #include <optional>
@@ -15,20 +15,20 @@ namespace tsr {
 
 class RootWriter {
    public:
-    // Makes `root`; INVALID_STATE if another live job saves there, INVALID_ARGUMENT if it is a checkpoint itself, lies in
-    // one, or is laid out otherwise than a writer in `language` does it (none: whatever there is goes on).
+    // Creates `root`. INVALID_STATE if another live job saves there; INVALID_ARGUMENT if it is a checkpoint itself, is
+    // inside one, or has another layout than writers in `language` use (empty: any layout).
     RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention,
                std::string_view language);
 
-    // Makes `directory`, a path in the root, and marks it as being written. Root and directory are held from here on, until
-    // commit() has returned, or abandon(), one of which comes next.
+    // Creates `directory`, a path in the root, and marks it as being written. Root and directory are held until
+    // commit() or abandon() returns; call one of them next.
     void begin(const std::string& directory);
-    // Of the directory that was begun.
+    // The file system of the directory passed to begin().
     [[nodiscard]] FileSystem& files() const { return save_->files(); }
-    // Gives `manifest` its place in the order and writes it into `directory`: then the save exists. What follows, such as
-    // retention, is convenience, and its failure a warning.
+    // Gives `manifest` the next sequence number and writes it into `directory`: from then on the save exists. What
+    // follows, such as retention, only logs a warning if it fails.
     void commit(const std::string& directory, Manifest manifest);
-    // After a vote of no: what was written is of no use, and a full disk wants the room.
+    // After a failed vote: removes what was written.
     void abandon(const std::string& directory) noexcept;
 
    private:

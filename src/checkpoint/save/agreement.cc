@@ -47,7 +47,7 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
     if (!error) {
         error = attempt([&] {
             if (job.step < 0) {
-                throw Error(Code::invalid_argument, fmt::format("step {}; steps are counted from 0", job.step));
+                throw Error(Code::invalid_argument, fmt::format("step is {}; it must be 0 or more", job.step));
             }
             planned = plans.of(state, peers.rank(), peers.world_size(), options);
             record.structure = digest_of(common_text(planned->structure, state, values));
@@ -59,7 +59,7 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
                 if (*rank != peers.rank()) {
                     throw Error(
                         Code::invalid_argument,
-                        fmt::format("the value '{}' belongs to rank {}; a rank sets its own alone", name, *rank));
+                        fmt::format("value '{}' belongs to rank {}; each rank may set only its own", name, *rank));
                 }
                 own.emplace(name, value);
             }
@@ -85,11 +85,11 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
         const std::string of_rank0 = peers.from_rank0(structure);
         std::optional<Error> difference;
         if (record.step != records[0].step) {
-            difference = Error(Code::mismatch, fmt::format("it saves step {} while rank 0 saves step {}", record.step,
-                                                           records[0].step));
+            difference = Error(Code::mismatch,
+                               fmt::format("saves step {}, but rank 0 saves step {}", record.step, records[0].step));
         } else if (structure != of_rank0) {
-            difference = Error(Code::mismatch, fmt::format("its state differs from rank 0's: {}",
-                                                           first_difference(of_rank0, structure)));
+            difference = Error(Code::mismatch,
+                               fmt::format("state differs from rank 0's: {}", first_difference(of_rank0, structure)));
         }
         const auto agreed = peers.vote(difference);
         throw Error(agreed.value_or(Error(Code::mismatch, "the ranks' states differ")).with_operation("save"));

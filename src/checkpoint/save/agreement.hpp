@@ -1,5 +1,5 @@
-// The first step of a save: all ranks compare what they are about to save by a hash and the step, draw one id, and each
-// computes by arithmetic what it writes. Nothing is on disk yet.
+// The first step of a save: the ranks compare the hash and the step of what they are about to save, agree on one id,
+// and each computes what it writes. Nothing is on disk yet.
 #pragma once
 
 #include <memory>
@@ -22,18 +22,18 @@ namespace tsr {
 struct SaveJob {
     int64_t step = 0;
     std::string save_id;
-    std::string directory;  // its path
+    std::string directory;  // path of the checkpoint
     std::shared_ptr<const SavePlan> plan;
     std::unique_ptr<SaveWriter> writer;  // of this rank's files
     size_t file_count = 0;
-    std::vector<ByteRuns> data;        // of a save in the foreground: the tensors themselves
-    std::shared_ptr<Staging> staging;  // of one in the background: their copy
+    std::vector<ByteRuns> data;        // foreground save: the tensors themselves
+    std::shared_ptr<Staging> staging;  // background save: their copy
     int64_t data_bytes = 0;
-    Values values;  // rank 0's, with every rank's private ones
+    Values values;  // rank 0's, and every rank's private ones
     Aliases aliases;
-    Values metrics;              // this rank's; rank 0's are saved
-    std::optional<Error> error;  // what this rank votes next
-    bool begun = false;          // rank 0 made the directory
+    Values metrics;              // this rank's; those of rank 0 are saved
+    std::optional<Error> error;  // this rank's next vote
+    bool begun = false;          // rank 0 has created the directory
 
     SaveJob() = default;
     ~SaveJob() {
@@ -43,8 +43,8 @@ struct SaveJob {
     SaveJob& operator=(const SaveJob&) = delete;
 };
 
-// Collective. Fills `job`, whose step and metrics are set; throws the same error on every rank if they do not agree. A rank's own
-// failure after that waits in job.error for the next vote, on which the others already count.
+// Collective. Fills `job`, whose step and metrics are set. Throws the same error on every rank if they do not agree. A
+// later failure of one rank is kept in job.error for the next vote, which the other ranks already expect.
 void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, CheckReplicas check,
                     PlanCache& plans, SaveJob& job, const State& state);
 

@@ -24,15 +24,15 @@ namespace {
 
 constexpr int threads = 4;
 constexpr size_t task_bytes = size_t{4} << 20;
-constexpr size_t gathered = 4096;  // checksums of a rank at once
-constexpr size_t most_told = 8;    // ranks, or names
+constexpr size_t gathered = 4096;  // checksums per rank and message
+constexpr size_t most_told = 8;    // ranks or names in a message
 
 // A value, a tensor whose layout is arithmetic, or one box of another tensor: all ranks have the same list of them.
 struct Replicated {
     const std::string* name;
-    const Layout* layout = nullptr;  // of which each rank holds a shard; nullptr: all ranks hold the whole
-    std::optional<Box> box;          // alone; then
-    std::vector<int> holders;        // in order
+    const Layout* layout = nullptr;  // each rank holds a shard of it; nullptr: all ranks hold the whole tensor
+    std::optional<Box> box;          // set for a single box; then
+    std::vector<int> holders;        // the ranks that hold it, in order
     bool is_value = false;
     uint32_t crc = 0;  // of this rank's bytes, if it holds any
 };
@@ -87,8 +87,8 @@ class Replicas {
         }
     }
 
-    // What all ranks have of this adds up to 0 if all replicas are equal: the first of k holders counts -(k - 1) times, the
-    // others once. Hashes of what is compared keep several differences from making up for each other.
+    // The sum over all ranks is 0 if all replicas are equal: the first of k holders counts -(k - 1) times, the others
+    // once. Hashing keeps several differences from cancelling out.
     [[nodiscard]] uint64_t share() const {
         uint64_t sum = 0;
         for (size_t i = 0; i < list_.size(); ++i) {
@@ -127,7 +127,7 @@ class Replicas {
             }
             const std::vector<std::string> all = peers.gather(own);
             for (size_t i = begin; i < end; ++i) {
-                if (list_[i].name == last) continue;  // another box of a tensor that is told
+                if (list_[i].name == last) continue;  // another box of a tensor that is reported already
                 auto error = difference_in(list_[i], [&](int rank) {
                     uint32_t crc = 0;
                     std::memcpy(&crc, all[static_cast<size_t>(rank)].data() + (i - begin) * sizeof crc, sizeof crc);
@@ -150,9 +150,7 @@ class Replicas {
             if (others.size() < differ - 1) advice += ", ...";
             advice += "; ";
         }
-        advice +=
-            "give all ranks the same before they train, as a broadcast of rank 0's does, or save without "
-            "check_replicas";
+        advice += "broadcast rank 0's state before training, or save without check_replicas";
         return first->with_advice(advice);
     }
 
@@ -177,7 +175,7 @@ class Replicas {
         const auto before = [](const Dims& a, const Dims& b) {
             return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
         };
-        // Boxes are equal or disjoint, so that where one begins tells which it is.
+        // Boxes are equal or disjoint, so the offsets identify a box.
         std::map<Dims, std::pair<Box, std::vector<int>>, decltype(before)> holders(before);
         for (int rank = 0; rank < world_size_; ++rank) {
             for (const Box& box : kind.layout->boxes_of(rank)) {
@@ -219,14 +217,14 @@ class Replicas {
         return groups;
     }
 
-    // Of the first of its groups that has one.
+    // The difference in the first group that has one.
     [[nodiscard]] std::optional<Error> difference_in(const Replicated& one,
                                                      FunctionRef<uint32_t(int rank)> crc_of) const {
         for (const Group& group : groups_of(one)) {
             std::map<uint32_t, int> votes;
             for (const int rank : group.ranks) ++votes[crc_of(rank)];
             if (votes.size() == 1) continue;
-            // Of equally many, what the lower rank has.
+            // On a tie, the lower rank is right.
             const int right = *std::max_element(group.ranks.begin(), group.ranks.end(),
                                                 [&](int a, int b) { return votes[crc_of(a)] < votes[crc_of(b)]; });
             std::vector<int> wrong;
@@ -235,17 +233,14 @@ class Replicas {
             }
             std::string part;
             if (one.box || (one.layout != nullptr && one.layout->shard_count() > 1)) {
-                part = fmt::format(", its part {},", one.box ? one.box->str() : one.layout->shard(group.number).str());
+                part = fmt::format(" (part {})", one.box ? one.box->str() : one.layout->shard(group.number).str());
             }
-            const char* const have = wrong.size() == 1 ? "has" : "have";
-            return Error(Code::mismatch,
-                         fmt::format(
-                             "{} '{}'{} differs between ranks that should hold the same: {} {} {} than rank {}{}",
-                             one.is_value ? "value" : "tensor", *one.name, part, ranks_text(wrong), have,
-                             one.is_value ? "another" : "other bytes", right,
-                             one.is_value
-                                 ? "; a value that each rank has for itself is named rank/<r>/... (in Python PerRank)"
-                                 : ""))
+            const char* const differ = wrong.size() == 1 ? "differs" : "differ";
+            return Error(
+                       Code::mismatch,
+                       fmt::format("{} '{}'{} differs between replicas: {} {} from rank {}{}",
+                                   one.is_value ? "value" : "tensor", *one.name, part, ranks_text(wrong), differ, right,
+                                   one.is_value ? "; name a per-rank value rank/<r>/... (PerRank in Python)" : ""))
                 .with_peer(wrong.front());
         }
         return std::nullopt;

@@ -1,6 +1,7 @@
-// Whether ranks that hold the same part of a tensor, or the same value, hold the same bytes of it. A save writes each part
-// once, by blocks of several ranks: of replicas that differ it makes a mixture that no rank ever had. Bytes are compared, so
-// that -0.0 is not 0.0, and a NaN equals one of the same bits alone. Values of one rank (rank/<r>/...) are its own affair.
+// Checks that ranks which hold the same part of a tensor, or the same value, hold the same bytes. A save writes each
+// part once, in blocks from several ranks, so replicas that differ would be saved as a mixture that no rank ever held.
+// Bytes are compared: -0.0 differs from 0.0, and a NaN equals only a NaN of the same bits. Per-rank values
+// (rank/<r>/...) are skipped.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,13 @@
 
 namespace tsr {
 
-// Whether a save does so.
+// Whether a save checks this.
 enum class CheckReplicas : int32_t { no, yes };
 
-// Collective, between ranks whose states have the same structure. Reads what this rank and another hold on a few threads,
-// and sends 8 bytes; only where there is a difference, a checksum a part. Returns the same error on every rank: MISMATCH, which
-// names the first tensor or value that differs and whose bytes are not those of most, or what ended this on one of them.
-// `aliases`, the same on every rank, are not read twice.
+// Collective, between ranks whose states have the same structure. Reads the parts that this rank shares with another on
+// a few threads and sends 8 bytes; only after a difference, one checksum per part. Returns the same error on every
+// rank: a MISMATCH that names the first tensor or value that differs and the ranks outside the majority, or the error
+// that stopped one rank. `aliases`, the same on every rank, are not read twice.
 [[nodiscard]] std::optional<Error> compare_replicas(Peers& peers, const State& state, const Values& values,
                                                     const Aliases& aliases);
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr milliseconds silence{2000};  // how long the end of a program waits without a word
 
-// Without the log, whose function may be the program's. To nobody if standard error is closed.
+// Bypasses the log, whose sink may be a function of the program. Does nothing if standard error is closed.
 void tell(const std::string& line) {
     const std::string text = fmt::format("tessera[{}]: {}\n", ::getpid(), line);
     (void)!::write(STDERR_FILENO, text.data(), text.size());
@@ -40,8 +40,8 @@ struct SaveQueue::Open {
     std::mutex mutex;
     std::vector<std::weak_ptr<State>> queues;  // guarded by mutex
 
-    // Never destroyed, as saves may begin and end while the process exits. A forked child has its own: its parent's, which
-    // has no thread there, may have been locked when it was copied.
+    // Never destroyed, as saves may begin and end while the process exits. A forked child gets its own: the parent's
+    // has no thread there, and its mutex may have been locked when it was copied.
     static std::atomic<Open*>& instance() {
         static std::atomic<Open*> open{nullptr};
         return open;
@@ -57,9 +57,10 @@ struct SaveQueue::Open {
 };
 
 void SaveQueue::remember(const std::shared_ptr<State>& state) {
-    // Registered after what the library's statics need, so it comes before their end; where the library can be unloaded, then.
+    // Registered after the library's statics, so it runs before their destructors, or when the library is unloaded.
     static const int registered = std::atexit([] { finish_all(); });
-    if (registered != 0) log::warning("the system does not let the end of the program wait for saves");
+    if (registered != 0)
+        log::warning("could not register an exit handler; the program will not wait for saves when it exits");
     Open& open = Open::of_this_process();
     const std::lock_guard lock(open.mutex);
     std::erase_if(open.queues, [](const std::weak_ptr<State>& queue) { return queue.expired(); });
@@ -79,7 +80,7 @@ void SaveQueue::finish_all() noexcept {
             if (const auto state = queue.lock()) finish(*state);
         }
     } catch (...) {
-        tell(fmt::format("the end of the program does not wait for saves: {}", current_error().what()));
+        tell(fmt::format("could not wait for saves at program exit: {}", current_error().what()));
     }
 }
 
@@ -95,16 +96,16 @@ void SaveQueue::finish(State& state) {
     std::vector<SavePtr> saves = in_flight();
     const char* why = nullptr;
     if (state.thread == std::this_thread::get_id()) {
-        why = "the program ends in a callback of it";
+        why = "the program exits in a callback of the save";
     } else if (state.of.calls_program || log::has_sink()) {
-        why = "it calls functions of the program (progress, a storage, the log's), which is no longer there";
+        why = "it calls functions of the program (progress, storage or log callbacks), which are no longer available";
     } else if (!std::ranges::all_of(saves, [](const SavePtr& save) { return save->work->staged()->done(); })) {
-        why = "it had not yet copied the state (copy_on_demand)";
+        why = "the state was not fully copied yet (copy_on_demand)";
     } else {
         for (bool told = false; !saves.empty() && !deadline.expired(); saves = in_flight()) {
             if (!told && Clock::now() - begin >= silence) {
                 told = true;
-                tell(fmt::format("the program ends; {} into {} is waited for, {} s at most", steps_text(saves),
+                tell(fmt::format("the program is exiting; waiting for {} into {}, {} s at most", steps_text(saves),
                                  state.of.root, state.of.patience.count() / 1000));
             }
             state.changed.wait_for(lock, deadline.slice());
@@ -114,8 +115,8 @@ void SaveQueue::finish(State& state) {
     if (saves.empty()) return;
     lock.unlock();
     tell(fmt::format(
-        "the program ends, and {} into {} may be lost: {}. The checkpoint before stands. Wait for the saver "
-        "(tsr_saver_wait), or destroy it (tsr_saver_destroy), before the program ends",
+        "the program is exiting, and {} into {} may be lost: {}. The previous checkpoint is intact. Wait for the saver "
+        "(tsr_saver_wait) or destroy it (tsr_saver_destroy) before the program exits",
         steps_text(saves), state.of.root, why));
 }
 
@@ -125,7 +126,7 @@ SaveQueue::SaveQueue(std::function<void()> begin, Owner owner) : begin_(std::mov
 
 SaveQueue::~SaveQueue() {
     if (owner_ != ::getpid()) {
-        // A forked child has no such thread; what it waits on cannot be taken apart, so it stays.
+        // A forked child has no such thread. The condition variable it waits on cannot be destroyed, so it leaks.
         if (thread_.joinable()) thread_.detach();
         static_cast<void>(new std::shared_ptr<State>(state_));  // NOLINT(cppcoreguidelines-owning-memory)
         return;
@@ -147,7 +148,7 @@ SaveQueue::~SaveQueue() {
         thread_.join();  // the saves' votes have deadlines
     }
     for (const auto& [number, error] : state_->failures) {
-        log::warning("a save in the background failed, and nobody waited for it: {}", error.what());
+        log::warning("a background save failed and was never waited for: {}", error.what());
     }
 }
 
@@ -165,7 +166,7 @@ bool SaveQueue::start() {
         remember(state_);
         return true;
     } catch (const std::system_error& error) {
-        log::warning("no thread for a save in the background ({}); it runs in the foreground", error.what());
+        log::warning("could not start a thread for background saves ({}); saving in the foreground", error.what());
         return false;
     }
 }
@@ -206,7 +207,7 @@ void SaveQueue::loop(const std::shared_ptr<State>& state) {
         SavePtr save;
         {
             std::unique_lock lock(state->mutex);
-            // Endless only while nobody wants anything: push and the destructor wake it.
+            // No timeout is needed: push and the destructor wake it.
             while (state->waiting.empty() && !state->closed) state->changed.wait(lock);
             if (state->waiting.empty()) return;
             save = std::move(state->waiting.front());
@@ -214,7 +215,7 @@ void SaveQueue::loop(const std::shared_ptr<State>& state) {
             state->running = save;
         }
         run(*state, save);
-        std::shared_ptr<const void> owner;  // may be the last one of the queue itself
+        std::shared_ptr<const void> owner;  // may be the last reference to the queue itself
         const std::lock_guard lock(state->mutex);
         owner.swap(state->owner);
     }
@@ -261,7 +262,7 @@ void SaveQueue::wait() const {
     try {
         last->wait(Deadline::in(milliseconds{60000}));  // some instructions of the other thread
     } catch (const Error&) {
-        if (!last->done()) throw;  // its own error is told elsewhere
+        if (!last->done()) throw;  // its own error is reported elsewhere
     }
 }
 

@@ -39,9 +39,9 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
       comm_(private_comm(comm, options_, "saver")),
       peers_(comm_) {
     auto error = attempt([&] {
-        if (root_.empty()) throw Error(Code::invalid_argument, "the root of a saver is empty");
+        if (root_.empty()) throw Error(Code::invalid_argument, "the saver's root is empty");
         if (root_.find('\0') != std::string::npos || !is_utf8(root_)) {
-            throw Error(Code::invalid_argument, "the root of a saver is not UTF-8");
+            throw Error(Code::invalid_argument, "the saver's root is not valid UTF-8");
         }
         check_retention(options_.retention);
         // All ranks of a host stage at about the same time.
@@ -75,21 +75,23 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
     for (size_t rank = 1; rank < records.size(); ++rank) {
         if (records[rank].root != records[0].root) {
             const std::vector<std::string> roots = peers_.gather(root_);
-            throw Error(Code::mismatch, fmt::format("rank {} saves into another root than rank 0: into {}, rank 0 into "
-                                                    "{}; give all ranks the same path",
-                                                    rank, roots[rank], roots[0]))
+            throw Error(
+                Code::mismatch,
+                fmt::format("rank {}'s root differs from rank 0's: {} instead of {}; use the same path on every "
+                            "rank",
+                            rank, roots[rank], roots[0]))
                 .with_peer(static_cast<int>(rank));
         }
         const char* what = nullptr;
         if (records[rank].when_busy != records[0].when_busy) {
-            what = "has another when_busy";
+            what = "when_busy";
         } else if (records[rank].format != records[0].format) {
-            what = "has another format";
+            what = "format";
         } else if (records[rank].check_replicas != records[0].check_replicas) {
-            what = "has another check_replicas";
+            what = "check_replicas";
         }
         if (what == nullptr) continue;
-        throw Error(Code::mismatch, fmt::format("rank {} {} than rank 0", rank, what))
+        throw Error(Code::mismatch, fmt::format("rank {}'s {} differs from rank 0's", rank, what))
             .with_peer(static_cast<int>(rank));
     }
     if (peers_.rank() == 0) {
@@ -104,7 +106,7 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
     queue_ = std::make_unique<SaveQueue>(
         [low_priority] {
             if (low_priority && !lower_thread_priority())
-                log::info("the system refuses a low priority for a saver's threads");
+                log::info("could not lower the priority of the saver's threads");
         },
         SaveQueue::Owner{root_, options_.progress != nullptr || options_.files != nullptr, options_.timeout});
 }
@@ -126,21 +128,21 @@ void Saver::keep_while_running(std::shared_ptr<const void> self) noexcept {
         // The saver's end waits for the thread that is in the callback.
         start_thread("tsr-closer", [last] { delete last; }).detach();  // NOLINT(cppcoreguidelines-owning-memory)
     } catch (const std::system_error& error) {
-        log::warning("no thread to close the saver of {} ({}); it stays open", root_, error.what());
+        log::warning("could not start a thread to close the saver of {} ({}); it stays open", root_, error.what());
     }
 }
 
 Reentry Saver::enter() const {
     if (queue_->is_own_thread() || files_.is_in_callback()) {
         throw Error(Code::invalid_state,
-                    "a saver is used in a callback of its own save or storage; use it on the thread that saves");
+                    "a saver cannot be used in a callback of its own save or storage; use it on the thread that saves");
     }
     return {this, "saver of", root_};
 }
 
 Peers& Saver::caller_peers() {
     if (caller_peers_) return *caller_peers_;
-    // Splitting is the private communicator's affair, which a save in the background has to itself.
+    // Splitting uses the private communicator, which belongs to the background save until that has ended.
     queue_->wait();
     caller_comm_ = private_comm(comm_, options_, "caller");
     caller_peers_.emplace(caller_comm_);
@@ -171,8 +173,8 @@ void Saver::save(int64_t step, State& state) {
     run(job);
 }
 
-// Makes room for one more save in the background, or refuses it. How far each rank is with the saves before is compared
-// first, since all have to do the same.
+// Makes room for one more background save, or refuses it. The ranks first compare how far their earlier saves are, as
+// all have to decide alike.
 void Saver::admit() {
     if (options_.when_busy == WhenBusy::wait) return finish_former();
     struct Ballot {
@@ -199,19 +201,19 @@ void Saver::admit() {
         all_withdrew = all_withdrew && record.withdrawn != 0;
         ended = std::min(ended, record.ended);
     }
-    // A save that ended on every rank ended alike on every rank.
+    // A save that ended on every rank has the same outcome on every rank.
     if (!error) error = queue_->failure(ended);
     if (error || !all_withdrew) queue_->put_back(std::exchange(withdrawn, nullptr));  // begun elsewhere: it runs
     if (error) throw Error(*error);
     if (options_.when_busy == WhenBusy::refuse && !all_idle) {
         throw Error(Code::not_ready,
-                    "a save is still in flight, and when_busy refuses another; wait for it, save less "
-                    "often, or let the second one wait")
+                    "a save is still in flight and when_busy is set to refuse; wait for it, save less often, or set "
+                    "when_busy to wait")
             .retry_may_help()
             .with_operation("save");
     }
     if (withdrawn == nullptr) return;
-    log::info("the save of step {} is replaced by a newer one before it began", withdrawn->step);
+    log::info("the save of step {} was replaced by a newer one before it began", withdrawn->step);
     withdrawn->run = nullptr;  // gives its staging memory back
     withdrawn->work->end(Error(
         Code::aborted,
@@ -229,7 +231,7 @@ std::shared_ptr<SaveWork> Saver::save_async(int64_t step, State& state) {
     save->step = step;
     save->run = [this, job] { run(*job); };
     const auto work = save->work;
-    // The bytes of this call, and of no other.
+    // The generation ties the staged bytes to this call.
     job->staging =
         std::make_shared<Staging>(pool_, ++generation_, std::move(job->data), options_.timeout,
                                   options_.copies == Copies::on_demand ? state.barriers() : Barriers(), work->staged());
@@ -239,7 +241,8 @@ std::shared_ptr<SaveWork> Saver::save_async(int64_t step, State& state) {
     };
     const bool fits = job->staging->fits();
     if (!queue_->start() && !fits && !job->error) {
-        // Nobody empties a ring while this thread fills it: the save is of the tensors themselves, before this returns.
+        // Without a thread nothing empties the ring while this thread fills it: write the tensors directly, in this
+        // call.
         job->data.clear();
         for (size_t i = 0; i < job->file_count; ++i) job->data.push_back(job->staging->original(i));
         job->staging->close();
@@ -248,7 +251,7 @@ std::shared_ptr<SaveWork> Saver::save_async(int64_t step, State& state) {
         return work;
     }
     if (!job->error && !fits) {
-        // In a ring the data is seen once. Where its checksums stand before it they are computed of the tensors.
+        // Data passes through a ring once. Where checksums precede it in the file, compute them from the tensors.
         job->error = attempt([&] {
             for (size_t i = 0; i < job->file_count; ++i) {
                 job->writer->compute_checksums(i, job->staging->original(i), files_.writes_in_order(),
@@ -261,7 +264,7 @@ std::shared_ptr<SaveWork> Saver::save_async(int64_t step, State& state) {
         queue_->push(std::move(save));
         return work;
     }
-    // A ring: the writer runs while this thread stages, and tells of what staging throws.
+    // A ring: the writer runs while this thread stages, and reports what staging throws.
     queue_->push(std::move(save));
     try {
         job->staging->stage(1, options_.progress);
@@ -276,7 +279,7 @@ bool Saver::should_stop(int64_t step, bool told) {
     if (stop_agreed_) return true;
     if (peers_.world_size() == 1) return stop_agreed_ = told;
     (void)caller_peers();
-    // The largest of a number and of its complement, which every number has: if they differ, so do the ranks' steps.
+    // The maximum of the step and of its complement: these are complements of each other only if all steps are equal.
     std::array<int64_t, 3> numbers{told ? 1 : 0, step, ~step};
     const Tensor tensor = tensor_of(std::span<int64_t>(numbers), DType::i64);
     Request request;
@@ -286,9 +289,8 @@ bool Saver::should_stop(int64_t step, bool told) {
     request.label = "agreement to stop";
     caller_comm_->run(request);
     if (numbers[1] != ~numbers[2]) {
-        throw Error(Code::mismatch,
-                    fmt::format("ranks ask whether to stop at different steps: {} to {}, this one at {}", ~numbers[2],
-                                numbers[1], step));
+        throw Error(Code::mismatch, fmt::format("ranks call should_stop at different steps: {} to {}, this rank at {}",
+                                                ~numbers[2], numbers[1], step));
     }
     stop_agreed_ = numbers[0] != 0;
     return stop_agreed_;
@@ -308,7 +310,7 @@ void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
 }
 
 void Saver::run(SaveJob& job) {
-    // Whatever happens, nobody waits for the writer any more.
+    // On every way out, release those who wait for the writer.
     struct Closes {
         SaveJob& job;
         ~Closes() {
@@ -374,16 +376,16 @@ Manifest Saver::finish_files(SaveJob& job, const std::vector<std::string>& repor
     return manifest;
 }
 
-// The last vote: rank 0 says how the commit went. False if it is committed, but that could not be told to all.
+// The last vote: rank 0 reports the outcome of the commit. False if it is committed, but not every rank was notified.
 bool Saver::tell_of_commit(const SaveJob& job, const std::optional<Error>& error) {
     std::optional<Error> agreed;
     try {
         agreed = peers_.vote(error);
     } catch (const Error& lost) {
-        // Rank 0 knows; the others can only look. Who was lost need not be rank 0: it may still be at the commit.
+        // Rank 0 knows; the others can only look at the files. The lost rank need not be rank 0, which may yet commit.
         if (writer_) {
             if (error) throw Error(error->with_operation("save"));
-            log::warning("{} is committed, but not every rank could be told: {}", job.directory, lost.what());
+            log::warning("{} is committed, but not every rank could be notified: {}", job.directory, lost.what());
             return false;
         }
         const std::string manifest = join(job.directory, manifest_name);
@@ -426,8 +428,8 @@ int64_t Saver::resume(State& state) {
                 const std::string latest = join(root_, latest_name);
                 if (!newest.empty() || !exists(files_, latest)) return;
                 throw Error(Code::corrupt,
-                            fmt::format("{} says that there was a save, but {} holds none that is committed: saves "
-                                        "were removed or lost; remove {} to begin anew",
+                            fmt::format("{} names a save, but {} holds no committed save: saves were removed or "
+                                        "lost; remove {} to start over",
                                         latest, root_, latest));
             });
         }
@@ -448,13 +450,13 @@ int64_t Saver::resume(State& state) {
     return checkpoint->manifest().step;
 }
 
-// To go back behind a damaged save is the caller's decision.
+// Falling back to a save before a damaged one is the caller's decision.
 Error Saver::not_resumed(const Error& why) const {
     Error error = why.with_operation("resume");
     if (error.code() != Code::corrupt) return error;
     return error.with_advice(
-        fmt::format("to go on from an older save, move the damaged one out of {} and resume again (`tessera ckpt ls "
-                    "{}` lists them)",
+        fmt::format("to continue from an older save, move the damaged one out of {} and resume again (`tessera ckpt "
+                    "ls {}` lists the saves)",
                     root_, root_));
 }
 

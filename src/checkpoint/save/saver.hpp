@@ -1,9 +1,9 @@
-// Writes checkpoints under one root and loads the newest: the collective side of checkpoint/. A save is: agree on the
-// state (nothing is written if ranks differ), make the directory, write rank files, vote, and, when all voted yes, rank
-// 0 writes the manifest. Until then the checkpoint does not exist and the one before it is untouched.
+// Writes checkpoints under one root and loads the newest: the collective side of checkpoint/. A save agrees on the
+// state (nothing is written if ranks differ), creates the directory, writes the rank files and votes. If all ranks vote
+// yes, rank 0 writes the manifest. Until then the checkpoint does not exist and the previous one is untouched.
 //
-// Used by one thread. Saves in the background run one after the other on a thread of their own, which has the private
-// communicator to itself; what the caller's thread has to compare meanwhile goes over a second one.
+// Not thread-safe: use a saver from one thread. Background saves run one after the other on their own thread, which has
+// the private communicator to itself. What the caller's thread has to compare meanwhile goes over a second one.
 #pragma once
 
 #include <unistd.h>
@@ -38,11 +38,11 @@ struct SaveJob;
 enum class WhenBusy : int32_t {
     wait = 0,
     refuse = 1,   // throws NOT_READY
-    replace = 2,  // one waits behind the one that runs; a newer one takes its place
+    replace = 2,  // one save waits behind the running one; a newer one replaces it
 };
 enum class Priority { normal, low };
-// When save_async copies what an optimizer of the state owns: before it returns, or late, at last when the optimizer's next
-// step is about to change it.
+// When save_async copies memory that an optimizer of the state owns: before it returns, or later, at the latest when
+// the optimizer's next step is about to change it.
 enum class Copies { at_once, on_demand };
 
 struct SaverOptions {
@@ -53,12 +53,12 @@ struct SaverOptions {
     Priority priority = Priority::normal;  // of saves in the background
     Copies copies = Copies::at_once;
     CheckReplicas check_replicas = CheckReplicas::no;
-    int64_t staging_bytes = 0;  // bound of the memory for copies of the state; 0: what it needs
-    StagingPool::FreeMemory free_memory = available_memory;  // of this host, for all ranks on it
+    int64_t staging_bytes = 0;  // limit of the memory for copies of the state; 0: as much as needed
+    StagingPool::FreeMemory free_memory = available_memory;  // of this host, shared by all its ranks
     int64_t write_bytes_per_s = 0;                           // of this rank; 0: no limit
-    ProgressFn progress;  // WRITE and COMMIT of a save in the background: on its thread; all else: on the caller's
+    ProgressFn progress;  // WRITE and COMMIT of a background save: on its thread; everything else: on the caller's
     WrittenBy writer;
-    FileSystem* files = nullptr;  // nullptr: the operating system's
+    FileSystem* files = nullptr;  // nullptr: the operating system
     LeaseTimes lease;
     PlanOptions plan;
     WriteOptions write;
@@ -67,28 +67,28 @@ struct SaverOptions {
 
 class Saver {
    public:
-    // Collective; `comm` may be nullptr (one rank). A private communicator is split off.
+    // Collective. Splits a private communicator off `comm`, which may be nullptr (one rank).
     Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverOptions options);
     ~Saver();
     Saver(const Saver&) = delete;
     Saver& operator=(const Saver&) = delete;
 
-    // Returns when the checkpoint is committed; every rank throws the same error else.
-    // It takes the state's metrics, and so does save_async, whatever comes of it.
+    // Returns when the checkpoint is committed; otherwise every rank throws the same error. Like save_async, takes the
+    // state's metrics in any case.
     void save(int64_t step, State& state);
-    // Copies what this rank writes and returns; the work is done when the checkpoint is committed. If the staging memory
-    // is bounded below the state's size, a part is written before this returns.
+    // Copies what this rank writes and returns. The work is done when the checkpoint is committed. If the staging
+    // memory is smaller than the state, part of it is written before this returns.
     [[nodiscard]] std::shared_ptr<SaveWork> save_async(int64_t step, State& state);
-    // Waits for the saves in the background; throws the first error that was not told yet, once.
+    // Waits for the background saves. Throws the first error that was not reported yet, once.
     void wait();
-    // Collective, at each step: whether any rank was told to stop. True on every rank from the same step on.
+    // Collective, once per step: whether any rank passed `told`. True on every rank from the same step on.
     [[nodiscard]] bool should_stop(int64_t step, bool told);
-    // Loads the newest committed checkpoint; its step, or 0 if there is none.
+    // Loads the newest committed checkpoint. Returns its step, or 0 if there is none.
     [[nodiscard]] int64_t resume(State& state);
-    // Whoever destroys a saver calls it before. In a callback of one of its calls or saves progress is told no more from
-    // here on, and `self` is kept until the save that runs in the background has ended: nobody there can wait for it.
-    // In a callback of its storage on any other thread, one of a background's or the lease's, it is destroyed when that
-    // callback has returned.
+    // Call before destroying a saver. In a callback of one of its calls or saves, this stops progress reports and keeps
+    // `self` until the running background save has ended, as the callback cannot wait for it. In a callback of its
+    // storage on another thread (of a background save or of the lease), the saver is destroyed after that callback has
+    // returned.
     void keep_while_running(std::shared_ptr<const void> self) noexcept;
     // Frees the staging memory that no save in flight uses.
     void trim();
@@ -105,7 +105,7 @@ class Saver {
     void prepare(Peers& peers, SaveJob& job, const State& state);
     void run(SaveJob& job);
     void write_files(SaveJob& job);
-    // Of the files that all ranks reported.
+    // The manifest of the files that all ranks reported.
     [[nodiscard]] Manifest finish_files(SaveJob& job, const std::vector<std::string>& reports);
     bool tell_of_commit(const SaveJob& job, const std::optional<Error>& error);
     [[nodiscard]] Error not_resumed(const Error& why) const;
@@ -116,13 +116,13 @@ class Saver {
     std::shared_ptr<Communicator> comm_;
     Peers peers_;  // over comm_; of the save that runs
     std::shared_ptr<Communicator> caller_comm_;
-    std::optional<Peers> caller_peers_;  // over caller_comm_; from when it is needed
+    std::optional<Peers> caller_peers_;  // over caller_comm_; set on first use
     PlanCache plans_;
     uint64_t ranks_here_ = 1;  // on this host
     std::shared_ptr<StagingPool> pool_;
     std::unique_ptr<Pace> pace_;
     std::unique_ptr<RootWriter> writer_;  // rank 0's
-    uint64_t generation_ = 0;             // of what is staged: counts the saves in the background
+    uint64_t generation_ = 0;             // counts the background saves; stamped on staged chunks
     bool stop_agreed_ = false;
     std::atomic<bool> silent_{false};
     pid_t owner_ = ::getpid();

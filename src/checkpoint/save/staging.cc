@@ -19,7 +19,7 @@ namespace {
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
 
-constexpr size_t least_slots = 2;  // of a ring: one is filled while the other is written
+constexpr size_t least_slots = 2;  // for a ring: one is filled while the other is written
 
 }  // namespace
 
@@ -32,8 +32,8 @@ void StagingPool::Slot::prefault(int64_t bytes) {
 
 StagingPool::StagingPool(int64_t bound, FreeMemory free_memory) : bound_(bound), free_memory_(std::move(free_memory)) {
     if (bound != 0 && bound < static_cast<int64_t>(least_slots) * chunk_bytes) {
-        throw Error(Code::invalid_argument, fmt::format("staging_bytes is {}; it is 0 (what the state needs) or at "
-                                                        "least {}",
+        throw Error(Code::invalid_argument, fmt::format("staging_bytes is {}; it must be 0 (what the state needs) or "
+                                                        "at least {}",
                                                         bound, static_cast<int64_t>(least_slots) * chunk_bytes));
     }
 }
@@ -48,8 +48,8 @@ bool StagingPool::make_room_for(size_t slots) {
         const int64_t there = static_cast<int64_t>(free_memory_().value_or(INT64_MAX));
         if (wanted > there) {
             log::warning(
-                "{} bytes of memory are free for the copy of a save of {} bytes; a part of it is written before "
-                "the call returns",
+                "only {} bytes of memory are free to stage a save of {} bytes; part of it is written before the call "
+                "returns",
                 there, static_cast<int64_t>(slots) * chunk_bytes);
             most = std::min(most, std::max(least_slots, static_cast<size_t>((there + resident) / chunk_bytes)));
         }
@@ -61,7 +61,7 @@ bool StagingPool::make_room_for(size_t slots) {
             ++slots_;
         }
     } catch (const std::exception& error) {
-        log::warning("{}; a part of it is written before the call returns", error.what());
+        log::warning("{}; part of the save is written before the call returns", error.what());
     }
     return slots <= free_.size();
 }
@@ -70,7 +70,7 @@ StagingPool::SlotPtr StagingPool::take() {
     const std::lock_guard lock(mutex_);
     if (free_.empty()) {
         if (slots_ < least_slots) {
-            throw Error(Code::no_memory, fmt::format("no memory to stage {} bytes of a save", chunk_bytes));
+            throw Error(Code::no_memory, fmt::format("cannot allocate {} bytes to stage a save", chunk_bytes));
         }
         return nullptr;
     }
@@ -105,7 +105,7 @@ int64_t StagingPool::size_bytes() const {
     return static_cast<int64_t>(slots_) * chunk_bytes;
 }
 
-// A file's data as the writer sees it: every chunk stands in one slot.
+// A file's data as the writer sees it: every chunk is in one slot.
 class Staging::Source final : public ChunkSource {
    public:
     Source(Staging& staging, size_t first, int64_t size) : staging_(staging), first_(first), size_(size) {}
@@ -180,7 +180,7 @@ void Staging::stage(int threads, const ProgressFn& progress) {
     for (const Chunk& chunk : chunks_) total += chunk.end - chunk.begin - chunk.late_bytes;
     Progress counted(progress, Phase::stage, total);
     try {
-        // As a ring it runs on this thread alone, which may be interrupted while it waits.
+        // A ring is filled only by this thread, which may be interrupted while it waits.
         run_parallel(
             chunks_.size(), fits_ && total > 0 ? threads : 1,
             [&](size_t index, int) {
@@ -189,7 +189,7 @@ void Staging::stage(int threads, const ProgressFn& progress) {
             },
             [&] { counted.poll(); });
         counted.finish();
-        // Their slots are there: from here on their owner may ask for them.
+        // Their slots are reserved: from here on the owner of the memory may request the copies.
         if (!late_runs_.empty()) {
             for (const auto& barrier : barriers_) barrier->add(shared_from_this());
             return;
@@ -221,7 +221,7 @@ void Staging::stage_chunk(size_t index) {
         stamp(*slot, index);
     }
     if (chunk.late_bytes < chunk.end - chunk.begin) copy(chunk, When::at_once, slot->memory.data());
-    StagingPool::SlotPtr unwanted;  // if nobody reads any more
+    StagingPool::SlotPtr unwanted;  // if the save has ended
     {
         const std::lock_guard lock(mutex_);
         (closed_ ? unwanted : has_late ? chunk.reserved : chunk.slot) = std::move(slot);
@@ -245,12 +245,12 @@ void Staging::copy_now(Memory memory) noexcept {
                                             [&](const LateRun& run) { return run.furthest <= begin; });
     auto last = first;
     for (; last != late_runs_.end() && last->begin < end; ++last) copy_late_chunk(last->chunk);
-    // What other threads have begun, and they wait for nobody.
+    // Wait for copies that other threads have begun; those threads wait for nobody.
     const Deadline deadline = Deadline::in(timeout_);
     std::unique_lock lock(mutex_);
     for (auto run = first; run != last; ++run) {
         while (chunks_[run->chunk].copying) {
-            if (deadline.expired()) {  // what was read meanwhile is worth nothing
+            if (deadline.expired()) {  // the copy may be torn: the memory changes now
                 if (!error_) {
                     error_ = Error(Code::timeout, fmt::format("chunk {} of {} was not copied within {} ms", run->chunk,
                                                               chunks_.size(), timeout_.count()));
@@ -267,7 +267,7 @@ void Staging::copy_late_chunk(size_t index) noexcept {
     StagingPool::SlotPtr slot;
     {
         const std::lock_guard lock(mutex_);
-        if (chunk.reserved == nullptr) return;  // somebody has begun, or the save has ended
+        if (chunk.reserved == nullptr) return;  // the copy has begun elsewhere, or the save has ended
         slot = std::move(chunk.reserved);
         chunk.copying = true;
         ++copying_;
@@ -331,7 +331,7 @@ void Staging::close() noexcept {
             pool_->give_back(std::move(chunk.slot));
             pool_->give_back(std::move(chunk.reserved));
         }
-        // Whose memory is being copied is told only as long as the barriers know of this.
+        // Writers of memory that is being copied are held back only while the barriers know this object.
         const Deadline deadline = Deadline::in(timeout_);
         while (copying_ > 0 && !deadline.expired()) filled_.wait_for(lock, deadline.slice());
     }
@@ -367,7 +367,7 @@ void Staging::written(size_t index) {
 void Staging::check_stamp(const StagingPool::Slot& slot, size_t index) const {
     if (slot.generation == generation_ && slot.chunk == index) return;
     throw Error(Code::internal,
-                fmt::format("the staging memory of save {}, chunk {}, holds save {}, chunk {}; nothing of it is saved",
+                fmt::format("the staging memory of save {}, chunk {}, holds save {}, chunk {}; the save is discarded",
                             generation_, index, slot.generation, slot.chunk));
 }
 

@@ -1,14 +1,14 @@
-// Where a save in the background keeps its copy of the state: slots of one chunk each from a pool that outlives the save,
-// so that their pages are touched once. The trainer's thread fills slots, the writer's threads empty them and give them
-// back at once. A pool that has a slot for each chunk of a save never lets the trainer wait; one that does not, because of
-// its bound or because memory is short, has its slots go round as a ring, and the trainer waits for the writer.
+// The copy of the state that a background save writes: slots of one chunk each, from a pool that outlives the save so
+// that their pages are touched only once. The trainer's thread fills slots; the writer's threads empty them and return
+// them at once. With a slot for every chunk of a save the trainer never waits. With fewer, because of the bound or a
+// lack of memory, the slots form a ring and the trainer waits for the writer.
 //
-// Each slot carries a stamp, the save's generation and the chunk's number, set when it was filled. It is compared before
-// and after the chunk is written: what goes to disk is this save's data, and no other save's or chunk's.
+// Each slot carries a stamp, the save's generation and the chunk's number, set when it is filled. It is compared before
+// and after the chunk is written, so that data of another save or chunk never reaches the disk.
 //
-// Memory that a write barrier (tensor/write_barrier.hpp) guards may be copied late, while the trainer goes on: by the
-// saver's thread, or by the writer of that memory just before it changes it. Chunks that hold some have their slots from
-// the begin, so that no such copy waits for the disk.
+// Memory guarded by a write barrier (tensor/write_barrier.hpp) may be copied late, while the trainer goes on: by the
+// saver's thread, or by the writer of that memory just before it changes it. Chunks with such memory have their slots
+// from the start, so no such copy waits for the disk.
 #pragma once
 
 #include <condition_variable>
@@ -32,9 +32,9 @@ namespace tsr {
 
 class StagingPool {
    public:
-    // A chunk's memory, page-aligned. Owned by whoever took it.
+    // The memory of one chunk, page-aligned. Owned by its taker.
     struct Slot {
-        // Makes the first `bytes` resident, in one call instead of a fault a page.
+        // Makes the first `bytes` resident with one call instead of one fault per page.
         void prefault(int64_t bytes);
 
         AlignedBuffer memory{static_cast<size_t>(chunk_bytes)};  // NO_MEMORY
@@ -43,21 +43,21 @@ class StagingPool {
         size_t chunk = 0;
     };
     using SlotPtr = std::unique_ptr<Slot>;
-    using FreeMemory = std::function<std::optional<uint64_t>()>;  // bytes; nullopt: it cannot be told
+    using FreeMemory = std::function<std::optional<uint64_t>()>;  // bytes; nullopt: unknown
 
-    // It grows to `bound` bytes (0: there is no bound), and into what is free. INVALID_ARGUMENT unless `bound` is 0 or two
-    // chunks or more.
+    // Grows up to `bound` bytes (0: no bound) and the free memory. INVALID_ARGUMENT unless `bound` is 0 or at least two
+    // chunks.
     explicit StagingPool(int64_t bound, FreeMemory free_memory = available_memory);
 
-    // Grows until `slots` are here, or as far as it may. Whether they are, so that nobody will have to wait for one to come
-    // back.
+    // Grows to `slots` free slots, or as far as it may. True if they are all there, so that nobody has to wait for a
+    // slot to be returned.
     [[nodiscard]] bool make_room_for(size_t slots);
-    // nullptr: none is here now. NO_MEMORY: the system gave so few that none may ever be.
+    // nullptr: none is free now. NO_MEMORY: the pool is so small that waiting might never end.
     [[nodiscard]] SlotPtr take();
-    // Waits at most poll_slice for a slot to come back.
+    // Waits at most poll_slice for a slot to be returned.
     void wait_for_room() const;
     void give_back(SlotPtr slot) noexcept;
-    void trim();  // frees what nobody has taken
+    void trim();  // frees the slots that are not taken
     [[nodiscard]] int64_t size_bytes() const;
 
    private:
@@ -71,31 +71,33 @@ class StagingPool {
 
 using Barriers = std::vector<std::shared_ptr<WriteBarrier>>;
 
-// One save's files on their way through the pool. One thread stages; the writer's threads read.
+// The files of one save on their way through the pool. One thread stages; the writer's threads read.
 class Staging final : public LateCopy, public std::enable_shared_from_this<Staging> {
    public:
-    // What `barriers` own is copied late, if the pool holds the whole save; such a staging is made by make_shared. `staged`
-    // is finished when nothing is left to copy; of a save that ends before that, it is left to the caller.
+    // Memory owned by `barriers` is copied late if the pool holds the complete save; create such an object with
+    // make_shared. `staged` is finished when everything is copied; if the save ends earlier, finishing it is left to
+    // the caller.
     Staging(std::shared_ptr<StagingPool> pool, uint64_t generation, std::vector<ByteRuns> files, milliseconds timeout,
             Barriers barriers = {}, WorkPtr staged = std::make_shared<Work>());
     ~Staging() override;
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
-    // Whether stage() will not have to wait for the writer.
+    // True if stage() never waits for the writer.
     [[nodiscard]] bool fits() const { return fits_; }
-    // Copies everything but what may be late, on `threads` threads if it fits; returns early if the save has ended. What
-    // it throws, the writer's threads throw too.
+    // Copies everything that may not be late, on `threads` threads if it fits. Returns early if the save has ended. The
+    // writer's threads throw the same error as this.
     void stage(int threads, const ProgressFn& progress);
-    // Copies what is late and left; on the saver's thread.
+    // Copies the late memory that is left; call on the saver's thread.
     void copy_late(int threads);
     void copy_now(Memory memory) noexcept override;
-    // The save has ended, well or not: nobody reads any more, stage() returns, and nothing late is copied.
+    // Call when the save has ended, successfully or not: nothing is read any more, stage() returns, no late copies are
+    // made.
     void close() noexcept;
 
-    // What file `index` is copied from, until stage() returns.
+    // The memory that file `index` is copied from; valid until stage() returns.
     [[nodiscard]] const ByteRuns& original(size_t index) const { return files_[index]; }
-    // What the writer takes of file `index`.
+    // The chunks of file `index` for the writer.
     [[nodiscard]] std::unique_ptr<ChunkSource> source(size_t index);
 
    private:
@@ -107,11 +109,11 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
         int64_t end = 0;
         int64_t late_bytes = 0;
         StagingPool::SlotPtr slot;      // guarded by mutex_; filled, not yet written
-        StagingPool::SlotPtr reserved;  // guarded by mutex_; as long as nobody has begun to copy what is late
-        bool copying = false;           // guarded by mutex_; what is late
+        StagingPool::SlotPtr reserved;  // guarded by mutex_; until the late copy begins
+        bool copying = false;           // guarded by mutex_; the late copy is running
     };
     struct LateRun {
-        uintptr_t begin;  // its address
+        uintptr_t begin;  // an address
         uintptr_t end;
         uintptr_t furthest;  // end of this run and those before it; runs may overlap
         size_t chunk;
@@ -141,10 +143,10 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
     std::vector<LateRun> late_runs_;  // by address
     std::mutex mutex_;
     std::condition_variable filled_;
-    size_t late_left_ = 0;        // guarded by mutex_; chunks of which something late is not copied
-    size_t copying_ = 0;          // guarded by mutex_; of these chunks
+    size_t late_left_ = 0;        // guarded by mutex_; chunks whose late copy is not done
+    size_t copying_ = 0;          // guarded by mutex_; chunks whose late copy is running
     bool closed_ = false;         // guarded by mutex_
-    std::optional<Error> error_;  // guarded by mutex_; why nothing more of the save is staged
+    std::optional<Error> error_;  // guarded by mutex_; why staging stopped
 };
 
 }  // namespace tsr

@@ -117,13 +117,13 @@ TEST_F(Safetensors, OfATensorThatTwoFilesHoldTheIndexNamesOne) {
 TEST_F(Safetensors, AnIndexThatDoesNotFitIsRefused) {
     write("model-1.safetensors", safetensors_file({a_}));
     write_index(R"("a":"model-1.safetensors","c":"model-1.safetensors")");
-    EXPECT_THAT(refusal(dir_.path()), HasSubstr("tensor 'c' lies in model-1.safetensors, which does not hold it"));
+    EXPECT_THAT(refusal(dir_.path()), HasSubstr("it lists tensor 'c' in model-1.safetensors, which does not hold it"));
     write_index(R"("a":"model-1.safetensors","c":"model-3.safetensors")");
     EXPECT_THAT(refusal(dir_.path()), HasSubstr("/model-3.safetensors is missing"));
     for (const char* outside : {"../x.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "..", "", ".safetensors",
                                 "x.bin", "x\\\\y.safetensors", "x\\u0000.safetensors"}) {
         write_index(std::string(R"("a":")") + outside + "\"");
-        EXPECT_THAT(refusal(dir_.path()), HasSubstr("no name of a safetensors file beside the index")) << outside;
+        EXPECT_THAT(refusal(dir_.path()), HasSubstr("not the name of a safetensors file beside the index")) << outside;
     }
     for (const char* text :
          {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})",
@@ -168,14 +168,14 @@ TEST_F(Safetensors, PartsThatDoNotMakeTheWholeAreRefused) {
     const Part top{"w", "F32", "[2,3]", bytes_of(counted(6)), "[0,0]"};
     const Part bottom{"w", "F32", "[1,3]", bytes_of(counted(3, 6)), "[2,0]"};
     write("2.safetensors", safetensors_file({bottom}));
-    EXPECT_THAT(refusal(dir_.path()), HasSubstr("3 of 9 elements are there"));
+    EXPECT_THAT(refusal(dir_.path()), HasSubstr("3 of 9 elements are present"));
     write("1.safetensors", safetensors_file({{"w", "F32", "[3,3]", bytes_of(counted(9)), "[0,0]"}}));
     EXPECT_THAT(refusal(dir_.path()), HasSubstr("overlap"));
     write("1.safetensors", safetensors_file({bottom}));
     write("0.safetensors", safetensors_file({top}));
     EXPECT_THAT(refusal(dir_.path()), HasSubstr("overlap")) << "the same part twice";
     write("1.safetensors", safetensors_file({{"w", "F64", "[1,1]", std::string(8, 'x'), "[2,0]"}}));
-    EXPECT_THAT(refusal(dir_.path()), HasSubstr("different dtypes"));
+    EXPECT_THAT(refusal(dir_.path()), HasSubstr("differ in dtype"));
     write("1.safetensors", safetensors_file({{"w", "F32", "[1,1]", std::string(4, 'x'), "[9223372036854775807,0]"}}));
     EXPECT_THAT(refusal(dir_.path()), HasSubstr("2^63"));
     write("1.safetensors",
@@ -278,10 +278,10 @@ TEST_F(Safetensors, HostileFilesAreRefused) {
         {std::string("\0\0\0", 3), "too few"},
         {huge, "claims 9223372036854775"},
         {std::string(8, '\xff') + "{}", "claims"},
-        {with_length(""), "begins with '{'"},
-        {with_length("[]"), "begins with '{'"},
+        {with_length(""), "begin with '{'"},
+        {with_length("[]"), "begin with '{'"},
         {with_length("{"), "m.safetensors"},
-        {with_length(" {}"), "begins with '{'"},
+        {with_length(" {}"), "begin with '{'"},
         {json(R"({"a":{"dtype":"U8","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}})", 0), "larger than 2^63"},
         {sound + "x", "end at byte"},
         {sound.substr(0, sound.size() - 1), "m.safetensors"},
@@ -297,14 +297,14 @@ TEST_F(Safetensors, HostileFilesAreRefused) {
              R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
              1),
          "twice"},
-        {json(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}})", 1), "no range"},
-        {json(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,99]}})", 1), "no range"},
+        {json(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}})", 1), "byte range is not within"},
+        {json(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,99]}})", 1), "byte range is not within"},
         {json(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[-1,0]}})", 1), "negative"},
         {json(R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", 1), "negative"},
         {json(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0), "2^63"},
         {json(R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,0]}})", 0), "m.safetensors"},
-        {json(R"({"a":{"dtype":"F32","shape":[0,5],"data_offsets":[0,4]}})", 4), "takes 0 bytes"},
-        {json(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 8), "takes 4 bytes"},
+        {json(R"({"a":{"dtype":"F32","shape":[0,5],"data_offsets":[0,4]}})", 4), "has 0 bytes, but its byte range"},
+        {json(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 8), "has 4 bytes, but its byte range"},
         {json(R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", 4), "m.safetensors"},
         {json(R"({"a":{"dtype":"F32","shape":[1]}})", 4), "data_offsets"},
         {json(R"({"a":[]})", 0), "'a'"},
@@ -334,7 +334,7 @@ TEST_F(Safetensors, HostileFilesAreRefused) {
 
 TEST_F(Safetensors, WhatIsNoRegularFileIsRefused) {
     std::filesystem::create_directory(dir_ / "model.safetensors");
-    EXPECT_THAT(refusal(dir_.path()), HasSubstr("no regular file"));
+    EXPECT_THAT(refusal(dir_.path()), HasSubstr("not a regular file"));
     std::filesystem::remove(dir_ / "model.safetensors");
     std::filesystem::create_symlink("b.safetensors", dir_ / "a.safetensors");
     std::filesystem::create_symlink("a.safetensors", dir_ / "b.safetensors");

@@ -440,10 +440,10 @@ fn names_are_chosen_and_renamed() {
         assert_eq!(error.code(), code, "{error:?}");
         assert!(format!("{error:?}").contains(told), "{error:?}");
     };
-    refused(&LoadOptions::new().only(&["b", "nope.*"]), Code::Mismatch, "no name of the state fits 'nope.*'");
+    refused(&LoadOptions::new().only(&["b", "nope.*"]), Code::Mismatch, "no name of the state matches 'nope.*'");
     refused(&LoadOptions::new().only(&[]), Code::InvalidArgument, "only has no pattern");
     refused(&LoadOptions::new().only(&["a\0"]), Code::InvalidArgument, "zero byte");
-    refused(&LoadOptions::new().rename("b", "model.a"), Code::InvalidArgument, "would both be 'model.a'");
+    refused(&LoadOptions::new().rename("b", "model.a"), Code::InvalidArgument, "would both be named 'model.a'");
     refused(&LoadOptions::new().rename("model.", "b"), Code::InvalidArgument, "the rule 'model.' -> 'b'");
     refused(&LoadOptions::new().rename("b", "\0"), Code::InvalidArgument, "zero byte");
 }

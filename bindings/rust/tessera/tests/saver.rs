@@ -322,7 +322,7 @@ fn ranks_that_hold_others_are_told_where_it_is_asked_for() {
         let error = saver.save(1, &State::new().with("w", &weight)).unwrap_err();
         assert_eq!(error.code(), Code::Mismatch);
         assert!(error.to_string().contains("tensor 'w' differs"), "{error}");
-        assert!(error.to_string().contains("rank 1 has other bytes than rank 0"), "{error}");
+        assert!(error.to_string().contains("rank 1 differs from rank 0"), "{error}");
         saver.save(1, &State::new().with("w", &tensor(1.0))).unwrap();
     });
 }

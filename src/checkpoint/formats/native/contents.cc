@@ -29,8 +29,8 @@ bool NativeContents::read(std::span<const Wanted> wanted, const ReadOptions& opt
 std::vector<Transfer> NativeContents::transfers_of(std::span<const Wanted> wanted) const {
     std::vector<Transfer> transfers;
     transfers.reserve(wanted.size());
-    // What is wanted comes by name, and a file holds it by size and then by name: of one size, what comes next follows what
-    // came last.
+    // Wanted tensors come in name order, while a file orders them by size and then by name: among tensors of one size,
+    // the next one follows the last one.
     struct Found {
         int index = -1;
         int64_t bytes = 0;
@@ -48,9 +48,10 @@ std::vector<Transfer> NativeContents::transfers_of(std::span<const Wanted> wante
             if (found.bytes != bytes) found = {index, bytes, found.file, nullptr};
             found.entry = found.file->find(*one.name, found.entry);
             if (found.entry == nullptr || *found.entry->box != box || found.entry->dtype != one.tensor->dtype) {
-                throw Error(Code::corrupt, fmt::format("{}: its header does not hold the part {} of tensor '{}' that "
-                                                       "the manifest says",
-                                                       found.file->path(), box.str(), *one.name));
+                throw Error(Code::corrupt,
+                            fmt::format("{}: its header lacks the part {} of tensor '{}' that the manifest "
+                                        "lists",
+                                        found.file->path(), box.str(), *one.name));
             }
             transfers.push_back({index, found.file, found.entry, one.box, one.dtype, one.memory});
         });
@@ -58,7 +59,7 @@ std::vector<Transfer> NativeContents::transfers_of(std::span<const Wanted> wante
     return transfers;
 }
 
-// Every piece that the manifest tells of is in the file it names, and no file holds anything else.
+// Checks that every piece in the manifest is in the file it names, and that no file holds anything else.
 void NativeContents::compare_headers(std::vector<std::string>& faults) const {
     std::vector<const RankFile*> read(manifest_.files.size(), nullptr);
     for (size_t index = 0; index < read.size(); ++index) {
@@ -77,11 +78,11 @@ void NativeContents::compare_headers(std::vector<std::string>& faults) const {
             if (read[at] == nullptr) return;
             const FileEntry* entry = read[at]->find(name);
             if (entry == nullptr || *entry->box != box || entry->dtype != tensor.dtype) {
-                faults.push_back(fmt::format("{}: it does not hold the part {} of tensor '{}' that the manifest says",
+                faults.push_back(fmt::format("{}: it lacks the part {} of tensor '{}' that the manifest lists",
                                              read[at]->path(), box.str(), name));
             }
         };
-        // A tensor without elements overlaps nothing; it stands whole in one file, which is not told.
+        // A tensor without elements overlaps nothing; it is in one file, which the manifest does not name.
         if (tensor->shape.product() > 0) tensor->for_each_piece(Box::whole(tensor->shape), visit);
     }
     std::set<std::string_view> empty_found;
@@ -94,12 +95,12 @@ void NativeContents::compare_headers(std::vector<std::string>& faults) const {
             const auto found = manifest_.tensors.find(entry.name);
             if (found == manifest_.tensors.end() || found->second->shape != entry.box->sizes ||
                 found->second->dtype != entry.dtype || !empty_found.insert(entry.name).second) {
-                faults.push_back(fmt::format("{}: it holds an empty tensor '{}' that the manifest does not tell of",
+                faults.push_back(fmt::format("{}: it holds an empty tensor '{}' that the manifest does not list",
                                              read[index]->path(), entry.name));
             }
         }
         if (read[index]->entries().size() - empties != expected[index]) {
-            faults.push_back(fmt::format("{}: it holds {} tensors, the manifest tells of {}", read[index]->path(),
+            faults.push_back(fmt::format("{}: it holds {} tensors, but the manifest lists {}", read[index]->path(),
                                          read[index]->entries().size() - empties, expected[index]));
         }
     }
@@ -124,7 +125,7 @@ std::vector<std::string> NativeContents::verify(Depth depth, const ByteProgress&
     for (const std::string& name : names) {
         if (name.ends_with(".safetensors") && !known.contains(name)) {
             faults.push_back(
-                fmt::format("{} is not a file of this save; other readers would take it for one", join(path_, name)));
+                fmt::format("{} is not a file of this save, but other readers would use it", join(path_, name)));
         }
     }
     if (depth == Depth::headers) return faults;
@@ -133,7 +134,7 @@ std::vector<std::string> NativeContents::verify(Depth depth, const ByteProgress&
         try {
             sound = &file(static_cast<int>(index));
         } catch (const Error&) {
-            continue;  // told above
+            continue;  // reported above
         }
         for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress, poll)) {
             faults.push_back(std::move(fault));

@@ -1,4 +1,4 @@
-// The files of a native checkpoint behind a manifest that was read: rank files' headers are read when first needed.
+// The files of a native checkpoint whose manifest was read. Headers of rank files are read when first needed.
 #pragma once
 
 #include <memory>
@@ -15,12 +15,12 @@ namespace tsr {
 
 class NativeContents final : public Contents {
    public:
-    // `manifest` outlives it.
+    // `manifest` must outlive this.
     NativeContents(FileSystem& files, std::string path, const Manifest& manifest)
         : files_(files), path_(std::move(path)), manifest_(manifest), rank_files_(manifest.files.size()) {}
 
     bool read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
-    // What read() moves, and from where.
+    // The transfers that read() makes.
     [[nodiscard]] std::vector<Transfer> transfers_of(std::span<const Wanted> wanted) const;
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                   const std::function<void()>& poll) const override;

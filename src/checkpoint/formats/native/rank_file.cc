@@ -50,10 +50,10 @@ Dims dims_of(JsonView json) {
     size_t count = 0;
     json.for_each_item([&](JsonView item) {
         if (count == numbers.size()) {
-            throw Error(Code::corrupt, fmt::format("more than the {} dimensions that are supported", max_ndim));
+            throw Error(Code::corrupt, fmt::format("more than {} dimensions", max_ndim));
         }
         const int64_t number = item.as_int();
-        if (number < 0) throw Error(Code::corrupt, fmt::format("the negative number {}", number));
+        if (number < 0) throw Error(Code::corrupt, fmt::format("negative number {}", number));
         numbers[count++] = number;
     });
     return Dims(std::span(numbers).first(count));
@@ -61,7 +61,7 @@ Dims dims_of(JsonView json) {
 
 }  // namespace
 
-// Each different box once. Neighbours mostly have the same.
+// Stores each distinct box once. Neighbours mostly share one.
 class RankFile::Boxes {
    public:
     const SharedBox& operator()(const Box& box) {
@@ -89,7 +89,7 @@ class RankFile::Boxes {
 
 namespace {
 
-// What the header says of one tensor. Its offsets stand elsewhere.
+// The header's entry of one tensor. Its offsets are elsewhere.
 template <class Boxes>
 FileEntry entry_of(std::string_view name, JsonView json, Boxes& boxes) {
     const auto [dtype_name, shape, range] = json.at<3>({"dtype", "shape", "data_offsets"});
@@ -105,7 +105,7 @@ FileEntry entry_of(std::string_view name, JsonView json, Boxes& boxes) {
         if (count < 2) bytes[count] = item.as_int();
         ++count;
     });
-    if (count != 2) throw Error(Code::corrupt, fmt::format("tensor '{}' has no range", name));
+    if (count != 2) throw Error(Code::corrupt, fmt::format("tensor '{}' has no byte range", name));
     entry.begin = bytes[0];
     entry.end = bytes[1];
     try {
@@ -119,13 +119,13 @@ FileEntry entry_of(std::string_view name, JsonView json, Boxes& boxes) {
 std::vector<uint32_t> crcs_of(std::string_view digits, int64_t data_bytes) {
     const auto blocks = static_cast<size_t>(round_up(data_bytes, block_bytes) / block_bytes);
     if (digits.size() != 8 * blocks) {
-        throw Error(Code::corrupt, fmt::format("{} digits of checksums for {} blocks", digits.size(), blocks));
+        throw Error(Code::corrupt, fmt::format("it has {} checksum digits for {} blocks", digits.size(), blocks));
     }
     std::vector<uint32_t> crcs;
     crcs.reserve(blocks);
     for (size_t block = 0; block < blocks; ++block) {
         const auto crc = from_hex8(digits.substr(8 * block, 8));
-        if (!crc) throw Error(Code::corrupt, fmt::format("the checksum of block {} is no number", block));
+        if (!crc) throw Error(Code::corrupt, fmt::format("the checksum of block {} is not a number", block));
         crcs.push_back(*crc);
     }
     return crcs;
@@ -135,14 +135,15 @@ std::vector<uint32_t> crcs_of(std::string_view digits, int64_t data_bytes) {
 
 FileHeader make_header(std::span<const Piece> pieces, std::string_view save_id) {
     FileHeader header;
-    size_t room = 8192;  // too much rather than too little: what is not used is never resident
+    size_t room = 8192;  // an upper bound: unused memory is never resident
     for (const Piece& piece : pieces) {
         check_safetensors_key(piece.name);
         if (!is_in_safetensors(piece.dtype)) {
-            throw Error(Code::unsupported,
-                        fmt::format("tensor '{}' is {}, which safetensors files cannot hold; save in the format "
-                                    "torch_dcp, or a view of it as f64",
-                                    piece.name, name_of(piece.dtype)));
+            throw Error(
+                Code::unsupported,
+                fmt::format("tensor '{}' is {}, which safetensors does not support; use the format torch_dcp, or "
+                            "save a view of it as f64",
+                            piece.name, name_of(piece.dtype)));
         }
         header.data_bytes += piece.size_bytes();
         room += 2 * piece.name.size() + 160 + 24 * static_cast<size_t>(piece.box->sizes.ndim());
@@ -156,7 +157,7 @@ FileHeader make_header(std::span<const Piece> pieces, std::string_view save_id) 
     header.crc_offset = text.size();
     text.append(8 * header.block_count(), '0');
     text += R"(\"}","DCP_SHARDING_INFO":"{)";
-    std::string sharding;  // of one piece, a text within a text
+    std::string sharding;  // of one piece: JSON within a JSON string
     for (const Piece& piece : pieces) {
         sharding.clear();
         if (&piece != &pieces.front()) sharding += ',';
@@ -188,7 +189,7 @@ FileHeader make_header(std::span<const Piece> pieces, std::string_view save_id) 
     if (json_bytes > max_header_bytes) {
         throw Error(
             Code::unsupported,
-            fmt::format("a rank file's header would have {} bytes, and readers take at most {}: too many tensors "
+            fmt::format("a rank file's header would have {} bytes, but readers accept at most {}: too many tensors "
                         "on one rank",
                         json_bytes, max_header_bytes));
     }
@@ -210,10 +211,10 @@ RankFile RankFile::read(FileSystem& files, const std::string& path, int64_t size
         throw Error(Code::corrupt, fmt::format("{} is missing", path)).caused_by(error);
     }
     const int64_t found = file->size();
-    if (found < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-found));
+    if (found < 0) throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-found));
     if (found != size) {
         refuse_lfs_pointer(*file, path);
-        corrupt(path, fmt::format("it has {} bytes, the manifest says {}: it was {}", found, size,
+        corrupt(path, fmt::format("it has {} bytes, expected {}: it was {}", found, size,
                                   found < size ? "truncated" : "changed after the save"));
     }
     if (size < static_cast<int64_t>(length_word)) corrupt(path, "it is too short for a header");
@@ -222,7 +223,7 @@ RankFile RankFile::read(FileSystem& files, const std::string& path, int64_t size
     uint64_t json_bytes = 0;
     for (size_t i = 0; i < length_word; ++i) json_bytes |= std::to_integer<uint64_t>(word[i]) << (8 * i);
     if (json_bytes > static_cast<uint64_t>(std::min(max_header_bytes, size - static_cast<int64_t>(length_word)))) {
-        corrupt(path, fmt::format("its header claims {} bytes (byte 0 of the file)", json_bytes));
+        corrupt(path, fmt::format("its header size of {} bytes is invalid (byte 0 of the file)", json_bytes));
     }
     const AlignedBuffer memory(length_word + json_bytes);
     const std::span<std::byte> bytes = memory.first(memory.size());
@@ -230,7 +231,8 @@ RankFile RankFile::read(FileSystem& files, const std::string& path, int64_t size
     read_all(*file, path, bytes.subspan(length_word), length_word);
     const std::string_view header(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     if (crc32c(header) != crc) {
-        corrupt(path, fmt::format("its header (bytes 0 to {}) fails the checksum in the manifest", header.size()));
+        corrupt(path,
+                fmt::format("its header (bytes 0 to {}) does not match the checksum in the manifest", header.size()));
     }
     return parse(header, path, size, save_id);
 }
@@ -242,8 +244,8 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
     file.data_begin_ = static_cast<int64_t>(header.size());
     if (header.size() < length_word || size < file.data_begin_) corrupt(path, "it is too short for its header");
     if (file.data_begin_ % direct_alignment != 0) {
-        corrupt(path,
-                fmt::format("its data begins at byte {}, not at a multiple of {}", file.data_begin_, direct_alignment));
+        corrupt(path, fmt::format("its data begins at byte {}, which is not a multiple of {}", file.data_begin_,
+                                  direct_alignment));
     }
     try {
         Boxes boxes;
@@ -255,17 +257,16 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
                 file.entries_.push_back(entry_of(key, value, boxes));
                 return;
             }
-            if (sharding) throw Error(Code::corrupt, "it has two __metadata__");
+            if (sharding) throw Error(Code::corrupt, "it has __metadata__ twice");
             const auto [tessera, offsets] = value.at<2>({"tessera", "DCP_SHARDING_INFO"});
             sharding = offsets.as_string();
             const JsonText own(tessera.as_string(), "__metadata__.tessera");
             const auto [id, crc_block_bytes, digits] = own.root().at<3>({"save_id", "block_bytes", "crc32c"});
             if (id.as_string() != save_id) {
-                throw Error(Code::corrupt,
-                            fmt::format("it belongs to the save {}, not to {}", id.as_string(), save_id));
+                throw Error(Code::corrupt, fmt::format("it belongs to save {}, not to {}", id.as_string(), save_id));
             }
             if (crc_block_bytes.as_int() != block_bytes) {
-                throw Error(Code::corrupt, fmt::format("its checksums are of blocks of {} bytes; {} are known",
+                throw Error(Code::corrupt, fmt::format("its checksum blocks have {} bytes, expected {}",
                                                        crc_block_bytes.as_int(), block_bytes));
             }
             file.crcs_ = crcs_of(digits.as_string(), file.data_bytes());
@@ -281,7 +282,7 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
     return file;
 }
 
-// In order of offsets, as this library writes them; and found by name.
+// Sorts by offset, the order in which this library writes, and indexes by name.
 void RankFile::put_in_order() {
     const auto before = [](const FileEntry& a, const FileEntry& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -295,7 +296,7 @@ void RankFile::put_in_order() {
     }
 }
 
-// Where each tensor's part begins in the whole one. This library writes them in the order of the tensors.
+// Sets where each part begins in its whole tensor. This library writes the offsets in the order of the tensors.
 void RankFile::take_offsets(std::string_view sharding, Boxes& boxes) {
     std::vector<bool> taken(entries_.size(), false);
     size_t count = 0;
@@ -304,18 +305,18 @@ void RankFile::take_offsets(std::string_view sharding, Boxes& boxes) {
         const bool as_written = next < entries_.size() && entries_[next].name == name;
         const size_t at = as_written ? next : by_name_[slot_of(name)];
         if (at >= entries_.size() || taken[at]) {
-            throw Error(Code::corrupt, fmt::format("offsets of '{}', which is no tensor, or twice", name));
+            throw Error(Code::corrupt, fmt::format("offsets of '{}' are listed twice, or it is not a tensor", name));
         }
         taken[at] = true;
         SharedBox& box = entries_[at].box;
         box = boxes({dims_of(value.at<1>({"saved_offsets"})[0]), box->sizes});
     });
     if (count != entries_.size()) {
-        throw Error(Code::corrupt, fmt::format("{} tensors, but the offsets of {}", entries_.size(), count));
+        throw Error(Code::corrupt, fmt::format("it has {} tensors, but offsets of {}", entries_.size(), count));
     }
 }
 
-// No hole, no overlap, nothing beyond the file.
+// Checks that there are no gaps, no overlaps, and nothing beyond the file.
 void RankFile::check_ranges() const {
     int64_t end = 0;
     for (const FileEntry& entry : entries_) {
@@ -324,11 +325,11 @@ void RankFile::check_ranges() const {
         if (box.offsets.ndim() != box.sizes.ndim() || entry.begin < 0 || entry.end < entry.begin ||
             entry.end > data_bytes() || entry.end - entry.begin != box.numel() * itemsize ||
             entry.begin % itemsize != 0) {  // NOLINT(clang-analyzer-core.DivideZero): every dtype has a size
-            throw Error(Code::corrupt, fmt::format("tensor '{}' of shape {} at bytes {} to {} of {} makes no sense",
+            throw Error(Code::corrupt, fmt::format("tensor '{}' of shape {} has the invalid byte range {} to {} of {}",
                                                    entry.name, box.sizes.str(), entry.begin, entry.end, data_bytes()));
         }
         if (entry.begin != end) {
-            throw Error(Code::corrupt, fmt::format("tensor '{}' begins at byte {} of the data, not at {}", entry.name,
+            throw Error(Code::corrupt, fmt::format("tensor '{}' begins at byte {} of the data, expected {}", entry.name,
                                                    entry.begin, end));
         }
         end = entry.end;
@@ -338,7 +339,7 @@ void RankFile::check_ranges() const {
     }
 }
 
-// The slot that holds the name, or the empty one where it would be: there are twice as many as tensors.
+// The slot of the name, or the empty slot where it would be. There are at least twice as many slots as tensors.
 size_t RankFile::slot_of(std::string_view name) const {
     size_t slot = std::hash<std::string_view>{}(name);
     for (;; ++slot) {

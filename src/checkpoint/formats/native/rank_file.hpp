@@ -1,4 +1,4 @@
-// One rank file: a safetensors file whose header is padded so that the data begins at a multiple of 4096, and carries
+// One rank file: a safetensors file whose header is padded so that the data begins at a multiple of 4096, and contains
 // the save's id, PyTorch's sharding offsets and the CRC32C of each block of data at fixed width. The header's size
 // follows from names and shapes, so data can be streamed first and the header written last.
 #pragma once
@@ -18,8 +18,8 @@
 namespace tsr {
 
 struct FileHeader {
-    std::string text;       // length word, JSON, padding: all before the data
-    size_t crc_offset = 0;  // where in `text` the 8 digits of the first block stand
+    std::string text;       // length word, JSON, padding: everything before the data
+    size_t crc_offset = 0;  // offset in `text` of the first block's 8 digits
     int64_t data_bytes = 0;
 
     [[nodiscard]] int64_t file_bytes() const { return static_cast<int64_t>(text.size()) + data_bytes; }
@@ -40,13 +40,13 @@ struct FileEntry {
     int64_t end = 0;
 };
 
-// A header read back and checked: no hole, no overlap, no entry beyond the file, one checksum a block.
+// A header read back and checked: no gap, no overlap, no entry beyond the file, one checksum per block.
 class RankFile {
    public:
-    // Throws CORRUPT naming file and reason. `crc` is what the manifest says of the header.
+    // Throws CORRUPT naming file and reason. `crc` is the header's checksum in the manifest.
     [[nodiscard]] static RankFile read(FileSystem& files, const std::string& path, int64_t size, uint32_t crc,
                                        std::string_view save_id);
-    // The same over a header in memory, of a file of `size` bytes.
+    // The same for a header in memory, of a file of `size` bytes.
     [[nodiscard]] static RankFile parse(std::string_view header, const std::string& path, int64_t size,
                                         std::string_view save_id);
 
@@ -55,9 +55,9 @@ class RankFile {
     [[nodiscard]] int64_t data_bytes() const { return size_ - data_begin_; }
     [[nodiscard]] std::span<const uint32_t> crcs() const { return crcs_; }
     [[nodiscard]] std::span<const FileEntry> entries() const { return entries_; }  // in order of offsets
-    // `before`, if given, is an entry of this file that probably stands right before it.
+    // `before`, if given, is an entry of this file that probably directly precedes it.
     [[nodiscard]] const FileEntry* find(std::string_view name, const FileEntry* before = nullptr) const;
-    // The entry that holds a byte of the data, nullptr if there is none; for messages.
+    // The entry that contains a byte of the data, or nullptr; for messages.
     [[nodiscard]] const FileEntry* at(int64_t offset) const;
 
    private:
@@ -74,7 +74,7 @@ class RankFile {
     int64_t data_begin_ = 0;
     std::vector<uint32_t> crcs_;
     std::vector<FileEntry> entries_;
-    // A hash table with open addressing, of places in entries_, which never changes after parse.
+    // A hash table with open addressing, of indices into entries_, which never changes after parse.
     std::vector<uint32_t> by_name_;
 };
 

@@ -22,7 +22,7 @@ SavedFile write_rank_file(FileSystem& files, const std::string& directory, const
         }
     };
     if (files.writes_in_order()) {
-        // The header goes first then, and its checksums take a look at all data before.
+        // The header is written first then, so its checksums need all data beforehand.
         if (crcs.empty()) crcs = block_crcs(stream, options.threads);
         write_header();
         write_stream(*file, path, data_begin, stream, one_writer(options), nullptr);

@@ -1,4 +1,4 @@
-// Writes one rank file, its checksums computed on the way; the header goes last.
+// Writes one rank file, computing its checksums on the way; the header is written last.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace tsr {
 
-// Writes `header` (whose checksums it fills in) and data into a new file. Returns what the manifest says of it; the file
+// Writes `header` (whose checksums it fills in) and data into a new file. Returns its entry in the manifest. The file
 // is fsynced, its directory is not. A file system that writes in order needs the checksums before the data: without
-// `crcs`, which are its blocks', the stream is looked at twice.
+// `crcs`, the checksums of the blocks, the stream is read twice.
 [[nodiscard]] SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name,
                                         FileHeader header, const ChunkSource& stream, std::vector<uint32_t> crcs = {},
                                         const WriteOptions& options = {});

@@ -50,9 +50,9 @@ struct Task {
     const Source* source = nullptr;
     int64_t begin = 0;  // of the data
     int64_t end = 0;
-    std::byte* to = nullptr;     // where the bytes belong as they stand; else they are scattered
-    std::vector<size_t> runs{};  // those that touch it
-    int64_t chunk = -1;          // of the host's reads; -1: of this rank alone
+    std::byte* to = nullptr;     // the destination if the bytes are contiguous there; otherwise they are scattered
+    std::vector<size_t> runs{};  // the runs that touch it
+    int64_t chunk = -1;          // of the host's shared reads; -1: read by this rank alone
 
     void scatter(int64_t from, int64_t until, const std::byte* data) const {
         for (const size_t i : runs) source->runs[i].scatter(from, until, data);
@@ -60,8 +60,8 @@ struct Task {
 };
 
 bool looks_cached(File& file, int64_t begin, int64_t end) {
-    // A few probes for all of it: asked for each request, the first bytes, which the header brought into the cache, would
-    // lead to more and more of it being read ahead through the cache.
+    // A few probes over the whole range: with one probe per request, the first bytes, which the header brought into the
+    // cache, would cause more and more to be read ahead through the cache.
     constexpr int64_t probes = 8;
     int64_t cached = 0;
     for (int64_t i = 0; i < probes; ++i) cached += file.is_cached(begin + (end - 1 - begin) / probes * i) ? 1 : 0;
@@ -111,7 +111,7 @@ std::string block_failure(const RankFile& file, int64_t begin, int64_t end) {
     const FileEntry* last = file.at(end - 1);
     std::string tensors = entry != nullptr ? fmt::format(" (tensor '{}'", entry->name) : " (";
     if (last != nullptr && last != entry) tensors += fmt::format(" to '{}'", last->name);
-    return fmt::format("{}: bytes {} to {} fail their checksum{})", file.path(), file.data_begin() + begin,
+    return fmt::format("{}: bytes {} to {} do not match their checksum{})", file.path(), file.data_begin() + begin,
                        file.data_begin() + end, tensors);
 }
 
@@ -165,7 +165,7 @@ std::vector<HostReads::Range> wanted_blocks(const Sources& sources) {
     return ranges;
 }
 
-// One block as a task. Unless blocks are verified, what nobody wants before and behind it is left out.
+// One block as a task. Unless blocks are verified, unwanted bytes at its beginning and end are left out.
 Task task_of(const Source& source, size_t block, int64_t chunk, Verify verify) {
     const auto begin = static_cast<int64_t>(block) * block_bytes;
     Task task{&source, begin, std::min(begin + block_bytes, source.file->data_bytes())};
@@ -190,7 +190,7 @@ Task task_of(const Source& source, size_t block, int64_t chunk, Verify verify) {
     return task;
 }
 
-// Neighbours of one kind become one request.
+// Adjacent tasks of the same kind become one request.
 bool joins(const Task& before, const Task& task) {
     if (before.source != task.source || before.end != task.begin || before.chunk != task.chunk) return false;
     if (task.end - before.begin > blocks_per_read * block_bytes) return false;
@@ -217,7 +217,7 @@ std::vector<Task> make_tasks(const Sources& sources, Verify verify, std::span<co
                 tasks.push_back(std::move(task));
                 continue;
             }
-            // Runs that reach from the block before stand in both lists, which ascend.
+            // Runs that begin in the previous block are in both lists, which ascend.
             Task& before = tasks.back();
             std::vector<size_t> both;
             std::set_union(before.runs.begin(), before.runs.end(), task.runs.begin(), task.runs.end(),
@@ -238,7 +238,7 @@ void fill(const Task& task, File& handle, Verify verify, std::byte* into) {
                 [&](int64_t begin, int64_t end) { throw Error(Code::corrupt, block_failure(file, begin, end)); });
 }
 
-// Reads what this rank alone wants, straight to where it belongs if that can be.
+// Reads what only this rank wants, directly into its destination if possible.
 void read_own(Task task, File& handle, Verify verify, AlignedBuffer& buffer) {
     const int64_t begin = task.begin;
     const int64_t end = task.end;
@@ -269,7 +269,7 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
         }
         source.runs.push_back(runs_of(transfer));
     }
-    transfers = std::vector<Transfer>();  // its memory, before the buffers take theirs
+    transfers = std::vector<Transfer>();  // frees its memory before the buffers are allocated
     for (auto& [number, source] : sources) sort_by_blocks(source);
     std::span<const HostReads::Chunk> chunks;
     if (options.host != nullptr) chunks = options.host->share(wanted_blocks(sources));

@@ -1,5 +1,5 @@
-// Moves parts of saved pieces into memory: sorts what is wanted of a file by blocks of 1 MiB, reads each block once,
-// checks it, and either reads straight into the destination or scatters from a buffer. A few threads, bounded memory.
+// Moves parts of saved pieces into memory: sorts the wanted parts of a file by blocks of 1 MiB, reads each block once,
+// checks it, and either reads directly into the destination or scatters from a buffer. A few threads, bounded memory.
 #pragma once
 
 #include <functional>
@@ -16,21 +16,22 @@
 
 namespace tsr {
 
-// What the box of an entry and one in memory have in common, which is something, goes from the file to there.
+// Copies the intersection of an entry's box and a box in memory, which must not be empty, from the file to memory.
 struct Transfer {
     int file_number = 0;  // in the manifest
     const RankFile* file = nullptr;
     const FileEntry* entry = nullptr;
     const Box* memory_box = nullptr;  // borrowed, as the memory is
-    DType memory_dtype = DType::f32;  // may differ from the entry's among floating-point types: then it is converted
+    DType memory_dtype =
+        DType::f32;  // may be another floating-point type than the entry's; then elements are converted
     std::byte* memory = nullptr;
 };
 
 // CORRUPT names file and byte range of the first block that fails.
 void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const ReadOptions& options);
 
-// Reads all data of `file` and returns a message for each block that fails its checksum; `progress`, if there is one, is
-// told the bytes that were read, from several threads; `poll` is called by the calling thread meanwhile.
+// Reads all data of `file` and returns a message for each block with a wrong checksum. `progress`, if given, is called
+// with the number of bytes read, from several threads; `poll` is called on the calling thread meanwhile.
 [[nodiscard]] std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads,
                                                     const ByteProgress& progress,
                                                     const std::function<void()>& poll = {});

@@ -1,4 +1,4 @@
-// The native format: safetensors files with checksums, and a manifest that tells where each tensor lies.
+// The native format: safetensors files with checksums, and a manifest that says where each tensor is.
 #include "checkpoint/formats/save_writer.hpp"
 
 #include <optional>

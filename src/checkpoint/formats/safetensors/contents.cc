@@ -17,9 +17,9 @@ namespace tsr {
 namespace {
 
 constexpr int64_t segment_bytes = SharedRanges::most_bytes;  // a multiple of every element's size
-constexpr int64_t small_gap = int64_t{64} << 10;             // reading on costs less than another request
+constexpr int64_t small_gap = int64_t{64} << 10;             // reading across it costs less than another request
 
-// What is wanted of one file, in order of its bytes.
+// The wanted parts of one file, in order of its bytes.
 struct Reading {
     int number = 0;
     const std::string* path = nullptr;
@@ -29,8 +29,8 @@ struct Reading {
     std::vector<Runs> runs;
 };
 
-// One request: bytes of the data that serve some runs. A run that is longer than a segment is cut at multiples of it from
-// its own begin, so that no element is cut, wherever the file put it.
+// One request: bytes of the data for some runs. A run longer than a segment is cut at multiples of segment_bytes from
+// its own beginning, so that no element is cut, wherever it is in the file.
 struct Segment {
     const Reading* reading = nullptr;
     int64_t begin = 0;
@@ -38,11 +38,11 @@ struct Segment {
     size_t first = 0;  // of the reading's runs
     size_t count = 0;
 
-    // What of it stands at `data`: the bytes from `from` to `until`.
+    // Copies the bytes from `from` to `until`, which are at `data`.
     void scatter(int64_t from, int64_t until, const std::byte* data) const {
         for (size_t i = first; i < first + count; ++i) {
             const Runs& runs = reading->runs[i];
-            // From its own begin, where an element begins too.
+            // From the run's own beginning, which is also the beginning of an element.
             const int64_t start = std::max(from, runs.begin());
             if (start < until) runs.scatter(start, until, data + (start - from));
         }
@@ -69,7 +69,7 @@ void add_segments(const Reading& reading, std::vector<Segment>& segments) {
     }
 }
 
-// Of what this rank alone reads.
+// Reads a part that only this rank reads.
 void read_part(const Segment& segment, int64_t begin, int64_t end, File& file, AlignedBuffer& buffer) {
     const Reading& reading = *segment.reading;
     const auto size = static_cast<size_t>(end - begin);
@@ -88,9 +88,9 @@ void read_part(const Segment& segment, int64_t begin, int64_t end, File& file, A
 std::unique_ptr<File> SafetensorsContents::open_unchanged(const Source& source) const {
     auto file = open_file(files_, source.path, OpenMode::read);
     const int64_t size = file->size();
-    if (size < 0) throw os_error(fmt::format("cannot look at {}", source.path), static_cast<int>(-size));
+    if (size < 0) throw os_error(fmt::format("cannot stat {}", source.path), static_cast<int>(-size));
     if (size != source.header.file_bytes()) {
-        throw Error(Code::corrupt, fmt::format("{}: it has {} bytes, {} when it was opened: it was changed",
+        throw Error(Code::corrupt, fmt::format("{}: it has {} bytes, but had {} when it was opened: it was changed",
                                                source.path, size, source.header.file_bytes()));
     }
     return file;
@@ -111,7 +111,8 @@ bool SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions
                 reading.data_bytes = source.header.file_bytes() - reading.data_begin;
             }
             const SafetensorsEntry* entry = source.header.find(*one.name);
-            if (entry == nullptr) throw Error(Code::internal, fmt::format("{} lost '{}'", source.path, *one.name));
+            if (entry == nullptr)
+                throw Error(Code::internal, fmt::format("{} has no entry for '{}'", source.path, *one.name));
             const auto element = static_cast<int64_t>(size_of(entry->dtype));  // of a header that was parsed: not 0
             if (entry->begin % element != 0) reading.is_aligned = false;       // NOLINT(clang-analyzer-core.DivideZero)
             reading.runs.emplace_back(part, FilePlace{&box, nullptr, entry->dtype, entry->begin},
@@ -165,7 +166,7 @@ std::vector<std::string> SafetensorsContents::verify(Depth depth, const ByteProg
     std::vector<std::string> faults;
     for (const Source& source : sources_) {
         try {
-            // Anew: files may have changed since they were opened.
+            // Read again, as files may have changed since they were opened.
             const SafetensorsHeader header = SafetensorsHeader::read(files_, source.path);
             if (depth == Depth::headers) continue;
             const auto file = open_file(files_, source.path, OpenMode::read);

@@ -1,5 +1,5 @@
-// The bytes of safetensors files that are no native checkpoint. The format has no checksums: what is checked is that
-// headers are sound and that every byte can be read.
+// The bytes of safetensors files that are not a native checkpoint. The format has no checksums: checks cover only that
+// the headers are sound and that every byte can be read.
 #pragma once
 
 #include <memory>

@@ -16,17 +16,17 @@ namespace tsr {
 namespace {
 
 constexpr int64_t max_index_bytes = 100'000'000;
-constexpr int max_depth = 16;  // metadata is anyone's
+constexpr int max_depth = 16;  // metadata may have any content
 
 bool is_index_name(std::string_view name) { return name.ends_with(safetensors_index_ending); }
 
-// A name of a file in the index's own directory: it cannot lead out of it.
+// A file name within the index's directory, which cannot lead out of it.
 bool is_plain_name(std::string_view name) {
     return name.size() <= 255 && name.size() > safetensors_ending.size() && name.ends_with(safetensors_ending) &&
            name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
-// For a message, which ends where a NUL stands.
+// For a message, which would end at a NUL.
 std::string shown(std::string_view name) {
     std::string text(name.substr(0, 300));
     std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, '?');
@@ -50,8 +50,8 @@ SafetensorsFiles of_directory(FileSystem& files, const std::string& directory) {
     std::copy_if(names.begin(), names.end(), std::back_inserter(indices), is_index_name);
     if (has(safetensors_index_name)) indices = {std::string(safetensors_index_name)};
     if (indices.size() > 1) {
-        throw Error(Code::invalid_argument, fmt::format("{} holds several models: {} and {} are indices; name one of "
-                                                        "them",
+        throw Error(Code::invalid_argument, fmt::format("{} holds several models, with the indices {} and {}; pass one "
+                                                        "of them",
                                                         directory, indices[0], indices[1]));
     }
     if (!indices.empty()) {
@@ -60,7 +60,7 @@ SafetensorsFiles of_directory(FileSystem& files, const std::string& directory) {
             std::find(found.names.begin(), found.names.end(), safetensors_file_name) != found.names.end();
         if (has(safetensors_file_name) && !lists_single) {
             throw Error(Code::invalid_argument,
-                        fmt::format("{} holds both {} and {}, which does not tell of it; name one of them", directory,
+                        fmt::format("{} holds both {} and {}, which does not list it; pass one of them", directory,
                                     safetensors_file_name, indices.front()));
         }
         return found;
@@ -80,7 +80,7 @@ SafetensorsIndex SafetensorsIndex::parse(std::string_view text, const std::strin
         for (const Json::Member& member : json.at("weight_map").as_object()) {
             const std::string& file = member.value.as_string();
             if (!is_plain_name(file)) {
-                throw Error(Code::corrupt, fmt::format("tensor '{}' lies in '{}', which is no name of a safetensors "
+                throw Error(Code::corrupt, fmt::format("tensor '{}' is in '{}', which is not the name of a safetensors "
                                                        "file beside the index",
                                                        shown(member.key), shown(file)));
             }
@@ -120,7 +120,7 @@ bool looks_like_safetensors(std::string_view first_bytes) {
 SafetensorsFiles find_safetensors(FileSystem& files, const std::string& path) {
     FileStatus status;
     if (const int64_t result = files.status(path, status); result < 0) {
-        throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-result));
+        throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-result));
     }
     if (status.kind == FileStatus::Kind::directory) return of_directory(files, path);
     const std::string name(name_in_path(path));

@@ -28,7 +28,7 @@ uint64_t length_of(std::string_view word) {
 std::vector<int64_t> numbers_of(const Json& json) {
     std::vector<int64_t> numbers;
     for (const Json& number : json.as_array()) {
-        if (number.as_int() < 0) refuse(fmt::format("the negative number {}", number.as_int()));
+        if (number.as_int() < 0) refuse(fmt::format("negative number {}", number.as_int()));
         numbers.push_back(number.as_int());
     }
     return numbers;
@@ -39,7 +39,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json, int64_t dat
     entry.name = name;
     const std::vector<int64_t> range = numbers_of(json.at("data_offsets"));
     if (range.size() != 2 || range[1] < range[0] || range[1] > data_bytes) {
-        refuse(fmt::format("its bytes are no range of the {} bytes of data", data_bytes));
+        refuse(fmt::format("its byte range is not within the {} bytes of data", data_bytes));
     }
     entry.begin = range[0];
     entry.end = range[1];
@@ -47,7 +47,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json, int64_t dat
     const std::string& dtype = json.at("dtype").as_string();
     const auto known = dtype_from_safetensors(dtype);
     if (!known || !is_in_safetensors(*known)) {
-        entry.unreadable = fmt::format("it is of dtype {}, which is not read", dtype.substr(0, 32));
+        entry.unreadable = fmt::format("dtype {} is not supported", dtype.substr(0, 32));
         return entry;
     }
     if (sizes.size() > static_cast<size_t>(max_ndim)) {
@@ -63,13 +63,13 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json, int64_t dat
     }
     const int64_t bytes = entry.shape.product() * static_cast<int64_t>(size_of(entry.dtype));
     if (entry.end - entry.begin != bytes) {
-        refuse(fmt::format("{} {} takes {} bytes, not those from {} to {}", name_of(entry.dtype), entry.shape.str(),
-                           bytes, entry.begin, entry.end));
+        refuse(fmt::format("{} {} has {} bytes, but its byte range is {} to {}", name_of(entry.dtype),
+                           entry.shape.str(), bytes, entry.begin, entry.end));
     }
     return entry;
 }
 
-// Where each tensor's part begins in the whole one.
+// Sets where each part begins in its whole tensor.
 void add_offsets(std::vector<SafetensorsEntry>& entries, const std::string& sharding) {
     const Json json = Json::parse(sharding, sharding_key, max_header_depth);
     std::unordered_map<std::string_view, const Json*> offsets;
@@ -80,7 +80,7 @@ void add_offsets(std::vector<SafetensorsEntry>& entries, const std::string& shar
         if (found == offsets.end() || !entry.unreadable.empty()) continue;
         const std::vector<int64_t> begin = numbers_of(found->second->at("saved_offsets"));
         if (begin.size() != static_cast<size_t>(entry.shape.ndim())) {
-            refuse(fmt::format("tensor '{}' {}: {} saved offsets", entry.name, entry.shape.str(), begin.size()));
+            refuse(fmt::format("tensor '{}' {} has {} saved offsets", entry.name, entry.shape.str(), begin.size()));
         }
         entry.offsets = Dims(begin);
         for (int d = 0; d < entry.shape.ndim(); ++d) {
@@ -97,8 +97,8 @@ void add_offsets(std::vector<SafetensorsEntry>& entries, const std::string& shar
 void check_safetensors_key(std::string_view name) {
     if (name != safetensors_metadata_key) return;
     throw Error(Code::invalid_argument,
-                fmt::format("a tensor is named '{}', which a safetensors file keeps for itself; rename it, or use the "
-                            "format torch_dcp",
+                fmt::format("a tensor is named '{}', which safetensors files reserve; rename it, or use the format "
+                            "torch_dcp",
                             name));
 }
 
@@ -111,18 +111,18 @@ Box SafetensorsEntry::box() const {
 SafetensorsHeader SafetensorsHeader::read(FileSystem& files, const std::string& path) {
     FileStatus status;
     if (const int64_t result = files.status(path, status); result < 0) {
-        if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no file {}", path));
-        throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-result));
+        if (result == -ENOENT) throw Error(Code::not_found, fmt::format("file {} does not exist", path));
+        throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-result));
     }
     if (status.kind != FileStatus::Kind::file) {
-        throw Error(Code::corrupt, fmt::format("{} is no regular file", path));
+        throw Error(Code::corrupt, fmt::format("{} is not a regular file", path));
     }
     return read(*open_file(files, path, OpenMode::read), path);
 }
 
 SafetensorsHeader SafetensorsHeader::read(File& file, const std::string& path) {
     const int64_t size = file.size();
-    if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
+    if (size < 0) throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-size));
     if (size < static_cast<int64_t>(length_word)) {
         throw Error(Code::corrupt, fmt::format("{}: it has {} bytes, too few for a safetensors file", path, size));
     }
@@ -131,10 +131,11 @@ SafetensorsHeader SafetensorsHeader::read(File& file, const std::string& path) {
     const uint64_t length = length_of(header);
     if (length > static_cast<uint64_t>(std::min(max_header_bytes, size - static_cast<int64_t>(length_word)))) {
         refuse_lfs_pointer(file, path);
-        throw Error(Code::corrupt,
-                    fmt::format("{}: its header claims {} bytes; the file has {}, and readers take at most {}: it was "
-                                "truncated, or is no safetensors file",
-                                path, length, size, max_header_bytes));
+        throw Error(
+            Code::corrupt,
+            fmt::format("{}: its header claims {} bytes, but the file has {} and readers accept at most {}: it was "
+                        "truncated or is not a safetensors file",
+                        path, length, size, max_header_bytes));
     }
     header.resize(length_word + length);
     read_all(file, path, std::as_writable_bytes(std::span(header).subspan(length_word)), length_word);
@@ -149,7 +150,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view header, const std::s
     try {
         if (header.size() <= length_word || data_bytes < 0 || length_of(header) != header.size() - length_word ||
             header[length_word] != '{') {
-            refuse("it has no header of its size that begins with '{'");
+            refuse("its header is not of the stated size or does not begin with '{'");
         }
         const Json json = Json::parse(header.substr(length_word), "the header", max_header_depth);
         out.entries_.reserve(json.as_object().size());
@@ -183,14 +184,14 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view header, const std::s
         for (size_t i = 0; i < out.entries_.size(); ++i) {
             const SafetensorsEntry& entry = out.entries_[i];
             if (entry.begin != end) {
-                refuse(
-                    fmt::format("tensor '{}' begins at byte {} of the data, not at {}", entry.name, entry.begin, end));
+                refuse(fmt::format("tensor '{}' begins at byte {} of the data, expected {}", entry.name, entry.begin,
+                                   end));
             }
             end = entry.end;
             out.by_name_.emplace(entry.name, i);
         }
         if (end != data_bytes) {
-            refuse(fmt::format("its tensors end at byte {} of {} bytes of data: it was truncated or made longer", end,
+            refuse(fmt::format("its tensors end at byte {} of {} bytes of data: it was truncated or extended", end,
                                data_bytes));
         }
     } catch (const Error& error) {

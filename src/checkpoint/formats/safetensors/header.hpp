@@ -1,5 +1,6 @@
-// The header of any safetensors file, whoever wrote it: checked as strictly as the format asks (no hole, no overlap, no
-// byte beyond the tensors), and what PyTorch's HuggingFaceStorageWriter and this library put into `__metadata__` besides.
+// The header of any safetensors file, whoever wrote it, checked as strictly as the format requires (no gap, no overlap,
+// no byte beyond the tensors). Also reads what PyTorch's HuggingFaceStorageWriter and this library add to
+// `__metadata__`.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +16,19 @@
 
 namespace tsr {
 
-inline constexpr int64_t max_header_bytes = 100'000'000;  // what safetensors readers take
+inline constexpr int64_t max_header_bytes = 100'000'000;  // the limit of safetensors readers
 
 inline constexpr std::string_view safetensors_metadata_key = "__metadata__";
 
-// INVALID_ARGUMENT: a tensor cannot have this name in a safetensors file, which has it for itself.
+// INVALID_ARGUMENT if safetensors files reserve this name, so that a tensor cannot have it.
 void check_safetensors_key(std::string_view name);
 
 struct SafetensorsEntry {
     std::string name;
     DType dtype = DType::f32;
     Dims shape;
-    std::optional<Dims> offsets;  // in the whole tensor, if the file says that it holds a part
-    std::string unreadable;       // why; then dtype and shape say nothing. Empty: it can be read
+    std::optional<Dims> offsets;  // in the whole tensor, if the file says that this is a part
+    std::string unreadable;       // why it cannot be read; dtype and shape are then undefined. Empty: it can be read
     int64_t begin = 0;            // bytes from the start of the data
     int64_t end = 0;
 
@@ -38,17 +39,17 @@ class SafetensorsHeader {
    public:
     SafetensorsHeader(SafetensorsHeader&&) = default;  // not copied: by_name_ points into entries_
     SafetensorsHeader& operator=(SafetensorsHeader&&) = default;
-    // CORRUPT names the file and what is wrong; UNSUPPORTED if a tensor's name is none here.
+    // CORRUPT names the file and the fault; UNSUPPORTED if a tensor's name is not valid in Tessera.
     [[nodiscard]] static SafetensorsHeader read(FileSystem& files, const std::string& path);
     [[nodiscard]] static SafetensorsHeader read(File& file, const std::string& path);
-    // The same over the bytes before the data, of a file of `size` bytes.
+    // The same for the bytes before the data, of a file of `size` bytes.
     [[nodiscard]] static SafetensorsHeader parse(std::string_view header, const std::string& path, int64_t size);
 
     [[nodiscard]] int64_t file_bytes() const { return size_; }
     [[nodiscard]] int64_t data_begin() const { return data_begin_; }
     [[nodiscard]] const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in order of offsets
     [[nodiscard]] const SafetensorsEntry* find(std::string_view name) const;
-    // Tied names, as safetensors' save_model() leaves them in `__metadata__`: the name -> the tensor of this file.
+    // Tied names, as safetensors' save_model() records them in `__metadata__`: name -> tensor of this file.
     [[nodiscard]] std::map<std::string, std::string> tied() const;
 
    private:

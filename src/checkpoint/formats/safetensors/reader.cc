@@ -71,8 +71,8 @@ class Collector {
         return {begin, end};
     }
 
-    // Each tensor that the index names lies where it says. What files hold besides is taken too, as other readers do; a
-    // name that several files hold is the one that the index names.
+    // Checks that each tensor in the index is in the file that it names. Other tensors in the files are taken too, as
+    // other readers do. If several files hold a name, the one in the index is taken.
     void check_index() {
         const std::string index = join(found_.directory, found_.index_name);
         for (const auto& [name, file] : found_.index->weight_map) {
@@ -81,9 +81,8 @@ class Collector {
                 return found_.names[static_cast<size_t>(place.file)] == file;
             });
             if (named == places.end()) {
-                throw Error(
-                    Code::corrupt,
-                    fmt::format("{}: it says that tensor '{}' lies in {}, which does not hold it", index, name, file));
+                throw Error(Code::corrupt,
+                            fmt::format("{}: it lists tensor '{}' in {}, which does not hold it", index, name, file));
             }
             if (places.size() > 1 && !named->entry->offsets) {
                 const Place only = *named;
@@ -107,20 +106,21 @@ class Collector {
             std::all_of(places.begin(), places.end(), [](const Place& place) { return place.entry->offsets; });
         if (places.size() > 1 && !all_parts) {
             throw Error(Code::invalid_argument,
-                        fmt::format("tensor '{}' stands in {} and in {}, and neither says that it is a part: they are "
-                                    "two checkpoints; name one of the files",
+                        fmt::format("tensor '{}' is in both {} and {}, and neither says that it is a part: they are "
+                                    "different checkpoints; pass one of the files",
                                     name, path(first), path(places[1])));
         }
         SavedTensor tensor;
         tensor.dtype = first.entry->dtype;
         tensor.shape = first.entry->shape;
-        // The format does not tell the whole shape: it ends where the last part does.
+        // The format does not record the whole shape: it ends where the last part ends.
         for (const Place& place : places) {
             const Box box = place.entry->box();
             if (place.entry->dtype != tensor.dtype || box.sizes.ndim() != tensor.shape.ndim()) {
-                throw Error(Code::corrupt, fmt::format("the parts of tensor '{}' in {} and {} are of different dtypes "
-                                                       "or numbers of dimensions",
-                                                       name, path(first), path(place)));
+                throw Error(Code::corrupt,
+                            fmt::format("the parts of tensor '{}' in {} and {} differ in dtype or number of "
+                                        "dimensions",
+                                        name, path(first), path(place)));
             }
             for (int d = 0; d < tensor.shape.ndim(); ++d) {
                 tensor.shape[d] = std::max(tensor.shape[d], box.offsets[d] + box.sizes[d]);
@@ -161,12 +161,12 @@ class Collector {
         const std::string& path = sources_[static_cast<size_t>(places.front().file)].path;
         if (once && covered < tensor.shape.product()) {
             throw Error(Code::corrupt,
-                        fmt::format("{}: tensor '{}' is a part of a {} one of which {} of {} elements are there: other "
-                                    "files of that save are missing",
+                        fmt::format("{}: tensor '{}' is a part of a tensor of shape {}, of which {} of {} elements are "
+                                    "present: other files of that save are missing",
                                     path, name, tensor.shape.str(), covered, tensor.shape.product()));
         }
-        throw Error(Code::corrupt, fmt::format("{}: {} parts of tensor '{}' overlap: they are of several saves", path,
-                                               boxes.size(), name));
+        throw Error(Code::corrupt, fmt::format("{}: {} parts of tensor '{}' overlap: they are from different saves",
+                                               path, boxes.size(), name));
     }
 
     const SafetensorsFiles& found_;

@@ -1,5 +1,5 @@
-// Opens safetensors files as Hugging Face and PyTorch lay them out: their tensors as a manifest that the rest of
-// checkpoint/ understands, and the bytes behind it.
+// Opens safetensors files in the layouts of Hugging Face and PyTorch: their tensors as a manifest that the rest of
+// checkpoint/ understands, and their bytes.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ struct SafetensorsCheckpoint {
     std::unique_ptr<const Contents> contents;
 };
 
-// `path` is what find_safetensors() takes. Tensors that stand in several files as parts are put together; of what is not
-// read the manifest's `unreadable` tells. INVALID_ARGUMENT names both files if two hold the same tensor.
+// `path` is as for find_safetensors(). Tensors that are in several files as parts are combined; tensors that cannot be
+// read are in the manifest's `unreadable`. INVALID_ARGUMENT names both files if two hold the same tensor.
 [[nodiscard]] SafetensorsCheckpoint open_safetensors(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

@@ -1,4 +1,4 @@
-// The torch.save archives that are written: how their object tells of a tensor, and what stands around the data.
+// Writes torch.save archives: the object's description of a tensor, and the entries around the data.
 #pragma once
 
 #include <string>
@@ -15,9 +15,9 @@ inline constexpr std::string_view archive_folder = "archive";
 
 // The entry that holds the data of a storage.
 [[nodiscard]] std::string storage_entry(size_t storage);
-// A contiguous tensor that is all of a storage.
+// A contiguous tensor that spans a whole storage.
 void put_tensor(pickle::PickleWriter& out, DType dtype, const Dims& shape, size_t storage);
-// The entries before and behind those of the data.
+// The entries before and after those of the data.
 void begin_archive(ZipWriter& zip, std::string_view object);
 void end_archive(ZipWriter& zip);
 

@@ -17,21 +17,21 @@ namespace {
 
 constexpr int64_t segment_bytes = SharedRanges::most_bytes;  // a multiple of every element's size
 
-// A storage in a file that is read.
+// A storage to be read from a file.
 struct ArchiveEntry {
     const std::string* path = nullptr;
     int file = 0;
     const std::string* name = nullptr;  // of a tensor in it, for messages
     TorchPiece::Place place;
-    bool is_checked = false;  // so it is read whole
+    bool is_checked = false;  // then all of it is read
     std::vector<Runs> runs{};
 };
 
 using Records = std::map<std::pair<int, int64_t>, std::unique_ptr<ArchiveEntry>>;  // by file and place
 
-// What is read of a record: all of it, or what lies near to what is wanted.
+// Adds the ranges to read of a record: all of it, or those around the wanted bytes.
 void add_ranges(ArchiveEntry& record, std::vector<ByteRange>& ranges, std::vector<ArchiveEntry*>& owners) {
-    // To meet the other ranks takes longer than to read a small storage.
+    // Synchronizing with other ranks takes longer than reading a small storage.
     constexpr int64_t least_shared_bytes = int64_t{256} << 10;
     const bool may_be_shared = record.place.bytes >= least_shared_bytes;
     const auto add = [&](int64_t begin, int64_t end) {
@@ -62,11 +62,11 @@ void add_ranges(ArchiveEntry& record, std::vector<ByteRange>& ranges, std::vecto
 }
 
 std::string checksum_failure(const ArchiveEntry& record) {
-    return fmt::format("{}: bytes {} to {} fail their checksum (tensor '{}')", *record.path, record.place.begin,
+    return fmt::format("{}: bytes {} to {} do not match their checksum (tensor '{}')", *record.path, record.place.begin,
                        record.place.begin + record.place.bytes, *record.name);
 }
 
-// Reads records, which must live as long as this; some of them together with the ranks of this host.
+// Reads records, which must outlive this; some of them together with the ranks of this host.
 class RecordReader {
    public:
     RecordReader(const Records& records, HostReads* host)
@@ -94,12 +94,12 @@ class RecordReader {
             const int64_t end = std::min(blocks.end, record.place.bytes);
             const std::span<std::byte> data(slot, static_cast<size_t>(end - blocks.begin));
             read_all(*opened.get(record.file), *record.path, data, record.place.begin + blocks.begin);
-            // Others may check what was checked here before.
+            // Other ranks may want to check a record that this rank has checked before.
             return record.place.crc ? crc32(std::span<const std::byte>(data)) : 0;
         };
         work.take = [&](size_t i, const std::byte* data, uint32_t told) {
             scatter(parts[i], data);
-            crcs[i] = told;  // of a record that is checked a part is all that the chunk has of it
+            crcs[i] = told;  // of a checked record, a part is everything that the chunk has of it
             done(parts[i]);
         };
         work.poll = poll;
@@ -122,7 +122,7 @@ class RecordReader {
         return ranges;
     }
 
-    // Returns its checksum, if one is asked for.
+    // Returns the checksum if it is needed.
     uint32_t read(OpenFiles& opened, const SharedRanges::Part& part, AlignedBuffer& buffer) const {
         const ArchiveEntry& record = *owners_[part.range];
         const auto size = static_cast<size_t>(part.end - part.begin);
@@ -171,12 +171,11 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
     const std::string& path = path_of(piece.item.file);
     PartReader part(file, path, piece.item.offset, piece.item.length);
     const int64_t size = file.size();
-    if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
+    if (size < 0) throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-size));
     if (piece.item.length > size || piece.item.offset > size - piece.item.length) {
         refuse_lfs_pointer(file, path);
-        throw Error(Code::corrupt,
-                    fmt::format("{} has {} bytes; tensor '{}' is said to lie up to byte {}: it was truncated", path,
-                                size, name, piece.item.offset + piece.item.length));
+        throw Error(Code::corrupt, fmt::format("{} has {} bytes, but tensor '{}' ends at byte {}: it was truncated",
+                                               path, size, name, piece.item.offset + piece.item.length));
     }
     std::optional<TorchArchive> own;
     if (!archive_) own.emplace(part);
@@ -184,10 +183,9 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
     const StoredTensor stored = archive.tensor(piece.node == pickle::no_ref ? archive.tree().root() : piece.node);
     if (stored.shape != piece.box.sizes || stored.dtype != tensor.dtype) {
         throw Error(Code::corrupt,
-                    fmt::format("{}: the part {} of tensor '{}' at byte {} is {} {}, not the {} {} that the "
-                                "metadata says",
-                                path, piece.box.str(), name, piece.item.offset, name_of(stored.dtype),
-                                stored.shape.str(), name_of(tensor.dtype), piece.box.sizes.str()));
+                    fmt::format("{}: the part {} of tensor '{}' at byte {} is {} {}, but {} {} in the metadata", path,
+                                piece.box.str(), name, piece.item.offset, name_of(stored.dtype), stored.shape.str(),
+                                name_of(tensor.dtype), piece.box.sizes.str()));
     }
     TorchPiece::Place place;
     if (stored.entry == nullptr) return place;
@@ -226,8 +224,8 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
     OpenFiles opened = open_files();
     // Tied tensors share a storage, which is read once.
     Records records;
-    // A place once found stays, until a check finds it anew. It is looked for without the lock: what a wait calls, such as
-    // an interrupt callback, may read this checkpoint too.
+    // A place is kept once found, until a check finds it again. It is searched without the lock, as callbacks during a
+    // wait, such as for interrupts, may also read this checkpoint.
     std::vector<const Want*> unknown;
     {
         const std::lock_guard lock(mutex_);
@@ -250,7 +248,7 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
             auto& record = records[{file, want.place.begin}];
             if (record != nullptr) continue;
             record = std::make_unique<ArchiveEntry>(ArchiveEntry{&path_of(file), file, want.wanted->name, want.place});
-            // What is read in parts, as a conversion does, is checked as a whole at the first of them.
+            // A storage that is read in parts, as by a conversion, is checked completely with the first of them.
             record->is_checked = options.verify == Verify::blocks && !sound_.contains({file, want.place.begin});
         }
     }
@@ -284,7 +282,7 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
            std::ranges::all_of(records, [](const auto& entry) { return entry.second->place.crc.has_value(); });
 }
 
-// The archives lie where the metadata says, one behind the other.
+// Checks that archives do not overlap.
 void TorchContents::check_items(std::vector<std::string>& faults) const {
     struct Item {
         DcpItem item;
@@ -361,12 +359,13 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
             for (TorchPiece& piece : tensor.pieces) {
                 const int file = piece.item.file;
                 if (!is_there[static_cast<size_t>(file)]) continue;
-                // Anew, even if it was found before: files may have changed since.
+                // Search again even if it was found before: files may have changed since.
                 attempt([&, &name = name, &tensor = tensor] {
                     piece.place = locate(*opened.get(file), name, tensor, piece);
                     auto& record = records[{file, piece.place->begin}];
                     if (record == nullptr) {
-                        record = std::make_unique<ArchiveEntry>(ArchiveEntry{&path_of(file), file, &name, *piece.place, true});
+                        record = std::make_unique<ArchiveEntry>(
+                            ArchiveEntry{&path_of(file), file, &name, *piece.place, true});
                     }
                     if (!archive_ || !checked) check_small(piece.item);
                     checked = true;

@@ -1,7 +1,7 @@
-// The bytes of what PyTorch wrote: every part of a tensor is an entry of a torch.save archive, which is the whole file or
-// a range of a .distcp file. Archives are opened when first needed; their data is read in pieces by a few threads, straight
-// into the destination where it fits, and checked against the archive's checksums: a storage as a whole, when it is first
-// read.
+// The bytes of PyTorch's checkpoints: every part of a tensor is an entry of a torch.save archive, which is a whole file
+// or a range of a .distcp file. Archives are opened when first needed. Their data is read in pieces by a few threads,
+// directly into the destination where possible, and checked against the archive's checksums: each storage completely,
+// when it is first read.
 #pragma once
 
 #include <atomic>
@@ -22,18 +22,18 @@
 
 namespace tsr {
 
-// One part of a tensor: where its archive is, and once that was opened, where its bytes are.
+// One part of a tensor: the location of its archive and, once that was opened, of its bytes.
 struct TorchPiece {
     struct Place {
         int64_t begin = 0;  // of its storage, in the file
         int64_t bytes = 0;
-        std::optional<uint32_t> crc;  // none if the archive has no checksums
+        std::optional<uint32_t> crc;  // nullopt if the archive has no checksums
         Dims strides;
-        int64_t first = 0;  // the element of the storage where it begins
+        int64_t first = 0;  // index of its first element in the storage
     };
     Box box;
     DcpItem item;
-    pickle::Ref node = pickle::no_ref;  // in the tree of the only archive; no_ref: the archive holds just this tensor
+    pickle::Ref node = pickle::no_ref;  // in the tree of the only archive; no_ref: the archive holds only this tensor
     std::optional<Place> place;
 };
 
@@ -47,7 +47,7 @@ class TorchContents final : public Contents {
 
     // A DCP directory.
     TorchContents(FileSystem& files, const std::string& directory, DcpMetadata metadata);
-    // A file of torch.save, whose archive was opened.
+    // A torch.save file whose archive was opened.
     TorchContents(FileSystem& files, std::string path, TorchArchive archive, Tensors tensors);
 
     bool read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
@@ -65,12 +65,12 @@ class TorchContents final : public Contents {
     FileSystem& files_;
     std::vector<std::string> paths_;  // of the files
     std::map<std::string, DcpItem, std::less<>> values_;
-    std::optional<TorchArchive> archive_;               // of a file of torch.save
-    mutable std::atomic<bool> lacks_checksums_{false};  // one of the archives that were looked into
+    std::optional<TorchArchive> archive_;               // of a torch.save file
+    mutable std::atomic<bool> lacks_checksums_{false};  // true if one of the archives opened so far has none
     mutable std::mutex mutex_;
     mutable Tensors tensors_;  // pieces' places are guarded by mutex_
     mutable std::set<std::pair<int, int64_t>>
-        sound_;  // guarded by mutex_; storages that met their checksum: file, begin
+        sound_;  // guarded by mutex_; storages with a verified checksum: file, begin
 };
 
 }  // namespace tsr

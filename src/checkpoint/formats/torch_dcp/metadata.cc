@@ -23,7 +23,7 @@ constexpr std::string_view metadata_module = "torch.distributed.checkpoint.metad
 constexpr size_t max_path_bytes = 1024;
 constexpr size_t max_fields = 32;  // of an object; PyTorch's have up to five
 
-// A file below the directory: no way out of it, and nothing that a name may not hold.
+// Whether the path is below the directory and all its parts are valid names.
 bool is_inside(std::string_view path) {
     if (path.empty() || path.size() > max_path_bytes || path.front() == '/' || !is_utf8(path)) return false;
     while (true) {
@@ -60,7 +60,7 @@ class Parser {
                 add(name, entries[i + 1]);
             } catch (const Error& error) {
                 if (error.code() != Code::unsupported) throw;
-                // Without the file's name before it, which whoever tells it knows.
+                // Without the file's name, which the caller adds.
                 std::string_view why = error.what();
                 if (why.starts_with(tree_.what() + ": ")) why.remove_prefix(tree_.what().size() + 2);
                 out_.unreadable.emplace(name, why);
@@ -80,7 +80,7 @@ class Parser {
     Ref find_field(Ref object, std::string_view name) const {
         const Ref state = tree_.state(object);
         if (state == no_ref) return no_ref;
-        // Each look goes through them, and many objects may share one state.
+        // Each lookup is linear, and many objects may share one state.
         if (dict_items(state).size() > 2 * max_fields)
             refuse(fmt::format("{} has too many fields", tree_.name(object)));
         return tree_.find(state, name);
@@ -124,18 +124,18 @@ class Parser {
             const Ref index = entries[i];
             expect_class(index, metadata_module, "MetadataIndex");
             Key key{number_of(tree_.as_text(field(index, "fqn"))), {}};
-            // A value has no offset, a scalar the empty one: a name is either, so both may look the same here.
+            // A value has no offset, a scalar an empty one. A name is one or the other, so both may have the same key.
             const Ref offset = find_field(index, "offset");
             if (offset != no_ref && !tree_.is(offset, Kind::none)) {
                 try {
                     key.offsets = dims_of(tree_, offset);
                 } catch (const Error& error) {
                     if (error.code() != Code::unsupported) throw;
-                    continue;  // of a tensor of too many dimensions, which is told where its shape is seen
+                    continue;  // of a tensor with too many dimensions, which is reported for its shape
                 }
             }
             if (!places_.emplace(key, entries[i + 1]).second) {
-                refuse(fmt::format("storage_data has the key '{}' {} twice",
+                refuse(fmt::format("storage_data lists '{}' at {} twice",
                                    tree_.as_text(field(index, "fqn")).substr(0, 200), key.offsets.str()));
             }
         }
@@ -145,19 +145,19 @@ class Parser {
         const auto number = names_.find(name);
         const auto place = number == names_.end() ? places_.end() : places_.find({number->second, offsets});
         if (place == places_.end()) {
-            refuse(fmt::format("'{}': storage_data does not say where its part at {} is", name, offsets.str()));
+            refuse(fmt::format("'{}': storage_data has no entry for its part at {}", name, offsets.str()));
         }
         const Ref info = place->second;
         if (!tree_.is_call_of(info, "torch.distributed.checkpoint.filesystem", "_StorageInfo")) {
-            throw Error(Code::unsupported,
-                        fmt::format("its bytes are described by {}, which only the storage that wrote it reads",
-                                    tree_.name(info)));
+            throw Error(
+                Code::unsupported,
+                fmt::format("its bytes are described by {}, which only its own storage can read", tree_.name(info)));
         }
         const Ref transforms = find_field(info, "transform_descriptors");
         if (transforms != no_ref && !tree_.is(transforms, Kind::none) && !tree_.items(transforms).empty()) {
             const Ref first = tree_.items(transforms)[0];
             throw Error(Code::unsupported,
-                        fmt::format("its bytes were transformed ({}); save without transforms to read it",
+                        fmt::format("its bytes were transformed ({}); save without transforms",
                                     tree_.is(first, Kind::text) ? tree_.as_text(first).substr(0, 50) : "?"));
         }
         DcpItem item;
@@ -167,7 +167,7 @@ class Parser {
             item.file = known->second;
         } else {
             if (!is_inside(path))
-                refuse(fmt::format("'{}' lies in a file whose path leaves the directory or is no path", name));
+                refuse(fmt::format("'{}' is in a file whose path is invalid or outside the directory", name));
             item.file = static_cast<int>(out_.files.size());
             out_.files.emplace_back(path);
             files_.emplace(path, item.file);
@@ -176,7 +176,7 @@ class Parser {
         item.length = tree_.as_int(field(info, "length"));
         int64_t end = 0;
         if (item.offset < 0 || item.length < 0 || __builtin_add_overflow(item.offset, item.length, &end)) {
-            refuse(fmt::format("'{}' has {} bytes at {}", name, item.length, item.offset));
+            refuse(fmt::format("'{}' has the invalid length {} or offset {}", name, item.length, item.offset));
         }
         return item;
     }
@@ -202,15 +202,15 @@ class Parser {
         std::vector<Box> boxes;
         int64_t covered = 0;
         for (const Ref chunk : tree_.items(chunks)) {
-            if (--budget_ < 0) refuse("it tells of more chunks than it has room for");
+            if (--budget_ < 0) refuse("it has more chunks than its size allows");
             expect_class(chunk, metadata_module, "ChunkStorageMetadata");
             Box box{dims_of(tree_, field(chunk, "offsets")), dims_of(tree_, field(chunk, "sizes"))};
             if (!box.inside(tensor.shape)) {
-                refuse(fmt::format("tensor '{}' {} has a chunk at {} of {}", name, tensor.shape.str(),
-                                   box.offsets.str(), box.sizes.str()));
+                refuse(fmt::format("tensor '{}' {} has a chunk outside of it, at {} with sizes {}", name,
+                                   tensor.shape.str(), box.offsets.str(), box.sizes.str()));
             }
             if (box.empty()) continue;
-            if (__builtin_add_overflow(covered, box.numel(), &covered)) refuse("its chunks are too many");
+            if (__builtin_add_overflow(covered, box.numel(), &covered)) refuse("it has too many chunks");
             tensor.chunks.push_back({box, item_of(name, box.offsets)});
             boxes.push_back(box);
         }
@@ -222,19 +222,19 @@ class Parser {
             disjoint = false;
         }
         if (!disjoint || covered != tensor.shape.product()) {
-            refuse(fmt::format("tensor '{}' {}: its {} chunks do not cover it once", name, tensor.shape.str(),
+            refuse(fmt::format("tensor '{}' {}: its {} chunks do not cover it exactly once", name, tensor.shape.str(),
                                boxes.size()));
         }
         out_.tensors.emplace(name, std::move(tensor));
     }
 
     DType dtype_in(Ref properties) const {
-        // Up to PyTorch 2.3 they stood in another module.
+        // Up to PyTorch 2.3 the class was in another module.
         if (!tree_.is_call_of(properties, metadata_module, "TensorProperties")) {
             expect_class(properties, "torch.distributed._shard.sharded_tensor.metadata", "TensorProperties");
         }
         const Ref state = tree_.state(properties);
-        if (state == no_ref) refuse("TensorProperties without a state");
+        if (state == no_ref) refuse("TensorProperties has no state");
         if (tree_.is(state, Kind::dict)) return dtype_of(tree_, field(properties, "dtype"));
         if (!tree_.is(state, Kind::tuple) || tree_.items(state).empty())
             tree_.refuse(state, "the state of TensorProperties");

@@ -1,5 +1,5 @@
-// The `.metadata` of PyTorch's Distributed Checkpoint, version 1: which tensors and values there are, and which bytes of
-// which file hold each part. docs/FORMAT.md says what of it is read and written.
+// The `.metadata` of PyTorch's Distributed Checkpoint, version 1: the tensors and values, and the file and byte range
+// of each part. docs/FORMAT.md says what of it is read and written.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tsr {
 
 inline constexpr int64_t max_dcp_metadata_bytes = pickle::max_bytes;
 
-// Bytes of a file: a torch.save archive.
+// A byte range of a file, which holds a torch.save archive.
 struct DcpItem {
     int file = 0;  // into DcpMetadata::files
     int64_t offset = 0;
@@ -29,7 +29,7 @@ struct DcpChunk {
 struct DcpTensor {
     DType dtype = DType::f32;
     Dims shape;
-    std::vector<DcpChunk> chunks;  // disjoint, covering the tensor; none of no elements
+    std::vector<DcpChunk> chunks;  // disjoint, covering the tensor; none is empty
 };
 
 struct DcpMetadata {
@@ -38,9 +38,9 @@ struct DcpMetadata {
     std::map<std::string, DcpItem, std::less<>> values;
     std::map<std::string, std::string, std::less<>> unreadable;  // name -> why
 
-    // CORRUPT if it is no sound metadata; what is sound but not read is told in `unreadable`.
+    // CORRUPT if it is malformed; sound entries that cannot be read are listed in `unreadable`.
     [[nodiscard]] static DcpMetadata parse(std::string pickle, const std::string& path);
-    // As unmodified PyTorch reads it.
+    // In the form that unmodified PyTorch reads.
     [[nodiscard]] std::string dump() const;
 };
 

@@ -67,7 +67,7 @@ enum class Op : uint8_t {
     bytearray8 = 0x96,
 };
 
-// Names for messages, of opcodes that are taken and of those that are refused.
+// Names for messages, of supported and of refused opcodes.
 std::string op_name(uint8_t op) {
     struct Entry {
         uint8_t op;
@@ -172,9 +172,9 @@ class Machine {
             step(static_cast<Op>(op_));
         }
         if (stack_.size() != 1 || !marks_.empty()) {
-            refuse(fmt::format("{} values are on the stack at the end, 1 is due", stack_.size()));
+            refuse(fmt::format("the stack has {} values at the end, expected 1", stack_.size()));
         }
-        if (at_ != input_.size()) refuse(fmt::format("{} bytes follow the end", input_.size() - at_));
+        if (at_ != input_.size()) refuse(fmt::format("{} bytes follow STOP", input_.size() - at_));
         tree_.root_ = stack_.back();
     }
 
@@ -189,7 +189,7 @@ class Machine {
 
     std::string_view take(uint64_t count) {
         if (count > input_.size() - at_)
-            refuse(fmt::format("it asks for {} bytes, {} are left", count, input_.size() - at_));
+            refuse(fmt::format("it needs {} bytes, but {} are left", count, input_.size() - at_));
         const std::string_view bytes = input_.substr(at_, count);
         at_ += count;
         return bytes;
@@ -206,7 +206,7 @@ class Machine {
     }
     std::string_view line() {
         const size_t end = input_.find('\n', at_);
-        if (end == std::string_view::npos) refuse("a name without end");
+        if (end == std::string_view::npos) refuse("a name is not terminated");
         const std::string_view text = input_.substr(at_, end - at_);
         at_ = end + 1;
         return text;
@@ -224,7 +224,7 @@ class Machine {
     }
     void push_integer(int64_t value) { push(add(Kind::integer, 0, static_cast<uint64_t>(value))); }
     void push_long(std::string_view bytes) {
-        // Sign bytes beyond the value are cut, so that one number has one form.
+        // Redundant sign bytes are cut, so that each number has a single form.
         const auto is_sign = [&](size_t i, uint8_t sign) {
             return static_cast<uint8_t>(bytes[i]) == sign && ((static_cast<uint8_t>(bytes[i - 1]) ^ sign) & 0x80) == 0;
         };
@@ -243,14 +243,14 @@ class Machine {
         return add(kind, static_cast<uint32_t>(tree_.lists_.size() - 1));
     }
     void push_tuple(size_t count) {
-        if (count > stack_size()) refuse("the stack holds too few values");
+        if (count > stack_size()) refuse("the stack has too few values");
         const Ref node = add(Kind::tuple, static_cast<uint32_t>(count), tree_.tuples_.size());
         tree_.tuples_.insert(tree_.tuples_.end(), stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
         stack_.resize(stack_.size() - count);
         push(node);
     }
 
-    // --- stack: what lies below the last mark is out of reach ---
+    // --- stack: values below the last mark are out of reach ---
 
     size_t stack_size() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
     Ref pop() {
@@ -264,14 +264,14 @@ class Machine {
         return stack_.back();
     }
     std::vector<Ref> pop_to_mark() {
-        if (marks_.empty()) refuse("no mark is on the stack");
+        if (marks_.empty()) refuse("the stack has no mark");
         std::vector<Ref> items(stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back()), stack_.end());
         stack_.resize(marks_.back());
         marks_.pop_back();
         return items;
     }
 
-    // --- memo: indices are dense in what Python writes; others cost a little more ---
+    // --- memo: Python writes dense indices; others cost a little more ---
 
     void put(uint64_t index) {
         const Ref node = top();
@@ -287,7 +287,7 @@ class Machine {
     void get(uint64_t index) {
         if (index < memo_.size()) return push(memo_[index]);
         const auto found = sparse_memo_.find(index);
-        if (found == sparse_memo_.end()) refuse(fmt::format("nothing was stored under {}", index));
+        if (found == sparse_memo_.end()) refuse(fmt::format("the memo has no entry {}", index));
         push(found->second);
     }
 
@@ -301,7 +301,7 @@ class Machine {
         push(add(Kind::global, 0, uint64_t{module} << 32 | name));
     }
     void push_call(Ref callee, Ref arguments) {
-        // Dicts by other names, which states are made of.
+        // Subclasses of dict, which states are made of.
         if (tree_.is_global(callee, "collections", "OrderedDict") && tree_.items(arguments).empty()) {
             return push(add_growing(Kind::dict));
         }
@@ -312,7 +312,7 @@ class Machine {
     std::vector<Ref>& items_of(Ref node, Kind kind) {
         const Node& target = tree_.nodes_[node];
         if (target.kind == kind) return tree_.lists_[target.a];
-        if (target.kind != Kind::call) refuse(fmt::format("it adds items to {}", kind_name(target.kind)));
+        if (target.kind != Kind::call) refuse(fmt::format("cannot add items to {}", kind_name(target.kind)));
         Tree::Call& call = tree_.calls_[target.a];
         if (call.items == std::numeric_limits<uint32_t>::max()) {
             call.items = static_cast<uint32_t>(tree_.lists_.size());
@@ -321,7 +321,7 @@ class Machine {
         return tree_.lists_[call.items];
     }
     void add_items(Ref target, Kind kind, std::span<const Ref> items) {
-        if (kind == Kind::dict && items.size() % 2 != 0) refuse("a key without a value");
+        if (kind == Kind::dict && items.size() % 2 != 0) refuse("a key has no value");
         std::vector<Ref>& list = items_of(target, kind);
         list.insert(list.end(), items.begin(), items.end());
     }
@@ -329,7 +329,7 @@ class Machine {
         const Ref state = pop();
         const Node& target = tree_.nodes_[top()];
         if (target.kind == Kind::dict) return;  // attributes of an OrderedDict
-        if (target.kind != Kind::call) refuse(fmt::format("it gives a state to {}", kind_name(target.kind)));
+        if (target.kind != Kind::call) refuse(fmt::format("cannot set the state of {}", kind_name(target.kind)));
         tree_.calls_[target.a].state = state;
     }
 
@@ -337,7 +337,7 @@ class Machine {
         switch (op) {
             case Op::proto:
                 if (const uint8_t version = byte(); version < 2 || version > 5) {
-                    refuse(fmt::format("protocol {}; 2 to 5 are read", version));
+                    refuse(fmt::format("protocol {} is not supported; use 2 to 5", version));
                 }
                 return;
             case Op::frame: (void)number(8); return;  // a hint for readers of streams
@@ -360,7 +360,7 @@ class Machine {
             case Op::long1: push_long(take(byte())); return;
             case Op::long4: push_long(take(number(4))); return;
             case Op::binfloat: {
-                const std::string_view bytes = take(8);  // big endian, alone of all
+                const std::string_view bytes = take(8);  // the only big-endian number
                 uint64_t bits = 0;
                 for (const char c : bytes) bits = bits << 8 | static_cast<uint8_t>(c);
                 push(add(Kind::real, 0, bits));
@@ -381,7 +381,7 @@ class Machine {
             case Op::tuple2: push_tuple(2); return;
             case Op::tuple3: push_tuple(3); return;
             case Op::tuple: {
-                if (marks_.empty()) refuse("no mark is on the stack");
+                if (marks_.empty()) refuse("the stack has no mark");
                 const size_t count = stack_.size() - marks_.back();
                 marks_.pop_back();
                 push_tuple(count);
@@ -457,12 +457,13 @@ class Machine {
             case Op::stop: return;
         }
         if (refused_ops.find(static_cast<char>(op_)) != std::string_view::npos) {
-            throw Error(Code::unsupported,
-                        fmt::format("{}: byte {}: the opcode {} is not read; protocols 2 to 5 without extensions and "
-                                    "out-of-band buffers are",
-                                    tree_.what_, op_at_, op_name(op_)));
+            throw Error(
+                Code::unsupported,
+                fmt::format("{}: byte {}: the opcode {} is not supported; use protocols 2 to 5 without extensions "
+                            "and out-of-band buffers",
+                            tree_.what_, op_at_, op_name(op_)));
         }
-        refuse("there is no such opcode");
+        refuse("unknown opcode");
     }
     void push_made(Kind kind) {
         const std::vector<Ref> items = pop_to_mark();
@@ -489,7 +490,7 @@ class Machine {
 Tree Tree::parse(std::string input, const std::string& what) {
     if (input.size() > static_cast<size_t>(max_bytes)) {
         throw Error(Code::unsupported,
-                    fmt::format("{} is a pickle of {} bytes; at most {} are read", what, input.size(), max_bytes));
+                    fmt::format("{} is a pickle of {} bytes; at most {} are supported", what, input.size(), max_bytes));
     }
     Tree tree;
     tree.what_ = what;
@@ -499,7 +500,7 @@ Tree Tree::parse(std::string input, const std::string& what) {
 }
 
 void Tree::refuse(Ref node, std::string_view expected) const {
-    throw Error(Code::corrupt, fmt::format("{}: {} stands where {} is due", what_, name(node), expected));
+    throw Error(Code::corrupt, fmt::format("{0}: expected {2}, got {1}", what_, name(node), expected));
 }
 
 const Tree::Node& Tree::expect(Ref node, Kind kind) const {
@@ -544,7 +545,7 @@ bool Tree::is_call_of(Ref node, std::string_view module, std::string_view name) 
 std::string Tree::name(Ref node) const {
     if (is(node, Kind::call) && is(callee(node), Kind::global)) node = callee(node);
     if (!is(node, Kind::global)) return std::string(kind_name(kind(node)));
-    // As a stranger wrote it: cut, and without what would garble a terminal.
+    // The name is untrusted: shortened, and without characters that would garble a terminal.
     std::string text = fmt::format("{}.{}", module_of(node).substr(0, 100), name_of(node).substr(0, 100));
     for (char& c : text) {
         if (c < 0x20 || c > 0x7e) c = '?';

@@ -1,8 +1,8 @@
 // Python's pickle as data. The machine reads protocols 2 to 5 into a tree of plain values and never imports, calls or
-// builds anything: a global is two strings, and what would be a call in Python is a node with callee, arguments, state and
-// items. Whoever reads a tree knows which globals it takes and refuses the others. Memory is bounded by a small multiple of
-// the input; nothing recurses, so depth costs no stack. Nodes may be shared and, through lists, dicts and calls, cyclic:
-// readers bound their depth and their work.
+// builds anything: a global is two strings, and a call is a node with callee, arguments, state and items. The reader of
+// a tree accepts the globals that it knows and refuses others. Memory is bounded by a small multiple of the input;
+// nothing recurses, so depth costs no stack. Nodes may be shared and, through lists, dicts and calls, cyclic: readers
+// must bound their depth and work.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +24,14 @@ enum class Kind : uint8_t {
     integer,
     big_integer,  // beyond 64 bits
     real,
-    text,  // UTF-8 as it stands in the input, surrogates and all
+    text,  // UTF-8 as in the input, including surrogates
     bytes,
     tuple,
     list,
     dict,  // also an OrderedDict or defaultdict
     set,
     global,
-    call,        // REDUCE, NEWOBJ or NEWOBJ_EX, with what BUILD, APPENDS and SETITEMS add
+    call,        // REDUCE, NEWOBJ or NEWOBJ_EX, with the additions of BUILD, APPENDS and SETITEMS
     persistent,  // a persistent id
 };
 
@@ -56,21 +56,21 @@ class Tree {
     [[nodiscard]] std::string_view as_text(Ref node) const;
     [[nodiscard]] std::string_view as_bytes(Ref node) const;
     [[nodiscard]] std::string_view as_big_integer(Ref node) const;  // two's complement, little endian
-    // Of a tuple, list or set; of a dict keys and values in turn.
+    // The items of a tuple, list or set; for a dict, keys and values alternate.
     [[nodiscard]] std::span<const Ref> items(Ref node) const;
     [[nodiscard]] Ref persistent_id(Ref node) const;
-    // Of a call. `state` is no_ref without BUILD; items are what APPENDS or SETITEMS gave it.
+    // The parts of a call. `state` is no_ref without BUILD; items are those of APPENDS or SETITEMS.
     [[nodiscard]] Ref callee(Ref node) const;
     [[nodiscard]] std::span<const Ref> arguments(Ref node) const;
     [[nodiscard]] Ref state(Ref node) const;
 
     [[nodiscard]] bool is_global(Ref node, std::string_view module, std::string_view name) const;
     [[nodiscard]] bool is_call_of(Ref node, std::string_view module, std::string_view name) const;
-    // "module.name" of a global; of a call its callee's; else the kind: for messages.
+    // For messages: "module.name" of a global or of a call's callee; otherwise the kind.
     [[nodiscard]] std::string name(Ref node) const;
     [[nodiscard]] std::string_view module_of(Ref global) const;
     [[nodiscard]] std::string_view name_of(Ref global) const;
-    // The value of a text key in a dict, no_ref if it is not there.
+    // The value of a text key in a dict; no_ref if it is missing.
     [[nodiscard]] Ref find(Ref dict, std::string_view key) const;
 
     [[noreturn]] void refuse(Ref node, std::string_view expected) const;

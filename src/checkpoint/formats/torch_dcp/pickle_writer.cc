@@ -19,7 +19,7 @@ std::string from_base64(const std::string& text) {
     const int size =
         EVP_DecodeBlock(reinterpret_cast<unsigned char*>(bytes.data()),
                         reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
-    if (size < 0) throw Error(Code::internal, "a value's bytes are no base64");
+    if (size < 0) throw Error(Code::internal, "a value's bytes are not base64");
     const size_t padding = text.size() - (text.find_last_not_of('=') + 1);
     bytes.resize(static_cast<size_t>(size) - (text.empty() ? 0 : padding));
     return bytes;
@@ -57,7 +57,7 @@ void PickleWriter::text(std::string_view value) {
 }
 
 void PickleWriter::bytes(std::string_view value) {
-    // Protocol 2 has no bytes; this is how Python writes them in it.
+    // Protocol 2 has no bytes; Python writes them like this.
     global("_codecs", "encode");
     std::string characters;
     for (const char c : value) {
@@ -84,7 +84,7 @@ void PickleWriter::global(std::string_view module, std::string_view name) {
 void PickleWriter::big_integer(std::string_view digits) {
     BIGNUM* parsed = nullptr;
     if (BN_dec2bn(&parsed, std::string(digits).c_str()) == 0)
-        throw Error(Code::internal, "a value's integer is no number");
+        throw Error(Code::internal, "a value's integer is not a number");
     const std::unique_ptr<BIGNUM, decltype(&BN_free)> number_of(parsed, &BN_free);
     // Two's complement with room for the sign.
     std::string little(static_cast<size_t>(BN_num_bytes(parsed)) + 1, '\0');
@@ -123,7 +123,7 @@ void PickleWriter::typed(const Json& value) {
             add_all(value.as_array());
             return appends();
         case Json::Kind::object: break;
-        case Json::Kind::uint64: throw Error(Code::internal, "a value with an unsigned integer");
+        case Json::Kind::uint64: throw Error(Code::internal, "a value has an unsigned integer");
     }
     const Json* tag = value.find("~");
     if (tag == nullptr) {

@@ -1,5 +1,5 @@
-// Writes pickles of protocol 2, the one that torch.load(weights_only=True) reads: what torch.save archives and DCP's
-// `.metadata` need, and no more. Each call appends one value to the stack of whoever reads it.
+// Writes pickles of protocol 2, which torch.load(weights_only=True) reads; only what torch.save archives and DCP's
+// `.metadata` need. Each call pushes one value onto the reader's stack.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ class PickleWriter {
     void text(std::string_view value);  // UTF-8
     void bytes(std::string_view value);
     void global(std::string_view module, std::string_view name);
-    void typed(const Json& value);  // as value.hpp has it
+    void typed(const Json& value);  // in the form of value.hpp
     void big_integer(std::string_view digits);
 
     void mark() { text_ += '('; }
-    void tuple() { text_ += 't'; }  // of what is above the mark
+    void tuple() { text_ += 't'; }  // of the values above the mark
     void empty_tuple() { text_ += ')'; }
     void tuple1() { text_ += '\x85'; }
     void empty_list() { text_ += ']'; }
@@ -37,7 +37,7 @@ class PickleWriter {
     void build() { text_ += 'b'; }  // object, state -> object
     void persistent() { text_ += 'Q'; }
 
-    // Stores what is on top, to be pushed again by get().
+    // Stores the top value; get() pushes it again.
     [[nodiscard]] uint32_t put();
     void get(uint32_t index);
 

@@ -24,7 +24,7 @@ using pickle::Ref;
 using pickle::Tree;
 
 constexpr int64_t max_value_bytes = int64_t{64} << 20;
-constexpr int64_t max_all_values_bytes = int64_t{1} << 30;  // many names may share one place in a file
+constexpr int64_t max_all_values_bytes = int64_t{1} << 30;  // many names may share the same bytes of a file
 constexpr int64_t least_memory = int64_t{64} << 20;         // for values and names, whatever their pickles' size
 constexpr int max_names_depth = 64;
 
@@ -33,7 +33,7 @@ int64_t budget_of(const Tree& tree) { return static_cast<int64_t>(tree.size_byte
 FileStatus status_of(FileSystem& files, const std::string& path) {
     FileStatus status;
     if (const int64_t result = files.status(path, status); result < 0) {
-        throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-result));
+        throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-result));
     }
     return status;
 }
@@ -47,14 +47,14 @@ Manifest manifest_of(const char* format, const FileStatus& status) {
     return manifest;
 }
 
-// What a file's message says after the file's name, which is told anyway.
+// The message without the file's name, which the caller adds.
 std::string without_place(const Error& error, const std::string& place) {
     std::string_view why = error.what();
     if (why.starts_with(place + ": ")) why.remove_prefix(place.size() + 2);
     return std::string(why);
 }
 
-// A typed value that a manifest of ours may hold.
+// A typed value that is valid in a manifest.
 Json checked_value_of(const Tree& tree, Ref node, int64_t& budget) {
     Json value = value_of(tree, node, budget);
     try {
@@ -80,7 +80,7 @@ void read_values(FileSystem& files, const std::string& directory, const DcpMetad
     for (const auto& [name, item] : items) {
         if (item->length > std::min(max_value_bytes, left)) {
             manifest.unreadable.emplace(
-                *name, fmt::format("a pickled object of {} bytes; values of up to {} are read, and {} of all together",
+                *name, fmt::format("it is a pickle of {} bytes; at most {} per value and {} in total are supported",
                                    item->length, max_value_bytes, max_all_values_bytes));
             continue;
         }
@@ -92,7 +92,7 @@ void read_values(FileSystem& files, const std::string& directory, const DcpMetad
             opened = item->file;
             end = 0;
         }
-        const bool is_shared = item->offset < end;  // what several names share is worth its bytes once
+        const bool is_shared = item->offset < end;  // bytes shared by several names add to the budget once
         end = std::max(end, item->offset + item->length);
         PartReader part(*file, path, item->offset, item->length);
         try {
@@ -121,7 +121,7 @@ void add_tensors(DcpMetadata& metadata, Manifest& manifest) {
     manifest.unreadable = std::move(metadata.unreadable);
 }
 
-// The rank in "__<rank>_<number>.distcp", -1 if it is none.
+// The rank in "__<rank>_<number>.distcp"; -1 for other names.
 int rank_of(std::string_view name) {
     int rank = -1;
     if (!name.starts_with("__") || !name.ends_with(".distcp")) return -1;
@@ -129,7 +129,7 @@ int rank_of(std::string_view name) {
     return error == std::errc{} && *end == '_' && rank >= 0 && rank < max_layout_ranks ? rank : -1;
 }
 
-// The object of a torch.save file, taken apart into names.
+// Takes the object of a torch.save file apart into names.
 class Flattener {
    public:
     Flattener(const TorchArchive& archive, int64_t file_bytes, Manifest& manifest, TorchContents::Tensors& tensors)
@@ -143,7 +143,7 @@ class Flattener {
     void run() { add("", tree_.root(), 0); }
 
    private:
-    // Whether it is taken apart: dicts always, lists and tuples for what is in them.
+    // Whether it is taken apart: dicts always, lists and tuples depending on their contents.
     bool has_parts(Ref node, int depth) {
         if (--budget_ < 0 || depth > max_names_depth) return false;
         if (TorchArchive::is_tensor(tree_, node) || tree_.is(node, Kind::dict)) return true;
@@ -154,7 +154,7 @@ class Flattener {
 
     using Parts = std::vector<std::pair<std::string, Ref>>;
 
-    // In memory, without their names.
+    // Memory taken, without the names.
     static constexpr int64_t node_bytes = sizeof(std::string) + 48;
     static constexpr int64_t name_bytes = node_bytes + sizeof(Parts::value_type);
     static constexpr int64_t value_bytes = node_bytes + sizeof(Json);
@@ -169,7 +169,7 @@ class Flattener {
         for (const auto& [part_name, part] : parts) add(part_name, part, depth + 1);
     }
 
-    // Puts what is to be descended into `parts`, if each can have a name of its own; else says why it cannot.
+    // Adds the children to `parts` if each can have its own name; otherwise returns the reason.
     std::string take_apart(const std::string& name, Ref node, int depth, Parts& parts) {
         const std::string begin = name.empty() ? "" : name + ".";
         const auto put = [&](const std::string& key, Ref part) {
@@ -181,13 +181,13 @@ class Flattener {
             const auto items = tree_.items(node);
             for (size_t i = 0; i < items.size(); i += 2) {
                 const auto key = key_of(items[i]);
-                if (!key) return fmt::format("a dict with {} as a key", tree_.name(items[i]));
+                if (!key) return fmt::format("a dict has {} as a key", tree_.name(items[i]));
                 put(*key, items[i + 1]);
             }
         } else if ((tree_.is(node, Kind::list) || tree_.is(node, Kind::tuple)) && has_parts(node, depth)) {
             for (const Ref item : tree_.items(node)) put(std::to_string(parts.size()), item);
         }
-        if (!parts.empty() && depth >= max_names_depth) return "it is nested too deep";
+        if (!parts.empty() && depth >= max_names_depth) return "it is nested too deeply";
         for (const auto& [part, item] : parts) {
             try {
                 check_name(part, "a name");
@@ -205,7 +205,7 @@ class Flattener {
     void spend(int64_t count) {
         budget_ -= count;
         if (budget_ < 0) {
-            throw Error(Code::unsupported, fmt::format("{}: an object that is far larger than its file", tree_.what()));
+            throw Error(Code::unsupported, fmt::format("{}: the object is far larger than its file", tree_.what()));
         }
     }
 
@@ -217,7 +217,7 @@ class Flattener {
         return std::nullopt;
     }
 
-    // `why` it was not taken apart, if it should have been.
+    // `why` is the reason if it should have been taken apart but could not.
     void add_leaf(const std::string& given, Ref node, const std::string& why) {
         const bool is_tensor = TorchArchive::is_tensor(tree_, node);
         const std::string name = !given.empty() ? given : is_tensor ? "tensor" : "value";
@@ -248,7 +248,7 @@ class Flattener {
     int64_t file_bytes_;
     Manifest& manifest_;
     TorchContents::Tensors& tensors_;
-    std::set<std::string> names_;  // of all that was found so far
+    std::set<std::string> names_;  // found so far
     int64_t budget_;
 };
 
@@ -283,12 +283,12 @@ TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory, 
                                    [](const SavedFile& file) { return file.name == dcp_metadata_name; });
     if (told == manifest.files.end() || told->size != static_cast<int64_t>(text.size()) ||
         told->header_crc != crc32c(text)) {
-        throw Error(Code::corrupt, fmt::format("{} is not the one that {} tells of: it was changed after the save",
-                                               path, join(directory, manifest_name)));
+        throw Error(Code::corrupt, fmt::format("{} is not the file that {} lists: it was changed after the save", path,
+                                               join(directory, manifest_name)));
     }
     manifest.files.erase(told);
     DcpMetadata metadata = DcpMetadata::parse(std::move(text), path);
-    // In the metadata's order, whose numbers the pieces have; files without anything follow.
+    // In the metadata's order, as pieces have its file numbers; files without items follow.
     std::unordered_map<std::string_view, size_t> places;
     for (const std::string& name : metadata.files) places.emplace(name, places.size());
     const auto place = [&](const SavedFile& file) {
@@ -299,7 +299,7 @@ TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory, 
                      [&](const SavedFile& a, const SavedFile& b) { return place(a) < place(b); });
     for (size_t i = 0; i < metadata.files.size(); ++i) {
         if (i < manifest.files.size() && manifest.files[i].name == metadata.files[i]) continue;
-        throw Error(Code::corrupt, fmt::format("{} tells of {}, the manifest does not", path, metadata.files[i]));
+        throw Error(Code::corrupt, fmt::format("{} lists {}, but the manifest does not", path, metadata.files[i]));
     }
     add_tensors(metadata, manifest);
     return {std::move(manifest), std::make_unique<TorchContents>(files, directory, std::move(metadata))};

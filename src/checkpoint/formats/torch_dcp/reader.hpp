@@ -1,4 +1,4 @@
-// Opens what PyTorch wrote: its parts as a manifest that the rest of checkpoint/ understands, and the bytes behind it.
+// Opens PyTorch's checkpoints: their parts as a manifest that the rest of checkpoint/ understands, and their bytes.
 #pragma once
 
 #include <memory>
@@ -15,15 +15,15 @@ struct TorchCheckpoint {
     std::unique_ptr<const Contents> contents;
 };
 
-// A directory with a `.metadata`. Values (BYTE_IO items) are read at once; what is no plain data is told in
-// Manifest::unreadable and its pickle is never executed.
+// A directory with a `.metadata`. Values (BYTE_IO items) are read immediately; those that are not plain data are listed
+// in Manifest::unreadable. No pickle is ever executed.
 [[nodiscard]] TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory);
-// The same of a save of ours, whose manifest was read: it tells all but the tensors.
+// The same for a save by Tessera whose manifest was read: it has everything but the tensors.
 [[nodiscard]] TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory, Manifest manifest);
 
-// A file of torch.save. Dicts become dotted names, as PyTorch's DCP makes them: every dict is descended, a list or tuple if
-// it holds a tensor or a dict, then its elements are named by their numbers; all else are values. What lies within the
-// object and has a part that can have no name of its own (it is no name, or another's) is one value.
+// A torch.save file. Dicts become dotted names, as in PyTorch's DCP: dicts are always descended into; lists and tuples
+// only if they contain a tensor or a dict, and their elements are named by index; everything else is a value. A
+// container with a part that cannot have its own name (it is invalid or taken) becomes one value.
 [[nodiscard]] TorchCheckpoint open_torch_save(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

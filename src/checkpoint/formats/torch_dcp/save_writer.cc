@@ -1,4 +1,4 @@
-// PyTorch's Distributed Checkpoint: one file a rank, and `.metadata`, which tells what is where.
+// PyTorch's Distributed Checkpoint: one file per rank, and a `.metadata` that says what is where.
 #include "checkpoint/formats/save_writer.hpp"
 
 #include <deque>
@@ -42,7 +42,7 @@ class TorchDcpSave final : public SaveWriter {
         std::vector<DcpFile> of_ranks;
         for (const std::string& report : reports) of_ranks.push_back(DcpFile::parse(report));
         for (const DcpFile& file : of_ranks) manifest.files.push_back(file.file);
-        // PyTorch takes the directory for a checkpoint from here on, and it is one: all data is durable.
+        // From here on PyTorch sees the directory as a checkpoint, and it is one: all data is durable.
         const std::string metadata = dcp_metadata(content_->plan, content_->aliases, of_ranks);
         replace_text(files, join(content_->directory, dcp_metadata_name), metadata, content_->save_id.substr(0, 8));
         manifest.format = torch_dcp_format;
@@ -53,7 +53,7 @@ class TorchDcpSave final : public SaveWriter {
    private:
     std::optional<SaveContent> content_;
     DcpFile file_;
-    std::deque<std::string> texts_;  // what stands in the file between the tensors; its data points to them
+    std::deque<std::string> texts_;  // the bytes between the tensors; the file's data points to them
     std::vector<CrcPlace> crc_places_;
     std::vector<uint32_t> crcs_;
 };

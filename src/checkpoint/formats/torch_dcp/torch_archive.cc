@@ -20,7 +20,7 @@ using pickle::no_ref;
 using pickle::Ref;
 using pickle::Tree;
 
-// Types without a storage class of their own lie in untyped storages.
+// Types without their own storage class are in untyped storages.
 struct TorchType {
     std::string_view name;
     std::string_view storage;
@@ -71,7 +71,8 @@ Json tagged(const char* kind, Json value) {
 }
 
 Json big_integer(const Tree& tree, std::string_view bytes) {
-    if (bytes.size() > max_integer_bytes) unsupported(tree, fmt::format("an integer of {} bytes", bytes.size()));
+    if (bytes.size() > max_integer_bytes)
+        unsupported(tree, fmt::format("integers of {} bytes are not supported", bytes.size()));
     std::string magnitude(bytes);
     const bool negative = (static_cast<uint8_t>(bytes.back()) & 0x80) != 0;
     if (negative) {
@@ -87,13 +88,13 @@ Json big_integer(const Tree& tree, std::string_view bytes) {
                     nullptr),
         &BN_free);
     char* digits = number ? BN_bn2dec(number.get()) : nullptr;
-    if (digits == nullptr) throw Error(Code::no_memory, "no memory for a large integer");
+    if (digits == nullptr) throw Error(Code::no_memory, "cannot allocate a large integer");
     const std::string text = fmt::format("{}{}", negative ? "-" : "", digits);
     OPENSSL_free(digits);
     return tagged("int", text);
 }
 
-// "y" -> bytes, as protocol 2 writes them: text of code points below 256.
+// "y" -> bytes as written by protocol 2: text of code points below 256.
 std::string latin1(const Tree& tree, std::string_view text) {
     std::string bytes;
     for (size_t i = 0; i < text.size(); ++i) {
@@ -104,7 +105,7 @@ std::string latin1(const Tree& tree, std::string_view text) {
                    (static_cast<uint8_t>(text[i + 1]) & 0xc0) == 0x80) {
             bytes += static_cast<char>(c << 6 | (static_cast<uint8_t>(text[++i]) & 0x3f));
         } else {
-            throw Error(Code::corrupt, fmt::format("{}: bytes with characters beyond 255", tree.what()));
+            throw Error(Code::corrupt, fmt::format("{}: bytes contain characters beyond 255", tree.what()));
         }
     }
     return bytes;
@@ -114,7 +115,7 @@ const Ref& argument(const Tree& tree, Ref call, size_t index) {
     const auto arguments = tree.arguments(call);
     if (index >= arguments.size()) {
         throw Error(Code::corrupt,
-                    fmt::format("{}: {} has {} arguments", tree.what(), tree.name(call), arguments.size()));
+                    fmt::format("{}: {} has only {} arguments", tree.what(), tree.name(call), arguments.size()));
     }
     return arguments[index];
 }
@@ -145,7 +146,7 @@ std::string_view torch_name(DType dtype) { return torch_type(dtype).name; }
 std::string_view torch_storage_name(DType dtype) { return torch_type(dtype).storage; }
 
 DType dtype_of(const Tree& tree, Ref node) {
-    if (!tree.is(node, Kind::global) || tree.module_of(node) != "torch") tree.refuse(node, "a dtype of torch");
+    if (!tree.is(node, Kind::global) || tree.module_of(node) != "torch") tree.refuse(node, "a torch dtype");
     if (const auto dtype = dtype_from_torch(tree.name_of(node))) return *dtype;
     unsupported(tree, fmt::format("Tessera has no dtype for {}", tree.name(node)));
 }
@@ -155,13 +156,13 @@ Dims dims_of(const Tree& tree, Ref node) {
     if (!tree.is(node, Kind::tuple) && !tree.is(node, Kind::list)) tree.refuse(node, "a size");
     const auto items = tree.items(node);
     if (items.size() > static_cast<size_t>(max_ndim)) {
-        unsupported(tree, fmt::format("a tensor of {} dimensions; Tessera has up to {}", items.size(), max_ndim));
+        unsupported(tree, fmt::format("a tensor has {} dimensions; at most {} are supported", items.size(), max_ndim));
     }
     std::vector<int64_t> numbers;
     for (const Ref item : items) {
         numbers.push_back(tree.as_int(item));
         if (numbers.back() < 0) {
-            throw Error(Code::corrupt, fmt::format("{}: a size or offset of {}", tree.what(), numbers.back()));
+            throw Error(Code::corrupt, fmt::format("{}: a size or offset is {}", tree.what(), numbers.back()));
         }
     }
     return Dims(numbers);
@@ -174,7 +175,7 @@ TorchArchive::TorchArchive(PartReader& part) : zip_(ZipArchive::read(part)) {
     };
     if (zip_.find("data.pkl") == nullptr) {
         part.refuse(zip_.find("constants.pkl") != nullptr || zip_.find("code") != nullptr
-                        ? "it is a TorchScript module, not a file of torch.save"
+                        ? "it is a TorchScript module, not a torch.save file"
                         : "it has no data.pkl: torch.save did not write it");
     }
     if (zip_.find("constants.pkl") != nullptr) {
@@ -182,7 +183,7 @@ TorchArchive::TorchArchive(PartReader& part) : zip_(ZipArchive::read(part)) {
                     fmt::format("{} is a TorchScript module; save its state_dict() to read it here", part.path()));
     }
     if (const std::string order = read("byteorder", 16); !order.empty() && order != "little") {
-        throw Error(Code::unsupported, fmt::format("{}: its data is of byte order '{}'; little endian is read",
+        throw Error(Code::unsupported, fmt::format("{}: its byte order is '{}'; only little endian is supported",
                                                    part.path(), order == "big" ? "big" : "?"));
     }
     tree_ = Tree::parse(read("data.pkl", pickle::max_bytes), fmt::format("{}: data.pkl", part.path()));
@@ -197,9 +198,9 @@ bool TorchArchive::is_tensor(const Tree& tree, Ref node) {
 
 StoredTensor TorchArchive::tensor(Ref node) const {
     const Tree& tree = tree_;
-    // A parameter is a tensor with a flag; so is a subclass that adds none of its own data.
+    // A parameter is a tensor with a flag; so is a subclass that adds no data.
     for (int depth = 0;; ++depth) {
-        if (depth > 4) throw Error(Code::corrupt, fmt::format("{}: a parameter of a parameter", tree.what()));
+        if (depth > 4) throw Error(Code::corrupt, fmt::format("{}: a parameter is nested in a parameter", tree.what()));
         if (!is_rebuild(tree, node, "_rebuild_parameter") && !is_rebuild(tree, node, "_rebuild_parameter_with_state"))
             break;
         node = argument(tree, node, 0);
@@ -209,12 +210,12 @@ StoredTensor TorchArchive::tensor(Ref node) const {
     if (!v2 && !v3) {
         std::string what = tree.name(node);
         if (tree.is_call_of(node, "torch._tensor", "_rebuild_from_type_v2")) what = tree.name(argument(tree, node, 1));
-        unsupported(tree, fmt::format("a tensor of the kind {}; dense tensors are read", what));
+        unsupported(tree, fmt::format("{} is not supported; only dense tensors are", what));
     }
     const Ref storage = tree.persistent_id(argument(tree, node, 0));
     const auto id = tree.items(storage);
     if (!tree.is(storage, Kind::tuple) || id.size() != 5 || tree.as_text(id[0]) != "storage") {
-        throw Error(Code::corrupt, fmt::format("{}: a persistent id that is no storage", tree.what()));
+        throw Error(Code::corrupt, fmt::format("{}: a persistent id is not a storage", tree.what()));
     }
     const Ref type = id[1];
     const bool untyped =
@@ -227,7 +228,7 @@ StoredTensor TorchArchive::tensor(Ref node) const {
             return !one.storage.empty() && tree.is_global(type, "torch", one.storage);
         });
         if (found == std::end(torch_types)) {
-            if (!tree.is(type, Kind::global)) tree.refuse(type, "the class of a storage");
+            if (!tree.is(type, Kind::global)) tree.refuse(type, "a storage class");
             unsupported(tree, fmt::format("Tessera has no dtype for {}", tree.name(type)));
         }
         stored.dtype = found->dtype;
@@ -237,8 +238,8 @@ StoredTensor TorchArchive::tensor(Ref node) const {
     stored.shape = dims_of(tree, argument(tree, node, 2));
     stored.strides = dims_of(tree, argument(tree, node, 3));
     if (stored.strides.ndim() != stored.shape.ndim() || stored.first < 0) {
-        throw Error(Code::corrupt, fmt::format("{}: a tensor with sizes {}, strides {} and offset {}", tree.what(),
-                                               stored.shape.str(), stored.strides.str(), stored.first));
+        throw Error(Code::corrupt, fmt::format("{}: a tensor has the invalid sizes {}, strides {} and offset {}",
+                                               tree.what(), stored.shape.str(), stored.strides.str(), stored.first));
     }
     try {
         check_shape(stored.shape, stored.dtype, "a tensor");
@@ -255,8 +256,8 @@ StoredTensor TorchArchive::tensor(Ref node) const {
     }
     int64_t bytes = 0;
     if (__builtin_mul_overflow(count, untyped ? 1 : itemsize, &bytes) || bytes != stored.entry->size) {
-        throw Error(Code::corrupt, fmt::format("{}: storage {} has {} bytes, it is said to have {} elements",
-                                               tree.what(), key, stored.entry->size, count));
+        throw Error(Code::corrupt, fmt::format("{}: storage {} has {} bytes, but should have {} elements", tree.what(),
+                                               key, stored.entry->size, count));
     }
     if (stored.shape.product() == 0) return stored;
     int64_t last = stored.first;
@@ -271,7 +272,7 @@ StoredTensor TorchArchive::tensor(Ref node) const {
     if (last >= stored.entry->size / itemsize) {
         throw Error(
             Code::corrupt,
-            fmt::format("{}: a tensor with sizes {}, strides {} and offset {} leaves its storage of {} "
+            fmt::format("{}: a tensor with sizes {}, strides {} and offset {} exceeds its storage of {} "
                         "bytes",
                         tree.what(), stored.shape.str(), stored.strides.str(), stored.first, stored.entry->size));
     }
@@ -279,11 +280,12 @@ StoredTensor TorchArchive::tensor(Ref node) const {
 }
 
 Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
-    if (depth > max_value_depth) unsupported(tree, fmt::format("a value nested deeper than {}", max_value_depth));
-    // Each value pays for what it holds, before that is made; its own place is its holder's.
+    if (depth > max_value_depth)
+        unsupported(tree, fmt::format("it is nested more than {} levels deep", max_value_depth));
+    // Each value pays for its contents before they are created; its own slot is paid for by its container.
     const auto spend = [&](size_t count, size_t size) {
         budget -= static_cast<int64_t>(count * size);
-        if (budget < 0) unsupported(tree, "a value that is far larger than its file");
+        if (budget < 0) unsupported(tree, "a value is far larger than its file");
     };
     spend(1, 1);  // a list of nothing takes time
     const auto list_of = [&](std::span<const Ref> items) {
@@ -295,7 +297,7 @@ Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
     };
     const auto text_of = [&](Ref text) {
         const std::string_view found = tree.as_text(text);
-        if (!is_utf8(found)) unsupported(tree, "a string that is not UTF-8");
+        if (!is_utf8(found)) unsupported(tree, "a string is not UTF-8");
         spend(found.size(), 1);
         return std::string(found);
     };
@@ -336,7 +338,7 @@ Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
                 for (const Json::Member& member : members) keys.emplace_back(member.key);
                 std::sort(keys.begin(), keys.end());
                 if (std::adjacent_find(keys.begin(), keys.end()) != keys.end())
-                    unsupported(tree, "a dict with a key twice");
+                    unsupported(tree, "a dict has the same key twice");
                 return Json(std::move(members));
             }
             spend(2, sizeof(Json::Member));
@@ -347,7 +349,7 @@ Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
             return tagged("map", Json(std::move(pairs)));
         }
         case Kind::call: {
-            // How protocol 2 writes bytes, and a few classes that are plain data.
+            // Bytes as written by protocol 2, and a few classes that are plain data.
             const bool is_bytes = tree.is_call_of(node, "_codecs", "encode");
             if (is_bytes && tree.arguments(node).size() == 2 && tree.is(tree.arguments(node)[1], Kind::text) &&
                 tree.as_text(tree.arguments(node)[1]) == "latin1") {

@@ -1,5 +1,6 @@
-// A torch.save archive: its object as a tree, and where the bytes of its tensors lie. Tensors are recognised by the few
-// functions of torch._utils that torch.save writes; anything else that is not plain data is told by name and left alone.
+// A torch.save archive: its object as a tree, and the location of its tensors' bytes. Tensors are recognised by the few
+// functions of torch._utils that torch.save writes; anything else that is not plain data is reported by name and
+// skipped.
 #pragma once
 
 #include <optional>
@@ -18,11 +19,11 @@ struct StoredTensor {
     DType dtype = DType::f32;
     Dims shape;
     Dims strides;                     // in elements
-    int64_t first = 0;                // the element of the storage where it begins
-    const ZipEntry* entry = nullptr;  // nullptr: it has no elements, and its storage may not be there
+    int64_t first = 0;                // index of its first element in the storage
+    const ZipEntry* entry = nullptr;  // nullptr: it has no elements, and its storage may be missing
 };
 
-// "torch.float32" -> f32; none for those that Tessera does not have.
+// "torch.float32" -> f32; nullopt for dtypes that Tessera does not have.
 [[nodiscard]] std::optional<DType> dtype_from_torch(std::string_view name);
 [[nodiscard]] std::string_view torch_name(DType dtype);          // "float32"
 [[nodiscard]] std::string_view torch_storage_name(DType dtype);  // "FloatStorage"; empty: its storage is untyped
@@ -37,7 +38,7 @@ class TorchArchive {
     [[nodiscard]] const ZipArchive& zip() const { return zip_; }
     [[nodiscard]] const pickle::Tree& tree() const { return tree_; }
     [[nodiscard]] static bool is_tensor(const pickle::Tree& tree, pickle::Ref node);
-    // CORRUPT if what it says makes no sense, UNSUPPORTED if it is a tensor of a kind that is not read.
+    // CORRUPT if it is malformed, UNSUPPORTED if it is a kind of tensor that cannot be read.
     [[nodiscard]] StoredTensor tensor(pickle::Ref node) const;
 
    private:
@@ -45,8 +46,8 @@ class TorchArchive {
     pickle::Tree tree_;
 };
 
-// Plain data as a typed value. UNSUPPORTED names what is none; `budget` counts down by the bytes of memory it takes, since a
-// small pickle may stand for a huge value. A list of None takes most for a byte of it.
+// Plain data as a typed value. UNSUPPORTED names what is not plain data. `budget` is reduced by the memory taken, as a
+// small pickle may expand to a huge value. A list of None has the largest ratio.
 inline constexpr int64_t value_bytes_per_byte = 64;
 [[nodiscard]] Json value_of(const pickle::Tree& tree, pickle::Ref node, int64_t& budget, int depth = 0);
 

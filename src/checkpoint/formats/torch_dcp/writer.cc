@@ -17,7 +17,7 @@ namespace tsr {
 
 namespace {
 
-// "config" {"a": 1} -> "config.a" 1. PyTorch does so to every dict before it saves or looks for one.
+// "config" {"a": 1} -> "config.a" 1. PyTorch does this to every dict before it saves or looks one up.
 class Flattening {
    public:
     Flattening(const Values& values, const NameTaken& is_tensor) : all_(values), is_tensor_(is_tensor) {
@@ -31,7 +31,7 @@ class Flattening {
         if (!value.is(Json::Kind::array)) return is_dict(value) && !value.as_object().empty();
         return std::any_of(value.as_array().begin(), value.as_array().end(), has_dict);
     }
-    // Also that it can be one: a reader refuses metadata that tells of another.
+    // Also checks that the name is valid: a reader refuses metadata with invalid names.
     bool is_free(const std::string& name) const {
         return !attempt([&] { check_name(name, "a name"); }) && !all_.contains(name) && !out_.contains(name) &&
                !is_tensor_(name);
@@ -45,7 +45,7 @@ class Flattening {
             for (const Json& item : value.as_array())
                 parts.emplace_back(fmt::format("{}.{}", name, parts.size()), &item);
         }
-        // A name that is taken keeps the whole as it is.
+        // If a name is taken, the whole value stays as it is.
         if (parts.empty() ||
             !std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return is_free(part.first); })) {
             out_.insert_or_assign(name, value);
@@ -203,7 +203,7 @@ std::vector<uint32_t> crcs_of(const ChunkSource& data, const std::vector<CrcPlac
     run_parallel(segments.size(), threads, [&](size_t i, int) {
         const auto bytes = static_cast<size_t>(segments[i].end - segments[i].begin);
         const std::byte* memory = data.contiguous(segments[i].begin, segments[i].end);
-        if (memory == nullptr) throw Error(Code::internal, "a piece of a save does not lie in one place");
+        if (memory == nullptr) throw Error(Code::internal, "a piece of a save is not contiguous");
         of_segments[i] = crc32(std::span(memory, bytes));
     });
     std::vector<uint32_t> crcs(places.size(), 0);

@@ -43,7 +43,7 @@ uint16_t u16(std::string_view text, size_t at) { return static_cast<uint16_t>(nu
 uint32_t u32(std::string_view text, size_t at) { return static_cast<uint32_t>(number(text, at, 4)); }
 uint64_t u64(std::string_view text, size_t at) { return number(text, at, 8); }
 
-// The zip64 field of an entry's extra fields: takes the place of each number that is all ones, in their fixed order.
+// The zip64 field of an entry's extra fields: replaces each number that is all ones, in their fixed order.
 void apply_zip64(const PartReader& part, std::string_view extra, std::initializer_list<uint64_t*> numbers) {
     while (extra.size() >= 4) {
         const uint16_t tag = u16(extra, 0);
@@ -75,11 +75,11 @@ uint64_t in_32(int64_t value) { return value < int64_t{all_ones} ? static_cast<u
 
 std::string_view PartReader::read(int64_t offset, int64_t count) {
     if (offset < 0 || count < 0 || offset > size_ || count > size_ - offset) {
-        refuse(fmt::format("it points to {} bytes at {}, and has {}", count, offset, size_));
+        refuse(fmt::format("it refers to {} bytes at {}, but has {}", count, offset, size_));
     }
     const auto buffered = static_cast<int64_t>(buffer_.size());
     if (offset < buffer_begin_ || offset + count > buffer_begin_ + buffered) {
-        // What is near the end is read backwards: the directory first, then what it points to.
+        // Near the end, reads go backwards: first the directory, then the entries.
         const int64_t bytes = std::min(std::max(count, window_bytes), size_);
         buffer_begin_ = std::min(offset, size_ - bytes);
         buffer_.resize(static_cast<size_t>(bytes));
@@ -93,25 +93,25 @@ void PartReader::refuse(std::string_view why) const {
 }
 
 ZipArchive ZipArchive::read(PartReader& part) {
-    if (part.size() < end_bytes) part.refuse(fmt::format("{} bytes are too few for one", part.size()));
-    // The last bytes at once: mostly they hold the whole directory.
+    if (part.size() < end_bytes) part.refuse(fmt::format("{} bytes are too few for an archive", part.size()));
+    // Read the last bytes at once: they mostly contain the whole directory.
     (void)part.read(std::max<int64_t>(part.size() - window_bytes, 0), std::min(part.size(), window_bytes));
     int64_t directory_end = part.size() - end_bytes;
     const std::string end(part.read(directory_end, end_bytes));
     if (u32(end, 0) != end_signature || u16(end, 20) != 0) {
-        part.refuse("it does not end as an archive of torch.save does: it was truncated or overwritten");
+        part.refuse("it does not end like a torch.save archive: it was truncated or overwritten");
     }
     uint64_t count = u16(end, 10);
     uint64_t size = u32(end, 12);
     uint64_t begin = u32(end, 16);
-    if (u16(end, 4) != 0 || u16(end, 6) != 0 || u16(end, 8) != count) part.refuse("it is a part of several disks");
+    if (u16(end, 4) != 0 || u16(end, 6) != 0 || u16(end, 8) != count) part.refuse("it spans several disks");
     if (directory_end >= locator_bytes) {
         const std::string locator(part.read(directory_end - locator_bytes, locator_bytes));
         if (u32(locator, 0) == locator_signature) {
             const uint64_t at = u64(locator, 8);
             if (directory_end < locator_bytes + end64_bytes ||
                 at != static_cast<uint64_t>(directory_end - locator_bytes - end64_bytes)) {
-                part.refuse("its zip64 record is not where the locator says");
+                part.refuse("its zip64 record is not at the stated offset");
             }
             directory_end = static_cast<int64_t>(at);
             const std::string_view end64 = part.read(directory_end, end64_bytes);
@@ -129,10 +129,11 @@ ZipArchive ZipArchive::read(PartReader& part) {
         }
     }
     const auto end_of_directory = static_cast<uint64_t>(directory_end);
-    if (begin > end_of_directory || size != end_of_directory - begin) part.refuse("its directory is not where it says");
+    if (begin > end_of_directory || size != end_of_directory - begin)
+        part.refuse("its directory is not at the stated offset");
     if (size > max_directory_bytes) {
         throw Error(Code::unsupported,
-                    fmt::format("{}: the zip archive at byte {}: its directory has {} bytes; at most {} are read",
+                    fmt::format("{}: the zip archive at byte {}: its directory has {} bytes; at most {} are supported",
                                 part.path(), part.begin(), size, max_directory_bytes));
     }
     if (count > size / static_cast<uint64_t>(central_bytes)) {
@@ -157,41 +158,42 @@ ZipArchive ZipArchive::read(PartReader& part) {
         };
         if (!is_utf8(name) || name.find('\0') != std::string_view::npos || name.starts_with('/') ||
             fmt::format("/{}/", name).find("/../") != std::string::npos) {
-            refuse_entry("has a name that is not taken");
+            refuse_entry("has an invalid name");
         }
         const uint16_t flags = u16(rest, 8);
         const uint16_t method = u16(rest, 10);
         if ((flags & flag_encrypted) != 0 || (flags & ~(flag_descriptor | flag_utf8)) != 0) {
             throw Error(Code::unsupported,
-                        fmt::format("{}: the zip archive at byte {}: entry '{}' is encrypted or of a "
+                        fmt::format("{}: the zip archive at byte {}: entry '{}' is encrypted or in a "
                                     "form that torch.save does not write (flags {:#06x})",
                                     part.path(), part.begin(), name, flags));
         }
         if (method != 0) {
             throw Error(Code::unsupported,
                         fmt::format("{}: the zip archive at byte {}: entry '{}' is compressed (method "
-                                    "{}); only stored entries are read: save it anew by torch.save",
+                                    "{}); only stored entries are supported: save it again with torch.save",
                                     part.path(), part.begin(), name, method));
         }
         uint64_t stored = u32(rest, 20);
         uint64_t plain = u32(rest, 24);
         uint64_t header = u32(rest, 42);
         apply_zip64(part, rest.substr(central_bytes + name_bytes, extra_bytes), {&plain, &stored, &header});
-        if (stored != plain) refuse_entry("is stored in a size that is not its own");
+        if (stored != plain) refuse_entry("has different stored and original sizes");
         if (u16(rest, 34) != 0) refuse_entry("is on another disk");
         const uint64_t least = static_cast<uint64_t>(local_bytes) + name_bytes;
-        if (header > begin || begin - header < least || plain > begin - header - least) refuse_entry("lies outside");
+        if (header > begin || begin - header < least || plain > begin - header - least)
+            refuse_entry("is outside the archive");
         const size_t slash = name.find('/');
         if (i == 0) archive.folder_ = slash == std::string_view::npos ? "" : name.substr(0, slash + 1);
         if (!name.starts_with(archive.folder_) || name.size() == archive.folder_.size()) {
-            refuse_entry("is not in the folder of the others");
+            refuse_entry("is not in the same folder as the others");
         }
         archive.entries_.push_back({std::string(name.substr(archive.folder_.size())), static_cast<int64_t>(header),
                                     static_cast<int64_t>(plain), u32(rest, 16)});
         archive.has_checksums_ = archive.has_checksums_ || u32(rest, 16) != 0;
         rest.remove_prefix(all_bytes);
     }
-    if (!rest.empty()) part.refuse("its directory has bytes behind its last entry");
+    if (!rest.empty()) part.refuse("its directory has bytes after its last entry");
     std::sort(archive.entries_.begin(), archive.entries_.end(),
               [](const ZipEntry& a, const ZipEntry& b) { return a.header < b.header; });
     int64_t used = 0;
@@ -217,12 +219,12 @@ int64_t ZipArchive::data_begin(PartReader& part, const ZipEntry& entry) const {
     const std::string name = folder_ + entry.name;
     const std::string_view header = part.read(entry.header, local_bytes + static_cast<int64_t>(name.size()));
     if (u32(header, 0) != local_signature || header.substr(local_bytes) != name || u16(header, 26) != name.size()) {
-        refuse("has another header than the directory says");
+        refuse("has a header that differs from the directory");
     }
     const uint16_t flags = u16(header, 6);
     const bool follows = (flags & flag_descriptor) != 0;
     if ((flags & ~(flag_descriptor | flag_utf8)) != 0 || u16(header, 8) != 0)
-        refuse("has another form than the directory says");
+        refuse("has a form that differs from the directory");
     const uint32_t crc = u32(header, 14);
     uint64_t stored = u32(header, 18);
     uint64_t plain = u32(header, 22);
@@ -232,10 +234,10 @@ int64_t ZipArchive::data_begin(PartReader& part, const ZipEntry& entry) const {
     const auto size = static_cast<uint64_t>(entry.size);
     const bool same =
         (plain == size && stored == size && (crc == entry.crc || follows)) || (follows && plain == 0 && stored == 0);
-    if (!same) refuse("has another size or checksum than the directory says");
+    if (!same) refuse("has a size or checksum that differs from the directory");
     const size_t next = by_name_.at(entry.name) + 1;
     const int64_t limit = next < entries_.size() ? entries_[next].header : directory_;
-    if (begin > limit || entry.size > limit - begin) refuse("overlaps what follows it");
+    if (begin > limit || entry.size > limit - begin) refuse("overlaps the next entry");
     return begin;
 }
 
@@ -243,13 +245,13 @@ std::string ZipArchive::read_entry(PartReader& part, const ZipEntry& entry, int6
     if (entry.size > max_size) {
         throw Error(Code::unsupported,
                     fmt::format("{}: the zip archive at byte {}: entry '{}' has {} bytes; at most {} are "
-                                "read",
+                                "supported",
                                 part.path(), part.begin(), entry.name, entry.size, max_size));
     }
     const int64_t begin = data_begin(part, entry);
     std::string content(part.read(begin, entry.size));
     if (has_checksums_ && crc32(content) != entry.crc)
-        part.refuse(fmt::format("entry '{}' fails its checksum", entry.name));
+        part.refuse(fmt::format("entry '{}' does not match its checksum", entry.name));
     return content;
 }
 

@@ -1,10 +1,10 @@
-// The zip archives of torch.save, as they stand in a file of their own or one after the other in a .distcp file. Own code,
-// since what is needed is little and libraries do not give it: the byte offset of a stored entry, so that a tensor's bytes
-// go straight to their destination, and archives at an offset of a larger file that is written in one stream.
+// The zip archives of torch.save, in their own file or one after the other in a .distcp file. Written for Tessera, as
+// libraries lack two things: the byte offset of a stored entry, to read a tensor's bytes directly into their
+// destination, and archives at an offset of a larger file that is written as one stream.
 //
-// Only what torch.save writes is taken: stored entries, no encryption, no comment, one disk; zip64 and data descriptors.
-// An archive that two readers could understand differently is refused: central directory and local headers must agree,
-// entries must not overlap, names must be different and stay inside.
+// Only the forms that torch.save writes are accepted: stored entries, no encryption, no comment, one disk; zip64 and
+// data descriptors. Archives that two readers could understand differently are refused: central directory and local
+// headers must agree, entries must not overlap, names must be unique and must not lead outside.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace tsr {
 
-// Reads small pieces of a part of a file through one buffer, so that neighbours cost one system call.
+// Reads small pieces of a part of a file through one buffer, so that neighbouring pieces cost one system call.
 class PartReader {
    public:
     PartReader(File& file, const std::string& path, int64_t begin, int64_t size)
@@ -26,7 +26,7 @@ class PartReader {
     [[nodiscard]] int64_t size() const { return size_; }
     [[nodiscard]] int64_t begin() const { return begin_; }  // in the file
     [[nodiscard]] const std::string& path() const { return path_; }
-    // Bytes of the part, valid until the next call. CORRUPT if they lie outside.
+    // Bytes of the part, valid until the next call. CORRUPT if they are outside of it.
     [[nodiscard]] std::string_view read(int64_t offset, int64_t count);
     [[noreturn]] void refuse(std::string_view why) const;
 
@@ -41,7 +41,7 @@ class PartReader {
 
 struct ZipEntry {
     std::string name;    // without the folder that all names share
-    int64_t header = 0;  // where its local header stands, from the begin of the archive
+    int64_t header = 0;  // offset of its local header in the archive
     int64_t size = 0;
     uint32_t crc = 0;
 };
@@ -52,13 +52,13 @@ class ZipArchive {
     ZipArchive& operator=(ZipArchive&&) = default;
     [[nodiscard]] static ZipArchive read(PartReader& part);
 
-    [[nodiscard]] const std::vector<ZipEntry>& entries() const { return entries_; }  // in order of their places
+    [[nodiscard]] const std::vector<ZipEntry>& entries() const { return entries_; }  // in order of their offsets
     [[nodiscard]] const ZipEntry* find(std::string_view name) const;
-    // Where the entry's data begins, from the begin of the archive; checks its local header.
+    // The offset of the entry's data in the archive; checks its local header.
     [[nodiscard]] int64_t data_begin(PartReader& part, const ZipEntry& entry) const;
-    // A small entry whole, its checksum compared.
+    // The contents of a small entry; checks its checksum.
     [[nodiscard]] std::string read_entry(PartReader& part, const ZipEntry& entry, int64_t max_size) const;
-    // torch.save can be told to leave checksums out; then all are zero.
+    // torch.save has an option to leave out checksums; then all are zero.
     [[nodiscard]] bool has_checksums() const { return has_checksums_; }
 
    private:
@@ -71,20 +71,20 @@ class ZipArchive {
     bool has_checksums_ = true;
 };
 
-// The bytes around the data of an archive that is written: entries in order, each either text or memory elsewhere.
+// Generates the bytes around the data of a new archive: entries in order, each either a text or external data.
 class ZipWriter {
    public:
-    // Entries are named "<folder>/<name>", or by their name alone if the folder is empty; data is aligned to 64 bytes, and to 4096 from 64 KiB on, in a file where the
-    // archive stands at `begin`.
+    // Entries are named "<folder>/<name>", or "<name>" if the folder is empty. Data is aligned to 64 bytes, from 64 KiB
+    // on to 4096, in a file where the archive begins at `begin`.
     ZipWriter(std::string folder, int64_t begin) : folder_(std::move(folder)), begin_(begin) {}
     void add(std::string_view name, std::string_view content);
-    // The caller writes `size` bytes where text() ended before the next call; the checksum is theirs. The entry begins with
-    // `head`. Returns the entry's number.
+    // Adds an entry of `head` followed by `size` bytes with the checksum `crc`, which the caller writes after
+    // take_text() before the next call. Returns the entry's number.
     size_t add_data(std::string_view name, int64_t size, uint32_t crc, std::string_view head = {});
     void finish();
-    // After that: where the two copies of the entry's checksum stand, from the begin of the archive.
+    // After finish(): the offsets in the archive of the two copies of the entry's checksum.
     [[nodiscard]] std::array<int64_t, 2> crc_places(size_t entry) const;
-    // What stands before the next data, or at the end: taken out.
+    // Takes out the text before the next data, or at the end.
     [[nodiscard]] std::string take_text();
     [[nodiscard]] int64_t size_bytes() const { return at_; }
 
@@ -97,7 +97,7 @@ class ZipWriter {
         int64_t header;
         int64_t size;
         uint32_t crc;
-        int64_t central = 0;  // where it stands in the central directory
+        int64_t central = 0;  // its offset in the central directory
     };
     std::string folder_;
     int64_t begin_;

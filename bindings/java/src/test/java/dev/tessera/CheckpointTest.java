@@ -435,14 +435,15 @@ class CheckpointTest {
         try (Checkpoint checkpoint = Checkpoint.open(root)) {
             final Tensor w = Tensor.zeros(DType.F32, 8);
             final State state = State.of("w", w).put("note", "");
-            refusedLoad(TesseraMismatchException.class, "no name of the state fits 'nope.*'", checkpoint, state,
+            refusedLoad(TesseraMismatchException.class, "no name of the state matches 'nope.*'", checkpoint, state,
                     new LoadOptions().only("w", "nope.*"));
             refusedLoad(TesseraInvalidArgumentException.class, "only has no pattern", checkpoint, state,
                     new LoadOptions().only());
-            refusedLoad(TesseraInvalidArgumentException.class, "a pattern of names is empty", checkpoint, state,
+            refusedLoad(TesseraInvalidArgumentException.class, "a name pattern is empty", checkpoint, state,
                     new LoadOptions().only(""));
-            refusedLoad(TesseraInvalidArgumentException.class, "'w' and 'note' of the checkpoint would both be 'w'",
-                    checkpoint, state, new LoadOptions().rename("note", "w"));
+            refusedLoad(TesseraInvalidArgumentException.class,
+                    "'w' and 'note' of the checkpoint would both be named 'w'", checkpoint, state,
+                    new LoadOptions().rename("note", "w"));
             refusedLoad(TesseraInvalidArgumentException.class, "the rule 'w.' -> 'w'", checkpoint, state,
                     new LoadOptions().rename("w.", "w"));
             assertThrows(IllegalArgumentException.class, () -> new LoadOptions().only("a\0"));

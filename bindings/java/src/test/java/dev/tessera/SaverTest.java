@@ -385,7 +385,7 @@ class SaverTest {
                 final String message = assertThrows(
                         TesseraMismatchException.class, () -> saver.save(1, state(comm.rank()))).getMessage();
                 assertTrue(message.contains("tensor 'w' differs"), message);
-                assertTrue(message.contains("rank 1 has other bytes than rank 0"), message);
+                assertTrue(message.contains("rank 1 differs from rank 0"), message);
                 saver.save(1, state(1));
             }
         });
