@@ -10,10 +10,10 @@
 #include <future>
 #include <random>
 
+#include "base/attempt.hpp"
 #include "base/crc32c.hpp"
 #include "checkpoint/formats/native/rank_file.hpp"
 #include "checkpoint/root/root.hpp"
-#include "base/attempt.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"
 

@@ -9,8 +9,8 @@
 #include "base/json.hpp"
 #include "checkpoint/export/export_writer.hpp"
 #include "checkpoint/formats/native/rank_file.hpp"
-#include "checkpoint/formats/safetensors/header.hpp"
 #include "checkpoint/formats/safetensors/files.hpp"
+#include "checkpoint/formats/safetensors/header.hpp"
 
 namespace tsr {
 

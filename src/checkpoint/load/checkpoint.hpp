@@ -14,10 +14,10 @@
 
 #include "checkpoint/formats/contents.hpp"
 #include "checkpoint/io/file_system.hpp"
+#include "checkpoint/load/find.hpp"
 #include "checkpoint/load/load_names.hpp"
 #include "checkpoint/model/manifest.hpp"
 #include "checkpoint/model/state.hpp"
-#include "checkpoint/load/find.hpp"
 #include "comm/communicator.hpp"
 
 namespace tsr {

@@ -21,7 +21,6 @@ struct Attachment {
 
 thread_local Attachment attachment;
 
-
 }  // namespace
 
 JNIEnv* attached_env() noexcept {
@@ -146,8 +145,7 @@ Tensors::Tensors(JNIEnv* env, jlongArray descriptors) {
     if (descriptors == nullptr) return;
     const auto count = static_cast<size_t>(env->GetArrayLength(descriptors));
     if (count > 0 && count <= one_words_.size()) {
-        env->GetLongArrayRegion(descriptors, 0, static_cast<jsize>(count),
-                                reinterpret_cast<jlong*>(one_words_.data()));
+        env->GetLongArrayRegion(descriptors, 0, static_cast<jsize>(count), reinterpret_cast<jlong*>(one_words_.data()));
         one_ = tensor_at(one_words_.data());
         if (words_of(one_) == count) {
             data_ = &one_;
