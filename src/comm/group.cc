@@ -63,7 +63,7 @@ void Group::in_one_call(FunctionRef<void()> body) {
 void Group::refuse_in_child() const {
     if (!fork_.in_child()) return;
     throw Error(Code::invalid_state,
-                fmt::format("rank {}: communicator '{}' belongs to the process that this one was forked from; create "
+                fmt::format("rank {}: communicator '{}' belongs to the parent of this forked process; create "
                             "a new one here, or start children with exec (spawn)",
                             rank_, options_.name))
         .with_rank(rank_);

@@ -130,7 +130,7 @@ TEST(FsdpApi, NothingIsLoadedWhileUnitsAreWhole) {
         ASSERT_OK(tsr_saver_save(saver, 1, state)) << "that only reads the shards";
         int64_t step = -1;
         EXPECT_FAILS(tsr_saver_resume(saver, state, &step), TSR_E_INVALID_STATE,
-                     "a checkpoint cannot be loaded into the shards while unit \"fc1\" is whole");
+                     "a checkpoint cannot be loaded into the shards while unit \"fc1\" is unsharded");
         ASSERT_OK(tsr_fsdp_abandon(fsdp));
         if (rank == 1) {  // on one rank, all refuse
             ASSERT_OK(tsr_fsdp_unshard(fsdp, 0));

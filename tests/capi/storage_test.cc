@@ -557,7 +557,7 @@ TEST(StorageApi, NumbersThatCannotBeAreTold) {
     for (const int64_t bytes : {int64_t{-1}, INT64_MIN}) {
         size = bytes;
         EXPECT_FAILS(open_in(storage, "runs/a.safetensors", checkpoint.out()), TSR_E_IO,
-                     std::to_string(bytes) + " bytes");
+                     "negative size " + std::to_string(bytes));
     }
     size = 100;
     for (const int64_t time : {INT64_MAX, INT64_MIN}) {

@@ -83,7 +83,7 @@ TEST(GatheredLayout, ABoxOutsideIsToldToAllWithItsRank) {
 
 TEST(GatheredLayout, BoxesThatOverlapInPartAreToldToAllWithTheirRanks) {
     expect_all_fail(gather({{{4, 4}, {{{0, 0}, {2, 4}}}}, {{4, 4}, {}}, {{4, 4}, {{{1, 0}, {3, 4}}}}}),
-                    Code::invalid_argument, "[0:2, 0:4] of rank 0 and [1:4, 0:4] of rank 2 overlap in part");
+                    Code::invalid_argument, "[0:2, 0:4] of rank 0 and [1:4, 0:4] of rank 2 overlap partly");
 }
 
 TEST(GatheredLayout, ShapesThatDifferAreToldToAllWithTheRank) {

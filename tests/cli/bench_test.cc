@@ -92,7 +92,7 @@ TEST(Bench, OneRankAndBarriersHaveATable) {
     const Result result = tessera("all_reduce -n 1 -b 4 -e 4 -i 1", "2>&1", "bench");
     EXPECT_EQ(result.code, 0);
     EXPECT_THAT(result.output,
-                AllOf(StartsWith("all_reduce (sum) of f32 over 1 rank by self, library memory; median of 7"),
+                AllOf(StartsWith("all_reduce (sum) of f32 over 1 rank via self, library memory; median of 7"),
                       ContainsRegex("\n +4 +1 +1 +[0-9.]+ +[0-9.]+ +0.000 +0\n$")));
 }
 

@@ -71,7 +71,7 @@ TEST(Backend, SharedMemoryIsForSoManyRanksAndNoMore) {
         ADD_FAILURE() << "made";
     } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::unsupported) << error.what();
-        EXPECT_THAT(error.what(), HasSubstr("2049 ranks on one host; 2048 at most"));
+        EXPECT_THAT(error.what(), HasSubstr("2049 ranks on one host; backend shm supports at most 2048"));
     }
 }
 

@@ -262,7 +262,7 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, 2, 0, {}}, "root 2 is not a rank");
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, -1, 0, {}}, "root -1");
         expect_refused(comm, {Collective::all_gather, {&four, 1}, {&four, 1}, ReduceOp::none, -1, 0, {}},
-                       "2 ranks times");
+                       "but 2 ranks with an input of");
         expect_refused(comm, {Collective::all_gather, {&four, 1}, {&wide, 1}, ReduceOp::none, -1, 0, {}},
                        "different dtypes");
         expect_refused(comm, {Collective::reduce_scatter, {&four, 1}, {}, ReduceOp::sum, -1, 0, {}},
@@ -347,9 +347,9 @@ TEST(Communicator, BadCreationsAreRefused) {
     no_name.name.clear();
     CommOptions other_host = test_options();
     other_host.host_id = std::string(128, 'x');
-    refused(0, 0, test_options(), "world size 0");
+    refused(0, 0, test_options(), "world size is 0");
     refused(0, 1, other_host, "(TESSERA_HOST_ID) has 128 bytes; at most 127 are allowed");
-    refused(0, 5000, test_options(), "world size 5000");
+    refused(0, 5000, test_options(), "world size is 5000");
     refused(2, 2, test_options(), "rank 2");
     refused(-1, 2, test_options(), "rank -1");
     refused(0, 1, no_time, "timeout is 0 ms");

@@ -190,7 +190,7 @@ TEST_F(Corruption, WithoutManifestThereIsNoCheckpoint) {
     EXPECT_NE(std::string(error.what()).find("has no manifest.json"), std::string::npos) << error.what();
     const Error of_newest = error_of([&] { (void)Checkpoint::open(root_); });
     EXPECT_EQ(of_newest.code(), Code::corrupt);
-    EXPECT_NE(std::string(of_newest.what()).find("manifest.json is gone"), std::string::npos) << of_newest.what();
+    EXPECT_NE(std::string(of_newest.what()).find("manifest.json is missing"), std::string::npos) << of_newest.what();
     std::filesystem::remove(root_ + "/latest");
     const Error of_root = error_of([&] { (void)Checkpoint::open(root_); });
     EXPECT_EQ(of_root.code(), Code::not_found);

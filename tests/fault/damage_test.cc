@@ -251,7 +251,7 @@ TEST_F(Damage, AMissingManifestIsFound) {
     const auto of_root = load(files, root);
     ASSERT_TRUE(of_root);
     EXPECT_EQ(of_root->code(), Code::corrupt) << of_root->what();
-    EXPECT_NE(std::string(of_root->what()).find(manifest() + " is gone"), std::string::npos) << of_root->what();
+    EXPECT_NE(std::string(of_root->what()).find(manifest() + " is missing"), std::string::npos) << of_root->what();
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({"--min-ranks", "3", "-n", "2", "true"}, 2, "at least 3 ranks");
     told({"--on-loss", "shrink", "-n", "2", "true"}, 2, "--min-ranks");
     told({"--on-loss", "panic", "true"}, 2, "--on-loss panic");
-    told({"--max-restarts", "-1", "true"}, 2, "-1 restarts");
+    told({"--max-restarts", "-1", "true"}, 2, "the number of restarts is -1");
     for (const char* timeout : {"0", "-1", "nan", "1e9"}) told({"--timeout-s", timeout, "true"}, 2, "--timeout-s");
     told({"--env", "NAME", "true"}, 2, "NAME=VALUE");
     told({"--frobnicate", "true"}, 2, "--frobnicate");

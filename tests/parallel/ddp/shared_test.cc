@@ -212,7 +212,7 @@ TEST(DdpSharedRefuses, WhatWouldUpdateOneCopyWithDifferentGradients) {
         model.specs = {{"half", {4}, DType::bf16}};
         EXPECT_THAT(
             expect_error([&] { Ddp(shared(comm), model.tensors(), small_buckets(true)); }, Code::unsupported).what(),
-            HasSubstr("parameter \"half\" of bf16"));
+            HasSubstr("parameter \"half\", which is bf16"));
     }));
 }
 
