@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "base/proc.hpp"
 #include "places.hpp"
 #include "processes.hpp"
 #include "soon.hpp"
@@ -35,13 +36,10 @@ inline std::vector<std::string> lines_of(const std::string& text) {
     return lines;
 }
 
+// Until its last thread has ended a process holds its files and locks, even if its first thread is a zombie already.
 inline bool alive(pid_t pid) {
-    if (::kill(pid, 0) != 0) return false;
-    std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-    std::string line;
-    std::getline(stat, line);
-    const size_t end = line.rfind(')');
-    return end != std::string::npos && line[end + 2] != 'Z' && line[end + 2] != 'X';
+    const auto found = process_stat(pid);
+    return found && !found->dead();
 }
 
 class Run : public ::testing::Test {
