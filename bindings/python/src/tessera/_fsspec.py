@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from ._base import sync_directory
-from .storage import ObjectStatus, Reader, Storage, Upload
+from ._storage import ObjectStatus, Reader, Storage, Upload
 
 _RENAMING = {"file", "local", "sftp", "ssh", "hdfs", "webhdfs", "arrow_hdfs", "smb", "ftp", "dask"}
 

@@ -22,8 +22,8 @@ from .tensor import ArrayLike, array_over, is_array, tensor
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ._base_optimizer import Optimizer
     from ._options import DDPOptions
-    from .optim import Optimizer
 
 __all__ = ["DDP", "Bucket", "BucketStats", "Grads", "Params"]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from . import _core, _options
 from ._base import Closable, checked
+from ._base_optimizer import Optimizer
 from ._given import raw, takes
-from .optim import Optimizer
 
 if TYPE_CHECKING:
     from ._options import GradScalerOptions

@@ -11,7 +11,7 @@ use tessera_sys as sys;
 use crate::comm::Comm;
 use crate::element::Element;
 use crate::error::{check, Error, Result};
-use crate::store::created;
+use crate::raw::created;
 use crate::tensor::{slice, slice_mut};
 
 /// Elements in memory that the ranks of one host share: collectives on it need no staging copy. It is a slice; begins
@@ -30,8 +30,18 @@ pub struct Buffer<T> {
 unsafe impl<T: Element> Send for Buffer<T> {}
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
+impl Comm {
+    /// A buffer of `len` zeros in memory that peers of this host reach. Collective; the same length on every rank.
+    ///
+    /// # Errors
+    /// `Mismatch`: lengths differ; `NoMemory`, `Timeout`, `Aborted`, `PeerLost`, `InvalidArgument`.
+    pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        Buffer::new(self, len)
+    }
+}
+
 impl<T: Element> Buffer<T> {
-    pub(crate) fn new(comm: &Comm, len: usize) -> Result<Self> {
+    fn new(comm: &Comm, len: usize) -> Result<Self> {
         let size = len
             .checked_mul(size_of::<T>())
             .ok_or_else(|| Error::argument(format!("a buffer of {len} elements is larger than memory can be")))?;

@@ -14,13 +14,11 @@ use crate::comm::Comm;
 use crate::element::DType;
 use crate::error::{check, Code, Error, Result};
 use crate::progress::{watch, Progress, Watcher};
-use crate::raw;
-use crate::saver::path_string;
+use crate::raw::{self, created, path_string};
 use crate::settings::{export_setters, load_setters, ExportSettings, LoadSettings};
 use crate::state::State;
 use crate::storage::{Storage, StorageHandle};
-use crate::store::created;
-use crate::tensor::{slice, Held, Tensor, Use};
+use crate::tensor::{Held, Tensor, TensorInfo, Use};
 
 /// How to load. What is not set is the library's default: verified and strict, and each rank for itself.
 #[derive(Clone, Debug, Default)]
@@ -138,29 +136,6 @@ pub enum Verify {
     Headers,
     /// Every byte.
     Full,
-}
-
-/// A tensor of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TensorInfo {
-    /// Its name.
-    pub name: String,
-    /// The type of its elements.
-    pub dtype: DType,
-    /// Its global shape.
-    pub shape: Vec<usize>,
-}
-
-impl TensorInfo {
-    /// # Safety
-    /// A C string, and `ndim` sizes.
-    pub(crate) unsafe fn new(name: *const c_char, dtype: i32, shape: *const i64, ndim: i32) -> Result<Self> {
-        let (name, shape) = unsafe { (raw::text(name), slice(shape, usize::try_from(ndim).unwrap_or(0))) };
-        let dtype = DType::from_raw(dtype)
-            .ok_or_else(|| Error::new(Code::Version, format!("{name} is of unknown dtype {dtype}")))?;
-        Ok(TensorInfo { name, dtype, shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect() })
-    }
 }
 
 /// A committed checkpoint, written by ranks of whatever number and language. It needs no job, and may be read from many

@@ -9,9 +9,8 @@ use tessera_sys as sys;
 
 use crate::comm::Comm;
 use crate::error::{check, Error, Result};
-use crate::raw;
+use crate::raw::{self, created};
 use crate::settings::{sampler_setters, SamplerSettings};
-use crate::store::created;
 
 /// Which samples this rank takes next. The order of an epoch depends on seed, epoch and length alone, not on the number
 /// of ranks, so that training goes on in mid-epoch on another number of them.

@@ -12,39 +12,14 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
+pub(crate) use crate::choices::{DdpHook, DdpJoin}; // the generated `settings` imports them from here
 use crate::comm::{Borrowed, Comm, Owner};
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{check, Code, Error, Result};
-use crate::optim::Optimizer;
 use crate::params::{group_accessors, GradientOf, Group, Params, RawParams};
-use crate::raw;
+use crate::raw::{self, created};
 use crate::settings::{ddp_setters, DdpSettings};
-use crate::store::created;
 use crate::tensor::{slice, slice_mut, Held, Tensor, Use, View, ViewMut};
-
-/// What reduces a bucket; [`Ddp::set_hook`] brings one's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DdpHook {
-    /// An all-reduce.
-    AllReduce = sys::TSR_DDP_HOOK_ALL_REDUCE as isize,
-    /// Products of low rank stand for matrices, with error feedback.
-    PowerSgd = sys::TSR_DDP_HOOK_POWER_SGD as isize,
-    /// Nothing: each rank keeps its own gradients.
-    Noop = sys::TSR_DDP_HOOK_NOOP as isize,
-}
-
-/// Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DdpJoin {
-    /// All ranks make equally many steps.
-    Off = sys::TSR_DDP_JOIN_OFF as isize,
-    /// By the number of ranks.
-    DivideByWorld = sys::TSR_DDP_JOIN_DIVIDE_BY_WORLD as isize,
-    /// By the number of ranks that have not joined.
-    DivideByActive = sys::TSR_DDP_JOIN_DIVIDE_BY_ACTIVE as isize,
-}
 
 /// A bucket in the last step that was reduced. Times are since the step's first `ready` on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,7 +222,7 @@ pub struct Inner {
     /// Whether `wait` writes gradients that were not ready.
     writes_unready: bool,
     /// Whether an optimizer updates each parameter as soon as its gradient was ready.
-    steps: Cell<bool>,
+    pub(crate) steps: Cell<bool>,
     failures: Arc<Failures>,
 }
 
@@ -524,19 +499,6 @@ impl<'c> Ddp<'c> {
     /// `InvalidState`: in the middle of a step.
     pub fn reset_hook(&mut self) -> Result<()> {
         check(unsafe { sys::tsr_ddp_set_hook(self.inner.as_ptr(), None, ptr::null_mut(), None) })
-    }
-
-    /// Lets an optimizer of this model update the parameters of a bucket as soon as it is reduced, in the background. After
-    /// `wait` all are updated, to the same bits as by [`Optimizer::step`] afterwards, which is refused from now on. From
-    /// the `ready` of its gradient to `wait`, a parameter belongs to the library: no view of it can be had.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the optimizer was not made of this model; `InvalidState`: in the middle of a step, or another one
-    /// steps already.
-    pub fn step_in_backward(&mut self, optimizer: &mut Optimizer<'_>) -> Result<()> {
-        check(unsafe { sys::tsr_ddp_step_in_backward(self.inner.as_ptr(), optimizer.inner().as_ptr()) })?;
-        self.inner.steps.set(true);
-        Ok(())
     }
 
     /// Registers what the model has besides parameters (running means, counters), checks that all ranks registered the same,

@@ -5,7 +5,8 @@ use std::ptr;
 
 use tessera_sys as sys;
 
-use crate::raw;
+use crate::loader;
+use crate::text::text;
 
 /// The result of a call into this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -86,11 +87,11 @@ codes! {
 impl fmt::Display for Code {
     /// The name as in the C API, `TIMEOUT`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if crate::load().is_err() {
+        if loader::load().is_err() {
             return write!(f, "{self:?}"); // the very error that says why there is no library to ask
         }
         // SAFETY: the library is loaded; the string is static.
-        f.write_str(&unsafe { raw::text(sys::tsr_status_name(self.as_raw())) })
+        f.write_str(&unsafe { text(sys::tsr_status_name(self.as_raw())) })
     }
 }
 
@@ -165,10 +166,10 @@ impl Error {
             let cause = sys::tsr_error_cause(error);
             Error(Box::new(Record {
                 code: Code::from_raw(sys::tsr_error_code(error)),
-                message: raw::text(sys::tsr_error_message(error)),
+                message: text(sys::tsr_error_message(error)),
                 rank: usize::try_from(sys::tsr_error_rank(error)).ok(),
                 peer: usize::try_from(sys::tsr_error_peer(error)).ok(),
-                operation: Some(raw::text(sys::tsr_error_operation(error))).filter(|name| !name.is_empty()),
+                operation: Some(text(sys::tsr_error_operation(error))).filter(|name| !name.is_empty()),
                 sequence: u64::try_from(sys::tsr_error_sequence(error)).ok(),
                 native: match domain {
                     sys::TSR_NATIVE_NONE => None,
@@ -203,7 +204,7 @@ impl Error {
     /// The error of the calling thread's last failed call into the library, through whatever binding it was made; `None`
     /// if none failed, or if it was taken already, as every method of this crate does.
     pub fn last() -> Option<Self> {
-        crate::load().ok()?;
+        loader::load().ok()?;
         // SAFETY: the library is loaded; the error lives until this thread's next failing call.
         unsafe {
             let error = sys::tsr_error_last();

@@ -13,9 +13,8 @@ use crate::element::{DType, Element, ReduceOp};
 use crate::error::{check, Code, Error, Result};
 use crate::layout::Layout;
 use crate::params::{GradientOf, Group, Params, RawParams};
-use crate::raw;
+use crate::raw::{self, created};
 use crate::settings::{fsdp_setters, fsdp_unit_setters, FsdpSettings, FsdpUnitSettings};
-use crate::store::created;
 use crate::tensor::{slice, Held, Tensor, Use, View, ViewMut};
 
 /// Parameters that are whole at the same time: a layer, say. [`Params`] become one.

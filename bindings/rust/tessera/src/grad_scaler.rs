@@ -8,8 +8,8 @@ use tessera_sys as sys;
 
 use crate::error::{check, Result};
 use crate::optim::Optimizer;
+use crate::raw::created;
 use crate::settings::{grad_scaler_setters, GradScalerSettings};
-use crate::store::created;
 
 /// A scale for the loss that follows what becomes of the gradients, so that small ones of [`F16`](crate::DType::F16) are not
 /// lost, as `torch.amp.GradScaler` has it. A step whose gradients have an infinity or NaN is left out, over an

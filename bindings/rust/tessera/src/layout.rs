@@ -7,8 +7,7 @@ use tessera_sys as sys;
 
 use crate::comm::Comm;
 use crate::error::{check, Error, Result};
-use crate::raw;
-use crate::store::created;
+use crate::raw::{self, created};
 
 const MAX_NDIM: usize = sys::TSR_MAX_NDIM as usize;
 

@@ -53,6 +53,7 @@
 mod buffer;
 mod callback;
 mod checkpoint;
+mod choices;
 mod comm;
 mod data;
 mod ddp;
@@ -65,6 +66,7 @@ mod layout;
 mod library;
 #[cfg(doctest)]
 mod lifetimes;
+mod loader;
 mod log;
 mod mesh;
 #[cfg(feature = "ndarray")]
@@ -85,15 +87,17 @@ mod state;
 mod storage;
 mod store;
 mod tensor;
+mod text;
 mod value;
 mod work;
 
 pub use buffer::{Buffer, OwnedSlice};
 pub use callback::CallbackResult;
-pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, TensorInfo, Verify};
+pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, Verify};
+pub use choices::{DdpHook, DdpJoin, WhenBusy};
 pub use comm::{AbortHandle, Comm, CommOptions};
 pub use data::{Sampler, SamplerBuilder};
-pub use ddp::{Bucket, BucketStats, Ddp, DdpHook, DdpJoin, DdpOptions};
+pub use ddp::{Bucket, BucketStats, Ddp, DdpOptions};
 pub use element::{Bool, DType, Element, ReduceOp};
 pub use error::{Code, Error, Native, Result};
 pub use fsdp::{Backward, Forward, Fsdp, FsdpOptions, FsdpUnit, UnitPhase, Units, Whole};
@@ -109,11 +113,11 @@ pub use optim::{Adam, AdamW, Optimizer, Sgd, Trainable};
 pub use params::{Local, Params};
 pub use plan::{Collective, Plan};
 pub use progress::{Phase, Progress};
-pub use saver::{Save, Saver, SaverBuilder, WhenBusy};
+pub use saver::{Save, Saver, SaverBuilder};
 pub use state::{State, StateDict, StatePart, Stateful};
 pub use storage::{KeyStatus, Storage, StorageReader, StorageTraits, StorageUpload};
 pub use store::{Store, StoreOptions, StoreServer};
-pub use tensor::{IntoTensor, Tensor, View, ViewMut};
+pub use tensor::{IntoTensor, Tensor, TensorInfo, View, ViewMut};
 pub use value::Value;
 pub use work::Work;
 

@@ -1,12 +1,12 @@
-//! Finds and loads libtessera, once, on the first call into this crate.
+//! Loads libtessera on the first call into this crate, and tells which one that is.
 
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::{env, fs};
+use std::path::PathBuf;
 
 use tessera_sys as sys;
 
 use crate::error::{Code, Error, Result};
+use crate::loader::{self, Refusal};
+use crate::text::text;
 
 /// Loads the library if that has not happened yet. Every constructor of this crate calls it, so a program need not; call
 /// it to learn early, and in one place, whether the library can be used.
@@ -26,45 +26,10 @@ use crate::error::{Code, Error, Result};
 /// [`Code::Version`]: the library has another ABI than these bindings, or lacks functions; the message names both
 /// versions and the file. [`Code::NotFound`]: there is none.
 pub fn load() -> Result<()> {
-    static OUTCOME: Mutex<Option<Result<()>>> = Mutex::new(None);
-    let mut outcome = OUTCOME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    outcome.get_or_insert_with(find_and_load).clone()
-}
-
-fn find_and_load() -> Result<()> {
-    let explicit = env::var_os("TESSERA_LIBRARY").filter(|value| !value.is_empty());
-    let mut refusals = Vec::new();
-    for path in explicit.clone().map_or_else(candidates, |path| vec![PathBuf::from(path)]) {
-        // SAFETY: these are the places where libtessera is installed, or what the user named.
-        match unsafe { sys::load(&path) } {
-            Ok(()) => return Ok(()),
-            // A library that is there but does not fit is an error, not a reason to take another one in silence.
-            Err(error @ (sys::LoadError::Version { .. } | sys::LoadError::Symbols { .. })) => {
-                return Err(Error::new(Code::Version, error.to_string()));
-            }
-            Err(error) => refusals.push(error.to_string()),
-        }
-    }
-    let advice = match explicit {
-        Some(_) => "TESSERA_LIBRARY names this file; correct or unset it",
-        None => "name the file in TESSERA_LIBRARY, put it beside the program, or install libtessera",
-    };
-    Err(Error::new(Code::NotFound, format!("libtessera was not found: {}; {advice}", refusals.join("; "))))
-}
-
-fn candidates() -> Vec<PathBuf> {
-    let mut paths = Vec::new();
-    let program = env::current_exe().and_then(fs::canonicalize);
-    if let Some(folder) = program.ok().as_deref().and_then(Path::parent) {
-        paths.push(folder.join(sys::SONAME));
-        paths.push(folder.join("../lib").join(sys::SONAME));
-    }
-    if !sys::BUILT_WITH.is_empty() {
-        paths.push(PathBuf::from(sys::BUILT_WITH));
-    }
-    paths.retain(|path| path.is_file());
-    paths.push(PathBuf::from(sys::SONAME));
-    paths
+    loader::load().map_err(|refusal| match refusal {
+        Refusal::Unfit(message) => Error::new(Code::Version, message),
+        Refusal::NotFound(message) => Error::new(Code::NotFound, message),
+    })
 }
 
 /// The version of the loaded library, `"0.1.0"`.
@@ -74,7 +39,7 @@ fn candidates() -> Vec<PathBuf> {
 pub fn version() -> Result<String> {
     load()?;
     // SAFETY: the library is loaded; the string is static.
-    Ok(unsafe { crate::raw::text(sys::tsr_version()) })
+    Ok(unsafe { text(sys::tsr_version()) })
 }
 
 /// The ABI number of the loaded library; it equals [`ABI_VERSION`].
@@ -94,7 +59,7 @@ pub fn abi_version() -> Result<u32> {
 pub fn library_path() -> Result<PathBuf> {
     load()?;
     // SAFETY: the library is loaded; the string is static.
-    Ok(PathBuf::from(unsafe { crate::raw::text(sys::tsr_library_path()) }))
+    Ok(PathBuf::from(unsafe { text(sys::tsr_library_path()) }))
 }
 
 /// The ABI number that these bindings need.

@@ -9,8 +9,7 @@ use tessera_sys as sys;
 
 use crate::comm::{Comm, Owner};
 use crate::error::{check, Code, Error, Result};
-use crate::raw;
-use crate::store::created;
+use crate::raw::{self, created};
 
 /// The ranks of a communicator in rows and columns, with a communicator for each dimension: of the ranks that differ in
 /// that coordinate alone.
@@ -66,7 +65,7 @@ impl Mesh {
             let mut ptr = ptr::null_mut();
             // SAFETY: the communicator is the mesh's, which the new object keeps.
             check(unsafe { sys::tsr_mesh_comm(handle.0.as_ptr(), name.as_ptr(), &mut ptr) })?;
-            let owner = Owner::Mesh { _mesh: Arc::clone(&handle), _store: comm.store() };
+            let owner = Owner::Mesh { _mesh: Arc::<MeshHandle>::clone(&handle), _store: comm.store() };
             dims.push((name.to_string_lossy().into_owned(), Comm::from_raw(created(ptr)?, owner)));
         }
         Ok(Mesh { dims, handle })

@@ -11,8 +11,8 @@ use crate::ddp::{Ddp, Inner};
 use crate::error::{check, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
+use crate::raw::created;
 use crate::settings::{adam_setters, adamw_setters, sgd_setters, AdamSettings, AdamwSettings, SgdSettings};
-use crate::store::created;
 use crate::tensor::{Held, Tensor, Use};
 
 mod sealed {
@@ -253,6 +253,22 @@ impl Optimizer<'_> {
         let mut steps = 0;
         check(unsafe { sys::tsr_optimizer_steps(self.inner.as_ptr(), &mut steps) })?;
         Ok(u64::try_from(steps).unwrap_or(0))
+    }
+}
+
+impl Ddp<'_> {
+    /// Lets an optimizer of this model update the parameters of a bucket as soon as it is reduced, in the background. After
+    /// `wait` all are updated, to the same bits as by [`Optimizer::step`] afterwards, which is refused from now on. From
+    /// the `ready` of its gradient to `wait`, a parameter belongs to the library: no view of it can be had.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the optimizer was not made of this model; `InvalidState`: in the middle of a step, or another one
+    /// steps already.
+    pub fn step_in_backward(&mut self, optimizer: &mut Optimizer<'_>) -> Result<()> {
+        // SAFETY: both handles are alive and used by this thread alone.
+        check(unsafe { sys::tsr_ddp_step_in_backward(self.inner().as_ptr(), optimizer.inner().as_ptr()) })?;
+        self.inner().steps.set(true);
+        Ok(())
     }
 }
 

@@ -11,8 +11,7 @@ use crate::buffer::OwnedSlice;
 use crate::comm::{Borrowed, Comm};
 use crate::element::{Element, ReduceOp};
 use crate::error::{check, Code, Result};
-use crate::raw;
-use crate::store::created;
+use crate::raw::{self, created};
 use crate::tensor::{flat_shape, raw_tensor};
 
 /// What a [`Plan`] does: as the method of [`Comm`] of that name. Those in place have their buffers as outputs.

@@ -1,26 +1,29 @@
-//! Between Rust's types and C's: strings, sizes, times, buffers of text.
+//! Between Rust's types and C's: handles, strings, paths, sizes, times, buffers of text.
 
-use std::ffi::{c_char, CStr, CString};
+use std::ffi::{c_char, CString};
 use std::mem::{self, MaybeUninit};
 use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use tessera_sys as sys;
 
 use crate::error::{check, Code, Error, Result};
+pub(crate) use crate::text::text;
 
-/// # Safety
-/// `text` is null or a string that ends with 0.
-pub(crate) unsafe fn text(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
-    }
-    // SAFETY: the caller's promise.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+/// A handle that a successful call has created.
+pub(crate) fn created<T>(handle: *mut T) -> Result<NonNull<T>> {
+    NonNull::new(handle).ok_or_else(|| Error::new(Code::Internal, "the library returned no handle"))
 }
 
 pub(crate) fn c_string(what: &str, value: &str) -> Result<CString> {
     CString::new(value).map_err(|_| Error::new(Code::InvalidArgument, format!("{what} {value:?} contains a zero byte")))
+}
+
+pub(crate) fn path_string(path: &Path) -> Result<CString> {
+    let text = path.to_str().ok_or_else(|| Error::argument(format!("the path {} is not UTF-8", path.display())))?;
+    c_string("the path", text)
 }
 
 pub(crate) fn pointer(value: &Option<CString>) -> *const c_char {

@@ -14,28 +14,16 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
+pub(crate) use crate::choices::WhenBusy; // the generated `settings` imports it from here
 use crate::comm::Comm;
 use crate::error::{check, Code, Error, Result};
 use crate::progress::{watch, Progress, Watcher};
-use crate::raw;
+use crate::raw::{self, created, path_string};
 use crate::settings::{saver_setters, SaverSettings};
 use crate::state::State;
 use crate::storage::{Storage, StorageHandle};
-use crate::store::{created, StoreHandle};
+use crate::store::StoreHandle;
 use crate::work::{Shared, Views, Work};
-
-/// What [`Saver::save_async`] does while another save is in flight.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WhenBusy {
-    /// Waits until it is done.
-    #[default]
-    Wait = sys::TSR_BUSY_WAIT as isize,
-    /// Returns [`Code::NotReady`].
-    Refuse = sys::TSR_BUSY_REFUSE as isize,
-    /// Queues behind it; a save that is queued and has not begun gives way, and ends with [`Code::Aborted`].
-    Replace = sys::TSR_BUSY_REPLACE as isize,
-}
 
 /// Builds a [`Saver`]. What is not set is the library's default. What stays under the root is the union of
 /// [`keep_latest`](Self::keep_latest), [`keep_best`](Self::keep_best) and [`keep_every`](Self::keep_every); the newest
@@ -388,9 +376,4 @@ fn finish_in_background(handle: Handle) {
 
 fn step_number(step: u64) -> Result<i64> {
     i64::try_from(step).map_err(|_| Error::argument(format!("the step is {step}; it must be at most {}", i64::MAX)))
-}
-
-pub(crate) fn path_string(path: &Path) -> Result<std::ffi::CString> {
-    let text = path.to_str().ok_or_else(|| Error::argument(format!("the path {} is not UTF-8", path.display())))?;
-    raw::c_string("the path", text)
 }

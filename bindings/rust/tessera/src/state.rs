@@ -12,7 +12,6 @@ use std::sync::Arc;
 use tessera_sys as sys;
 
 use crate::callback::{answer, CallbackResult};
-use crate::checkpoint::TensorInfo;
 use crate::comm::{Borrowed, Comm};
 use crate::data::{Sampler, SamplerInner};
 use crate::ddp::{Ddp, Inner};
@@ -23,9 +22,8 @@ use crate::grad_scaler::{GradScaler, GradScalerInner};
 use crate::layout::Layout;
 use crate::optim::{Optimizer, OptimizerInner};
 use crate::params::Local;
-use crate::raw;
-use crate::store::created;
-use crate::tensor::{Held, Tensor, Use};
+use crate::raw::{self, created};
+use crate::tensor::{Held, Tensor, TensorInfo, Use};
 use crate::value::Value;
 
 /// The model, optimizers, samplers, tensors and values of one training job. It keeps alive what was added, and a load

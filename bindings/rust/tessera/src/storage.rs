@@ -11,8 +11,7 @@ use tessera_sys as sys;
 
 use crate::callback::{answer, CallbackResult, FAILED};
 use crate::error::{check, Result};
-use crate::raw;
-use crate::store::created;
+use crate::raw::{self, created};
 
 /// What a key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-use crate::error::{check, Code, Error, Result};
-use crate::raw;
+use crate::error::{check, Code, Result};
+use crate::raw::{self, created};
 use crate::settings::{store_setters, StoreSettings};
 
 /// Settings of a [`Store`] and a [`StoreServer`]. What is not set is the library's default.
@@ -190,9 +190,4 @@ impl Store {
         check(unsafe { sys::tsr_store_delete(self.as_ptr(), key.as_ptr(), &mut existed) })?;
         Ok(existed != 0)
     }
-}
-
-/// A handle that a successful call has created.
-pub(crate) fn created<T>(handle: *mut T) -> Result<NonNull<T>> {
-    NonNull::new(handle).ok_or_else(|| Error::new(Code::Internal, "the library returned no handle"))
 }

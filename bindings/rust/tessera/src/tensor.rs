@@ -9,7 +9,7 @@
 use std::alloc::{alloc_zeroed, Layout};
 use std::any::Any;
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
@@ -400,6 +400,29 @@ impl IntoTensor for Tensor {
 impl IntoTensor for &Tensor {
     fn into_tensor(self) -> Result<Tensor> {
         Ok(self.clone())
+    }
+}
+
+/// A tensor of a checkpoint or a state, without its data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its global shape.
+    pub shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    /// # Safety
+    /// A C string, and `ndim` sizes.
+    pub(crate) unsafe fn new(name: *const c_char, dtype: i32, shape: *const i64, ndim: i32) -> Result<Self> {
+        let (name, shape) = unsafe { (raw::text(name), slice(shape, usize::try_from(ndim).unwrap_or(0))) };
+        let dtype = DType::from_raw(dtype)
+            .ok_or_else(|| Error::new(Code::Version, format!("{name} is of unknown dtype {dtype}")))?;
+        Ok(TensorInfo { name, dtype, shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect() })
     }
 }
 

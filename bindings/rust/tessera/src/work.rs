@@ -19,8 +19,7 @@ use tessera_sys as sys;
 
 use crate::element::Element;
 use crate::error::{check, Code, Error, Result};
-use crate::raw;
-use crate::store::created;
+use crate::raw::{self, created};
 use crate::tensor::{flat_shape, raw_tensor};
 
 /// An operation that runs, and the buffers it owns until it is done.

@@ -4,6 +4,7 @@ mod collectives;
 mod nonblocking;
 mod options;
 
+use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,13 +16,10 @@ use std::time::Duration;
 use tessera_sys as sys;
 
 pub use self::options::CommOptions;
-use crate::buffer::Buffer;
-use crate::element::Element;
 use crate::error::{check, Error, Result};
 use crate::launch;
-use crate::mesh::MeshHandle;
-use crate::raw;
-use crate::store::{created, Store, StoreHandle};
+use crate::raw::{self, created, path_string};
+use crate::store::{Store, StoreHandle};
 
 /// This process's (or thread's) place among the ranks of a group.
 ///
@@ -71,7 +69,7 @@ pub(crate) enum Owner {
     /// Ours; made on a store, or split off a communicator that was.
     Us(Option<Arc<StoreHandle>>),
     /// A mesh's.
-    Mesh { _mesh: Arc<MeshHandle>, _store: Option<Arc<StoreHandle>> },
+    Mesh { _mesh: Arc<dyn Any + Send + Sync>, _store: Option<Arc<StoreHandle>> },
     /// The library's, lent to a hook for its call.
     Library,
 }
@@ -301,17 +299,9 @@ impl Comm {
     /// # Errors
     /// `Io`, `Permission`: the file cannot be written; `InvalidArgument`.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = crate::saver::path_string(path.as_ref())?;
+        let path = path_string(path.as_ref())?;
         // SAFETY: the path is borrowed for the call.
         check(unsafe { sys::tsr_comm_write_trace(self.as_ptr(), path.as_ptr()) })
-    }
-
-    /// A buffer of `len` zeros in memory that peers of this host reach. Collective; the same length on every rank.
-    ///
-    /// # Errors
-    /// `Mismatch`: lengths differ; `NoMemory`, `Timeout`, `Aborted`, `PeerLost`, `InvalidArgument`.
-    pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        Buffer::new(self, len)
     }
 }
 

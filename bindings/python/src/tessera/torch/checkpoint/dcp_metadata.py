@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from ..._base import sync_directory
 from ...errors import Corrupt, NotFound, TesseraIOError, Unsupported
-from .joined import Entry
 from .record import core_name
+from .rows import Entry
 
 __all__ = ["METADATA", "metadata_over", "read_metadata", "whole_tensor", "write_metadata"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,23 +21,9 @@ from ...tensor import tensor as core_tensor
 from ..ranks import gather
 from ..tensors import bits_of, core_dtype, named_dtype
 from .record import core_name
-from .rows import Path, Row, structure_text, table_text
+from .rows import Entry, Row, structure_text, table_text
 
-__all__ = ["Entry", "State", "join"]
-
-
-@dataclass
-class Entry:
-    """A name of the joined state, the same on every rank but for the pieces."""
-
-    name: str
-    kind: str
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    layout: list[Any]  # ["whole"], ["mesh", sizes, dims], or ["boxes", boxes of rank 0, of rank 1, ...]
-    pieces: list[torch.Tensor]
-    json: str
+__all__ = ["State", "join"]
 
 
 def join(comm: Comm | None, rows: list[Row], save_id: str) -> tuple[list[Entry], str]:

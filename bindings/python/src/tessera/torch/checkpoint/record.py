@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ...checkpoint import TORCH_RECORD
 from ...values import decode, encode
 from ..tensors import bits_of, dtype_name, named_dtype
-from .rows import Path
-
-if TYPE_CHECKING:
-    from .joined import Entry
+from .rows import Entry, Path
 
 __all__ = ["RECORD", "Record", "core_name", "of_one_rank"]
 

@@ -22,7 +22,7 @@ from ...layout import Box
 from ...values import encode
 from ..tensors import Copies, bits_of, dtype_name, staged
 
-__all__ = ["Row", "plain_json", "rows_of"]
+__all__ = ["Entry", "Row", "plain_json", "rows_of"]
 
 Path = tuple[str | int, ...]
 
@@ -50,6 +50,20 @@ class Row:
     def table(self) -> list[Any]:
         """What other ranks are told where structures differ: everything but the data."""
         return [*self.structure, [[box.offsets, box.sizes] for box in self.boxes], self.json]
+
+
+@dataclass
+class Entry:
+    """A name of the joined state, the same on every rank but for the pieces."""
+
+    name: str
+    kind: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    layout: list[Any]  # ["whole"], ["mesh", sizes, dims], or ["boxes", boxes of rank 0, of rank 1, ...]
+    pieces: list[torch.Tensor]
+    json: str
 
 
 def rows_of(

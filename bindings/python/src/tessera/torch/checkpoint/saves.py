@@ -33,9 +33,9 @@ from ..ranks import Ranks, agree
 from ..tensors import bits_of, named_dtype
 from .data import refusal
 from .dcp_metadata import METADATA, metadata_over, whole_tensor, write_metadata
-from .joined import Entry, State, join
+from .joined import State, join
 from .record import RECORD, Record, of_one_rank
-from .rows import Row
+from .rows import Entry, Row
 
 __all__ = ["FORMATS", "Save", "is_url", "local_directory"]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from torch.autograd import Variable
@@ -31,10 +31,8 @@ from ...errors import Aborted, Interrupted, InvalidState, Mismatch, TesseraError
 from ...fsdp import FSDP, Deferred
 from ..meeting import own_communicator
 from ..tensors import core_dtype
-
-if TYPE_CHECKING:
-    from .sharded import Sharded
-    from .unit import Unit
+from .sharded import Sharded
+from .unit import Unit
 
 __all__ = ["Engine"]
 
@@ -141,7 +139,7 @@ class Engine:
     def wait_for(self, unit: Unit) -> None:
         """It is whole, and its modules show it so."""
         self._do(_core.fsdp_await, unit.number)
-        unit.show_whole()
+        unit.show_whole(self.handle)
 
     def reshard(self, unit: Unit) -> None:
         """It is sharded, and its modules show it so."""
@@ -168,7 +166,7 @@ class Engine:
             for other in unit.forward_prefetch:
                 self.unshard(other)
         self._do(_core.fsdp_forward, unit.number)
-        unit.show_whole()
+        unit.show_whole(self.handle)
 
     def backward(self, unit: Unit) -> None:
         """Gradients of the unit's output are there."""
@@ -184,7 +182,7 @@ class Engine:
                     self.unshard(other)
         self._do(_core.fsdp_backward, unit.number)
         unit.in_backward = True
-        unit.show_whole()
+        unit.show_whole(self.handle)
 
     def _begin_backward(self) -> None:
         sync = {unit.syncs for unit in self.units}

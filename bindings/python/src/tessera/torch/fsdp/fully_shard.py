@@ -17,8 +17,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from ...errors import InvalidArgument, InvalidState, Unsupported
+from .hooks import ATTRIBUTE, HookedUnit, unit_of
 from .sharded import Sharded, check, dimension_of, places_of
-from .unit import Unit
 
 __all__ = [
     "FSDPModule",
@@ -26,17 +26,10 @@ __all__ = [
     "fully_shard",
     "register_fsdp_forward_method",
     "share_comm_ctx",
-    "unit_of",
 ]
 
-_ATTRIBUTE = "_tessera_fsdp_unit"
 _AS_THEY_ARE = MixedPrecisionPolicy()
 _NO_OFFLOAD = OffloadPolicy()
-
-
-def unit_of(module: nn.Module) -> Unit | None:
-    """What `fully_shard` made of a module; None if it was not called for it."""
-    return module.__dict__.get(_ATTRIBUTE)
 
 
 def fully_shard(
@@ -132,9 +125,9 @@ def fully_shard(
         Sharded(names[id(param)], param, where, mesh, dim)
         for (param, where), dim in zip(places.items(), dims, strict=True)
     ]
-    unit = Unit(modules, params, mesh, mp_policy, reshard_after_forward)
+    unit = HookedUnit(modules, params, mesh, mp_policy, reshard_after_forward)
     for one in modules:
-        one.__dict__[_ATTRIBUTE] = unit
+        one.__dict__[ATTRIBUTE] = unit
         one.__dict__.setdefault(REGISTRY_KEY, OrderedDict())["fully_shard"] = RegistryItem()
         one.__class__ = _sharded_class(type(one))
     return module
@@ -156,8 +149,8 @@ def _sharded_class(own: type) -> type:
 class UnshardHandle:
     """A unit on its way."""
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit: Unit | None = unit
+    def __init__(self, unit: HookedUnit) -> None:
+        self._unit: HookedUnit | None = unit
 
     @torch.compiler.disable
     def wait(self) -> None:
@@ -181,12 +174,12 @@ class FSDPModule(_TorchFSDPModule):
         raise Unsupported("a module cannot be copied after fully_shard; copy it before")
 
     @property
-    def _unit(self) -> Unit:
+    def _unit(self) -> HookedUnit:
         unit = unit_of(self)
         assert unit is not None
         return unit
 
-    def _units(self, recurse: bool) -> list[Unit]:
+    def _units(self, recurse: bool) -> list[HookedUnit]:
         if not recurse:
             return [self._unit]
         found = {id(unit): unit for one in self.modules() if (unit := unit_of(one)) is not None}
@@ -368,7 +361,7 @@ def share_comm_ctx(modules: list[Any]) -> None:
         raise InvalidArgument("share_comm_ctx takes modules that fully_shard was called for")
 
 
-def _units_of(modules: list[Any]) -> list[Unit]:
+def _units_of(modules: list[Any]) -> list[HookedUnit]:
     units = [unit_of(module) for module in modules]
     if not all(units):
         raise InvalidArgument("modules to prefetch are those that fully_shard was called for")

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from ...errors import InvalidArgument
-from .fully_shard import unit_of
+from .hooks import unit_of
 from .sharded import Sharded
 
 __all__ = [

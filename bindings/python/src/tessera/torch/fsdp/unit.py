@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...errors import InvalidState
-from .engine import Engine
+from ... import _core
 from .sharded import Sharded
 
 __all__ = ["Unit"]
@@ -38,13 +34,12 @@ class Unit:
         self.kept_among = None if reshards is None or isinstance(reshards, bool) else reshards  # so many ranks each
         self.name = ""
         self.number = -1
-        self.engine: Engine | None = None
         self.is_root = False
         self.syncs = True
         self.all_reduces = True
         self.factor = 1.0
-        self.forward_prefetch: list[Unit] | None = None
-        self.backward_prefetch: list[Unit] | None = None
+        self.forward_prefetch: Sequence[Unit] | None = None
+        self.backward_prefetch: Sequence[Unit] | None = None
         self.reshards_after_backward = True  # its memory is another's then
         self.shows_whole = False
         self.in_backward = False
@@ -55,14 +50,6 @@ class Unit:
         self.asked: set[int] = set()  # passes of autograd; one may run inside another, as a reentrant checkpoint's does
         self.awaited: set[tuple[int, Sharded]] = set()  # gradients, with the pass that will bring them
         self.computing = 0  # forwards of its modules that have begun and not ended, unless one was left by an error
-        self._left: set[nn.Module] = set(self.modules)  # to compute, before the unit is sharded again
-        for param in self.params:
-            param.accumulated = self._accumulated
-        for module in self.modules:
-            module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
-            module.register_forward_hook(self._post_forward)
-            module.register_state_dict_pre_hook(self._before_state_dict)
-            module.register_load_state_dict_pre_hook(self._before_load)
 
     @property
     def trained(self) -> list[Sharded]:
@@ -89,12 +76,11 @@ class Unit:
         self.asked.clear()
         self.awaited.clear()
 
-    def show_whole(self) -> None:
+    def show_whole(self, handle: _core.FSDP) -> None:
         """Its modules show whole parameters."""
         if not self.shows_whole:
-            assert self.engine is not None
             for param in self.params:
-                param.make_whole(self.engine.handle)
+                param.make_whole(handle)
             self.shows_whole = True
 
     def show_sharded(self) -> None:
@@ -103,127 +89,3 @@ class Unit:
             for param in self.params:
                 param.make_sharded()
             self.shows_whole = False
-
-    def begun(self) -> Engine | None:
-        """The engine; made now if there is none, with the modules of this unit as the root. None: there is nothing to
-        shard."""
-        if self.engine is None:
-            begin(self)
-        return self.engine
-
-    # ------------------------------------------------------------ hooks, which torch.compile leaves as they are
-
-    @torch.compiler.disable
-    def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        engine = self.begun()
-        if self.is_root and engine is not None and not engine.running:
-            engine.begin_forward()
-        if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
-            args, kwargs = _cast((args, kwargs), self.policy.param_dtype)
-        if engine is not None:
-            self.computing += not engine.running  # what is computed again may end in the middle
-        if engine is not None and self.params:
-            engine.forward(self)
-            if torch.is_grad_enabled():
-                args, kwargs = self._watch_inputs(args, kwargs)
-        return args, kwargs
-
-    @torch.compiler.disable
-    def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        engine = self.engine
-        if engine is not None:
-            self.computing -= not engine.running
-        if engine is not None and self.params:
-            self._left.discard(module)
-            if not self._left or not torch.is_grad_enabled():
-                self._left = set(self.modules)
-                if not engine.running:
-                    self._end_forward(engine)
-        if self.policy.output_dtype is not None:
-            output = _cast(output, self.policy.output_dtype)
-        if engine is not None and self.params and torch.is_grad_enabled():
-            watched = [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
-            if watched:
-                register_multi_grad_hook(watched, lambda _grad: engine.backward(self), mode="any")
-        return output
-
-    def _end_forward(self, engine: Engine) -> None:
-        reshards = not self.is_root if self.reshards is None else self.reshards
-        if reshards is True or not torch.is_grad_enabled():
-            engine.reshard(self)
-        elif reshards is not False:
-            engine.keep(self)
-
-    def _watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Have the gradients of the inputs tell that the backward of this forward is over."""
-        leaves, spec = tree_flatten((args, kwargs))
-        watched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if not watched:
-            self.has_no_inputs = True
-            return args, kwargs
-        self.passes += 1
-        through = _Inputs.apply(self._inputs_done, *(leaves[i] for i in watched))
-        for i, leaf in zip(watched, through, strict=True):
-            leaves[i] = leaf
-        args, kwargs = tree_unflatten(leaves, spec)
-        return args, kwargs
-
-    def _inputs_done(self) -> None:
-        self.passes -= 1
-        if self.engine is not None:
-            self.engine.hand_over_if_complete(self)
-
-    def _accumulated(self, param: Sharded) -> None:
-        if self.engine is not None:
-            self.engine.accumulated(self, param)
-
-    def _before_state_dict(self, *_: Any) -> None:
-        if self.engine is not None and self.shows_whole:
-            self.engine.reshard(self)
-
-    def _before_load(self, *_: Any) -> None:
-        self._before_state_dict()
-
-
-class _Inputs(torch.autograd.Function):
-    """The inputs of a module as they are; tells when their gradients are there."""
-
-    @staticmethod
-    def forward(ctx: Any, done: Callable[[], None], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.done = done
-        return tuple(one.view_as(one) for one in inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        ctx.done()
-        return None, *grads
-
-
-def begin(root: Unit) -> None:
-    """Make the engine of the units at and below `root`."""
-    from .fully_shard import unit_of
-
-    units: dict[int, Unit] = {id(root): root}
-    for top in root.modules:
-        for module in top.modules():
-            unit = unit_of(module)
-            if unit is not None:
-                units.setdefault(id(unit), unit)
-    for unit in units.values():
-        if unit.engine is not None:
-            raise InvalidState(
-                f"{unit.name!r} has computed on its own before the module that it belongs to: run that one first"
-            )
-    with_params = [unit for unit in units.values() if unit.params]
-    root.is_root = True
-    if not with_params:
-        return
-    engine = Engine(root, with_params)
-    for unit in units.values():
-        unit.engine = engine
-
-
-def _cast(values: Any, dtype: torch.dtype) -> Any:
-    leaves, spec = tree_flatten(values)
-    cast = [leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
-    return tree_unflatten(cast, spec)

@@ -32,7 +32,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from ...errors import InvalidArgument, Unsupported
-from .fully_shard import fully_shard, unit_of
+from .fully_shard import fully_shard
+from .hooks import unit_of
 from .sharded import Sharded
 from .states import (
     INNER,

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.tensor import DTensor
 
 from ...errors import InvalidArgument, InvalidState, Unsupported
-from .fully_shard import unit_of
+from .hooks import unit_of
 
 __all__ = ["from_rank_0", "give_values", "ignored_of", "mesh_of", "wrap_below"]
 

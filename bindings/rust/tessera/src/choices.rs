@@ -1,0 +1,40 @@
+//! The values of options that choose one of several ways.
+
+use tessera_sys as sys;
+
+/// What reduces a bucket; [`Ddp::set_hook`](crate::Ddp::set_hook) brings one's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DdpHook {
+    /// An all-reduce.
+    AllReduce = sys::TSR_DDP_HOOK_ALL_REDUCE as isize,
+    /// Products of low rank stand for matrices, with error feedback.
+    PowerSgd = sys::TSR_DDP_HOOK_POWER_SGD as isize,
+    /// Nothing: each rank keeps its own gradients.
+    Noop = sys::TSR_DDP_HOOK_NOOP as isize,
+}
+
+/// Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DdpJoin {
+    /// All ranks make equally many steps.
+    Off = sys::TSR_DDP_JOIN_OFF as isize,
+    /// By the number of ranks.
+    DivideByWorld = sys::TSR_DDP_JOIN_DIVIDE_BY_WORLD as isize,
+    /// By the number of ranks that have not joined.
+    DivideByActive = sys::TSR_DDP_JOIN_DIVIDE_BY_ACTIVE as isize,
+}
+
+/// What [`Saver::save_async`](crate::Saver::save_async) does while another save is in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WhenBusy {
+    /// Waits until it is done.
+    #[default]
+    Wait = sys::TSR_BUSY_WAIT as isize,
+    /// Returns [`Code::NotReady`](crate::Code::NotReady).
+    Refuse = sys::TSR_BUSY_REFUSE as isize,
+    /// Queues behind it; a save that is queued and has not begun gives way, and ends with [`Code::Aborted`](crate::Code::Aborted).
+    Replace = sys::TSR_BUSY_REPLACE as isize,
+}
