@@ -147,11 +147,10 @@ def settings(api: Api, spellings: dict[str, str]) -> str:
         "",
         "use tessera_sys as sys;",
         "",
-        "use crate::ddp::{DdpHook, DdpJoin};",
+        "use crate::choices::{DdpHook, DdpJoin, WhenBusy};",
         "use crate::element::{DType, ReduceOp};",
         "use crate::error::Result;",
         "use crate::raw;",
-        "use crate::saver::WhenBusy;",
     ]
     for struct in structs(api):
         if options(api, struct):

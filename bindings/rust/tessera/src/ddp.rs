@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-pub(crate) use crate::choices::{DdpHook, DdpJoin}; // the generated `settings` imports them from here
+use crate::choices::{DdpHook, DdpJoin};
 use crate::comm::{Borrowed, Comm, Owner};
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{check, Code, Error, Result};

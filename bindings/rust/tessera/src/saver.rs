@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-pub(crate) use crate::choices::WhenBusy; // the generated `settings` imports it from here
+use crate::choices::WhenBusy;
 use crate::comm::Comm;
 use crate::error::{check, Code, Error, Result};
 use crate::progress::{watch, Progress, Watcher};

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-use crate::ddp::{DdpHook, DdpJoin};
+use crate::choices::{DdpHook, DdpJoin, WhenBusy};
 use crate::element::{DType, ReduceOp};
 use crate::error::Result;
 use crate::raw;
-use crate::saver::WhenBusy;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SaverSettings {
