@@ -1,6 +1,6 @@
-"""Optimizers over a DDP or FSDP model, or over any parameters and gradients: SGD, Adam, AdamW, as PyTorch defines them.
+"""Optimizers for a DDP or FSDP model, or any parameters and gradients: SGD, Adam and AdamW, as PyTorch defines them.
 
-Settings that are not given have the library's defaults, which are PyTorch's.
+Settings default to the library's values, which are PyTorch's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
 
 class Optimizer(Closable):
-    """What `SGD`, `Adam` and `AdamW` share.
+    """Base of `SGD`, `Adam` and `AdamW`.
 
-    A load, `Saver.resume` too, replaces the settings, `lr` among them, by those that were saved: set `lr` after it.
+    A load, including `Saver.resume`, replaces the settings, including `lr`, by the saved ones: set `lr` after it.
     """
 
     _handle: _core.Optimizer
@@ -33,13 +33,13 @@ class Optimizer(Closable):
         raise TypeError("use SGD, Adam or AdamW")
 
     def step(self) -> None:
-        """Update every parameter from its gradient; gradients stay as they are.
+        """Update every parameter from its gradient; gradients are unchanged.
 
         Raises
         ------
         InvalidState
-            The gradients of its `DDP` are being reduced, or none were since the last step (but in `DDP.no_sync`); a
-            unit of its `FSDP` is whole.
+            The gradients of its `DDP` are being reduced, or none were reduced since the last step (except in
+            `DDP.no_sync`); or a unit of its `FSDP` is unsharded.
         """
         _core.optimizer_step(self._handle)
 
@@ -48,27 +48,27 @@ class Optimizer(Closable):
         _core.optimizer_zero_grad(self._handle)
 
     def clip_grad_norm(self, max_norm: float, p: float = 2.0) -> float:
-        """Scale all gradients so that their norm is at most `max_norm`; before `step`.
+        """Scale all gradients so that their norm is at most `max_norm`. Call it before `step`.
 
-        Over an `FSDP` it is the norm of all shards, and every rank scales alike: collective then. Over a `DDP`, whose
-        gradients are the same on every rank, it is local.
+        Over an `FSDP` it uses the norm of all shards and is collective. Over a `DDP`, whose gradients are the same on
+        every rank, it is local.
 
         Parameters
         ----------
         max_norm : float
             At least 0.
         p : float, default 2
-            Which norm: 1 or more, or ``math.inf`` for the largest magnitude.
+            The norm's order: at least 1, or ``math.inf`` for the largest magnitude.
 
         Returns
         -------
         float
-            The norm as it was; infinite if there are infinities or NaN, which are left as they are.
+            The norm before scaling; infinite if there are infinities or NaN, which are left unchanged.
         """
         return _core.optimizer_clip_grad_norm(self._handle, max_norm, p)
 
     def clip_grad_value(self, most: float) -> None:
-        """Bring every gradient into [-most, most]; NaN stays."""
+        """Clamp every gradient to [-most, most]; NaN is unchanged."""
         _core.optimizer_clip_grad_value(self._handle, most)
 
     @property
@@ -82,32 +82,35 @@ class Optimizer(Closable):
 
     @property
     def steps(self) -> int:
-        """How many steps were made, those before a checkpoint included."""
+        """Number of steps made, including those before a loaded checkpoint."""
         return _core.optimizer_steps(self._handle)
 
     def close(self) -> None:
-        """Refuse further calls; the moments are freed when no state uses them any longer."""
+        """Refuse further calls. The moments are freed once no state uses them."""
         _core.optimizer_destroy(self._handle)
 
 
 def _over(params: DDP | FSDP | Params, grads: Params | None) -> tuple[Any, ...]:
-    """What `_core` makes an optimizer over: a DDP, an FSDP, or names, parameters and gradients."""
+    """The arguments from which `_core` makes an optimizer: a DDP, an FSDP, or names, parameters and gradients."""
     if isinstance(params, (DDP, FSDP)):
         if grads is not None:
             raise TypeError(
-                f"grads is {grads!r}, but a {type(params).__name__} brings its gradients; settings are given by name: "
-                "lr=0.001"
+                f"grads is {grads!r}, but a {type(params).__name__} has its own gradients; pass settings by name, such "
+                "as lr=0.001"
             )
         return (params._handle,)
     names, arrays = named(params)
     if grads is None:
-        raise InvalidArgument("gradients are missing: give a DDP or an FSDP, or parameters and gradients")
+        raise InvalidArgument("gradients are missing; pass a DDP, an FSDP, or parameters and gradients")
     grad_names, grad_arrays = named(grads, "grads")
     by_name = dict(zip(grad_names, grad_arrays, strict=True))
     missing = [name for name in names if name not in by_name]
     if missing or len(by_name) != len(names):
         extra = [name for name in grad_names if name not in names]
-        raise InvalidArgument(f"parameters and gradients differ: without gradient {missing}, without parameter {extra}")
+        raise InvalidArgument(
+            f"parameters and gradients differ: parameters without a gradient: {missing}, gradients without a "
+            f"parameter: {extra}"
+        )
     return names, [tensor(array) for array in arrays], [tensor(by_name[name], writable=False) for name in names]
 
 
@@ -115,14 +118,14 @@ def _over(params: DDP | FSDP | Params, grads: Params | None) -> tuple[Any, ...]:
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum after Sutskever et al. 2013.
 
-    A load replaces the settings by those that were saved: set `lr` after it.
+    A load replaces the settings by the saved ones: set `lr` after it.
 
     Parameters
     ----------
-    params : DDP, FSDP, or named arrays as `DDP` takes them
-        Contiguous arrays of float32 or float64. Over an `FSDP` its state is cut as the shards are.
+    params : DDP, FSDP, or named arrays as for `DDP`
+        Contiguous arrays of float32 or float64. Over an `FSDP` the optimizer's state is sharded like the parameters.
     grads : named arrays, optional
-        Needed without a model: a gradient for each parameter, by the same name.
+        Required without a model: a gradient for each parameter, with the same name.
     <options>
     """
 
@@ -136,33 +139,33 @@ class SGD(Optimizer):
 
 
 def _betas(betas: tuple[float, float] | None) -> dict[str, float]:
-    """Of Adam, by their names in C."""
+    """Adam's betas, by their names in C."""
     if betas is None:
         return {}
     try:
         first, second = betas
     except (TypeError, ValueError):
-        raise TypeError(f"betas is {betas!r}; a pair of numbers is wanted") from None
+        raise TypeError(f"betas is {betas!r}; it must be a pair of numbers") from None
     return {"beta1": first, "beta2": second}
 
 
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), with bias correction.
 
-    A load replaces the settings by those that were saved: set `lr` after it.
+    A load replaces the settings by the saved ones: set `lr` after it.
 
     Parameters
     ----------
     params, grads
-        As `SGD` takes them.
+        As for `SGD`.
     lr : float, default 0.001
         Learning rate.
     betas : pair of float, default (0.9, 0.999)
-        Decay of the two moments.
+        Decay rates of the two moments.
     eps : float, default 1e-8
         Added to the denominator.
     weight_decay : float, default 0
-        Times the parameter, added to the gradient.
+        Multiplied by the parameter and added to the gradient.
     """
 
     def __init__(
@@ -181,16 +184,16 @@ class Adam(Optimizer):
 class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
 
-    A load replaces the settings by those that were saved: set `lr` after it.
+    A load replaces the settings by the saved ones: set `lr` after it.
 
     Parameters
     ----------
     params, grads
-        As `SGD` takes them.
+        As for `SGD`.
     lr : float, default 0.001
         Learning rate.
     betas : pair of float, default (0.9, 0.999)
-        Decay of the two moments.
+        Decay rates of the two moments.
     eps : float, default 1e-8
         Added to the denominator.
     weight_decay : float, default 0.01
