@@ -1,4 +1,4 @@
-"""The parameters of one call of `fully_shard`: whole together, while their modules compute."""
+"""The parameters of one call of `fully_shard`, which are unsharded together while their modules compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Unit"]
 
 
 class Unit:
-    """The parameters of these modules, and of those below them that are no other unit's."""
+    """The parameters of these modules and of their submodules that belong to no other unit."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Unit:
         self.params = list(params)
         self.mesh = mesh
         self.policy = policy
-        self.reshards = reshards  # after forward; None: unless it is the root's; a number: see kept_among
-        self.kept_among = None if reshards is None or isinstance(reshards, bool) else reshards  # so many ranks each
+        self.reshards = reshards  # after forward; None: unless it is the root; a number: see kept_among
+        self.kept_among = None if reshards is None or isinstance(reshards, bool) else reshards  # ranks per group
         self.name = ""
         self.number = -1
         self.engine: Engine | None = None
@@ -45,17 +45,17 @@ class Unit:
         self.factor = 1.0
         self.forward_prefetch: list[Unit] | None = None
         self.backward_prefetch: list[Unit] | None = None
-        self.reshards_after_backward = True  # its memory is another's then
+        self.reshards_after_backward = True  # then another unit may use its memory
         self.shows_whole = False
         self.in_backward = False
         self.handed_over = False  # in this backward pass
         self.holds_sums = False  # of passes without synchronisation
-        self.passes = 0  # forward passes whose backward has yet to come to the inputs
-        self.has_no_inputs = False  # with gradients, at times: only the end of the pass tells that nothing more comes
-        self.asked: set[int] = set()  # passes of autograd; one may run inside another, as a reentrant checkpoint's does
-        self.awaited: set[tuple[int, Sharded]] = set()  # gradients, with the pass that will bring them
-        self.computing = 0  # forwards of its modules that have begun and not ended, unless one was left by an error
-        self._left: set[nn.Module] = set(self.modules)  # to compute, before the unit is sharded again
+        self.passes = 0  # forward passes whose backward has not reached the inputs yet
+        self.has_no_inputs = False  # some use had no inputs with gradients: only the end of the pass completes it
+        self.asked: set[int] = set()  # autograd passes; they may be nested, as for a reentrant checkpoint
+        self.awaited: set[tuple[int, Sharded]] = set()  # gradients, with the pass that will produce them
+        self.computing = 0  # forwards of its modules that have begun but not ended (or failed)
+        self._left: set[nn.Module] = set(self.modules)  # modules to compute before the unit is sharded again
         for param in self.params:
             param.accumulated = self._accumulated
         for module in self.modules:
@@ -66,12 +66,11 @@ class Unit:
 
     @property
     def trained(self) -> list[Sharded]:
-        """Those of its parameters that the core has a gradient of."""
+        """Its parameters that have a gradient in the core."""
         return [param for param in self.params if param.trained]
 
     def await_gradients(self) -> int:
-        """Ask autograd, at the first event of its pass, which parameters that will bring gradients of. Return the
-        pass."""
+        """At the first event of an autograd pass, ask autograd which parameters will get gradients. Return the pass."""
         task = int(torch._C._current_graph_task_id())
         if task not in self.asked:
             self.asked.add(task)
@@ -80,17 +79,17 @@ class Unit:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its gradients of this backward are. More may come all the same, of a pass that begins later."""
+        """Whether its gradients of this backward are complete. A pass that begins later may still produce more."""
         return not self.awaited and self.passes <= 0 and not self.has_no_inputs
 
     def forget_pass(self) -> None:
-        """A backward has ended, or was given up."""
+        """Reset after a backward has ended or was abandoned."""
         self.passes = 0
         self.asked.clear()
         self.awaited.clear()
 
     def show_whole(self) -> None:
-        """Its modules show whole parameters."""
+        """Show unsharded parameters in its modules."""
         if not self.shows_whole:
             assert self.engine is not None
             for param in self.params:
@@ -98,14 +97,14 @@ class Unit:
             self.shows_whole = True
 
     def show_sharded(self) -> None:
-        """Its modules show this rank's rows."""
+        """Show this rank's rows in its modules."""
         if self.shows_whole:
             for param in self.params:
                 param.make_sharded()
             self.shows_whole = False
 
     def begun(self) -> Engine | None:
-        """The engine; made now if there is none, with the modules of this unit as the root. None: there is nothing to
+        """The engine, created with this unit's modules as the root if there is none. None if there is nothing to
         shard."""
         if self.engine is None:
             begin(self)
@@ -121,7 +120,7 @@ class Unit:
         if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
             args, kwargs = _cast((args, kwargs), self.policy.param_dtype)
         if engine is not None:
-            self.computing += not engine.running  # what is computed again may end in the middle
+            self.computing += not engine.running  # a recomputed forward may end early
         if engine is not None and self.params:
             engine.forward(self)
             if torch.is_grad_enabled():
@@ -155,7 +154,7 @@ class Unit:
             engine.keep(self)
 
     def _watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Have the gradients of the inputs tell that the backward of this forward is over."""
+        """Watch the gradients of the inputs, which mark the end of this forward's backward."""
         leaves, spec = tree_flatten((args, kwargs))
         watched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if not watched:
@@ -186,7 +185,7 @@ class Unit:
 
 
 class _Inputs(torch.autograd.Function):
-    """The inputs of a module as they are; tells when their gradients are there."""
+    """Passes the inputs of a module through unchanged and calls back when their gradients are available."""
 
     @staticmethod
     def forward(ctx: Any, done: Callable[[], None], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -200,7 +199,7 @@ class _Inputs(torch.autograd.Function):
 
 
 def begin(root: Unit) -> None:
-    """Make the engine of the units at and below `root`."""
+    """Create the engine for the units at and below `root`."""
     from .fully_shard import unit_of
 
     units: dict[int, Unit] = {id(root): root}
@@ -212,7 +211,7 @@ def begin(root: Unit) -> None:
     for unit in units.values():
         if unit.engine is not None:
             raise InvalidState(
-                f"{unit.name!r} has computed on its own before the module that it belongs to: run that one first"
+                f"{unit.name!r} has computed on its own before the module that contains it; run that module first"
             )
     with_params = [unit for unit in units.values() if unit.params]
     root.is_root = True
