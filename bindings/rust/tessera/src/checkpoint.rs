@@ -100,7 +100,7 @@ pub struct Cast {
 impl LoadReport {
     fn from_json(text: &str) -> Result<Self> {
         let told: serde_json::Value = serde_json::from_str(text)
-            .map_err(|error| Error::new(Code::Internal, format!("the report of a load, {text}: {error}")))?;
+            .map_err(|error| Error::new(Code::Internal, format!("cannot parse the load report {text}: {error}")))?;
         let list = |key: &str| told[key].as_array().cloned().unwrap_or_default();
         let names = |key| list(key).iter().filter_map(|name| name.as_str().map(str::to_owned)).collect();
         let dtype = |name: &serde_json::Value| match name.as_str() {
@@ -158,7 +158,7 @@ impl TensorInfo {
     pub(crate) unsafe fn new(name: *const c_char, dtype: i32, shape: *const i64, ndim: i32) -> Result<Self> {
         let (name, shape) = unsafe { (raw::text(name), slice(shape, usize::try_from(ndim).unwrap_or(0))) };
         let dtype = DType::from_raw(dtype)
-            .ok_or_else(|| Error::new(Code::Version, format!("{name} is of unknown dtype {dtype}")))?;
+            .ok_or_else(|| Error::new(Code::Version, format!("{name} has the unknown dtype {dtype}")))?;
         Ok(TensorInfo { name, dtype, shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect() })
     }
 }

@@ -31,7 +31,7 @@ public final class Buffer extends NativeObject {
      */
     public static Buffer create(Comm comm, long sizeBytes) {
         if (sizeBytes < 0) {
-            throw new IllegalArgumentException("a buffer of " + sizeBytes + " bytes");
+            throw new IllegalArgumentException("the buffer size is " + sizeBytes + "; it must not be negative");
         }
         return new Buffer(comm.ref.callLongExclusive(c -> Native.bufferCreate(c, sizeBytes)));
     }
@@ -69,8 +69,8 @@ public final class Buffer extends NativeObject {
         return ref.call(h -> {
             final Tensor tensor = Tensor.overNative(view.address() + offsetBytes, dtype, shape, view.owner());
             if (offsetBytes < 0 || offsetBytes % dtype.size() != 0 || tensor.sizeBytes() > size - offsetBytes) {
-                throw new IndexOutOfBoundsException(tensor + " at byte " + offsetBytes + " does not lie, aligned, in "
-                        + size + " bytes");
+                throw new IndexOutOfBoundsException(tensor + " at byte " + offsetBytes + " is misaligned or exceeds the "
+                        + "buffer of " + size + " bytes");
             }
             return tensor;
         });

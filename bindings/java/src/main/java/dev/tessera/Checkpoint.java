@@ -162,7 +162,7 @@ public final class Checkpoint extends NativeObject {
         }
         // The library's own words for a name that is not there.
         read(name, Tensor.zeros(DType.U8, 0));
-        throw new IllegalStateException("a tensor \"" + name + "\" that is not listed");
+        throw new IllegalStateException("the library lists no tensor \"" + name + "\"");
     }
 
     /**

@@ -66,6 +66,6 @@ public enum DType {
                 return dtype;
             }
         }
-        throw new IllegalArgumentException("this binding does not know the dtype " + number);
+        throw new IllegalArgumentException("the dtype " + number + " is unknown to this binding");
     }
 }

@@ -165,7 +165,7 @@ public final class Ddp extends NativeObject {
             try {
                 final Ddp ddp = model.get();
                 if (ddp == null) {
-                    throw new IllegalStateException("the model is gone");
+                    throw new IllegalStateException("the model was garbage-collected");
                 }
                 final int[] indices = new int[params.length];
                 final List<Tensor> grads = new ArrayList<>();
@@ -506,7 +506,7 @@ public final class Ddp extends NativeObject {
 
     private int check(int index) {
         if (index < 0 || index >= names.size()) {
-            throw new IndexOutOfBoundsException("parameter " + index + " of " + names.size());
+            throw new IndexOutOfBoundsException("parameter " + index + " does not exist; the model has " + names.size());
         }
         return index;
     }

@@ -277,7 +277,7 @@ public final class Fsdp extends NativeObject {
             check(index);
             final int place = index - firstOf[unit];
             if (place < 0 || place >= paramTensors.length) {
-                throw new IllegalArgumentException("parameter \"" + names.get(index) + "\" is none of unit \""
+                throw new IllegalArgumentException("parameter \"" + names.get(index) + "\" does not belong to unit \""
                         + unitNames.get(unit) + "\"; it has " + names.subList(firstOf[unit], firstOf[unit + 1]));
             }
             return place;
@@ -816,14 +816,14 @@ public final class Fsdp extends NativeObject {
 
     private int check(int index) {
         if (index < 0 || index >= names.size()) {
-            throw new IndexOutOfBoundsException("parameter " + index + " of " + names.size());
+            throw new IndexOutOfBoundsException("parameter " + index + " does not exist; the model has " + names.size());
         }
         return index;
     }
 
     private int checkUnit(int unit) {
         if (unit < 0 || unit >= unitNames.size()) {
-            throw new IndexOutOfBoundsException("unit " + unit + " of " + unitNames.size());
+            throw new IndexOutOfBoundsException("unit " + unit + " does not exist; the model has " + unitNames.size());
         }
         return unit;
     }
@@ -831,7 +831,7 @@ public final class Fsdp extends NativeObject {
     private static int find(Map<String, Integer> all, String name, String what, List<String> names) {
         final Integer number = all.get(Objects.requireNonNull(name, what));
         if (number == null) {
-            throw new IllegalArgumentException("there is no " + what + " \"" + name + "\"; there are " + names);
+            throw new IllegalArgumentException("there is no " + what + " \"" + name + "\"; known: " + names);
         }
         return number;
     }

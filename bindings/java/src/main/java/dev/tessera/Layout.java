@@ -28,8 +28,8 @@ public final class Layout extends NativeObject {
      */
     public static Layout of(long[] shape, int[] meshSizes, Placement... placements) {
         if (placements.length != meshSizes.length) {
-            throw new IllegalArgumentException(placements.length + " placements for a mesh of " + meshSizes.length
-                    + " dimensions: one each is needed");
+            throw new IllegalArgumentException("got " + placements.length + " placements for a mesh of " + meshSizes.length
+                    + " dimensions; pass one for each dimension");
         }
         final int[] pairs = new int[2 * placements.length];
         for (int i = 0; i < placements.length; ++i) {
@@ -74,12 +74,12 @@ public final class Layout extends NativeObject {
     /** Offsets and sizes of each box, in turn. */
     private static long[] numbers(long[] shape, List<Box> boxes) {
         if (shape.length > 8) {
-            throw new IllegalArgumentException("a shape of " + shape.length + " dimensions; at most 8 are supported");
+            throw new IllegalArgumentException("the shape has " + shape.length + " dimensions; at most 8 are supported");
         }
         final List<long[]> parts = new ArrayList<>();
         for (Box box : boxes) {
             if (box.sizes().length != shape.length) {
-                throw new IllegalArgumentException(box + " in a tensor of " + shape.length + " dimensions");
+                throw new IllegalArgumentException(box + " does not fit a tensor of " + shape.length + " dimensions");
             }
             parts.add(box.offsets());
             parts.add(box.sizes());

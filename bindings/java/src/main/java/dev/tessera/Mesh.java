@@ -52,7 +52,7 @@ public final class Mesh extends NativeObject {
          */
         public Builder dim(String name, int size) {
             if (dims.putIfAbsent(Objects.requireNonNull(name, "name"), size) != null) {
-                throw new IllegalArgumentException("the mesh has a dimension \"" + name + "\" already");
+                throw new IllegalArgumentException("the mesh already has a dimension \"" + name + "\"");
             }
             return this;
         }

@@ -97,7 +97,7 @@ final class Native extends PlainNatives {
             bytes.get(out);
             return out;
         } catch (CharacterCodingException unpaired) { // getBytes would make the same '?' of different names
-            throw new IllegalArgumentException(what + " is no text: half of a surrogate pair is missing in \"" + text + '"',
+            throw new IllegalArgumentException(what + " is not valid text: an unpaired surrogate is in \"" + text + '"',
                     unpaired);
         }
     }
@@ -115,7 +115,7 @@ final class Native extends PlainNatives {
     static int millis(Duration timeout, String what) {
         Objects.requireNonNull(timeout, what);
         if (timeout.isNegative() || timeout.compareTo(Duration.ofMillis(Integer.MAX_VALUE)) > 0) {
-            throw new IllegalArgumentException(what + " is " + timeout + "; 0 to 2^31-1 ms are possible");
+            throw new IllegalArgumentException(what + " is " + timeout + "; it must be 0 to 2^31-1 ms");
         }
         return (int) Math.min(Integer.MAX_VALUE, timeout.plusNanos(999_999).toMillis());
     }

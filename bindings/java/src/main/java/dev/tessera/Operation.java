@@ -79,8 +79,8 @@ final class Operation {
     private static List<Tensor> pairs(List<Tensor> inputs, List<Tensor> outputs) {
         final List<Tensor> own = new ArrayList<>(List.copyOf(inputs));
         if (own.size() != outputs.size()) {
-            throw new IllegalArgumentException(own.size() + " inputs and " + outputs.size()
-                    + " outputs: they belong together in pairs");
+            throw new IllegalArgumentException("got " + own.size() + " inputs and " + outputs.size()
+                    + " outputs; pass them in pairs");
         }
         own.addAll(List.copyOf(outputs));
         return own;
@@ -89,7 +89,7 @@ final class Operation {
     static Operation allGather(Tensor input, List<Tensor> outputs, int worldSize) {
         final List<Tensor> own = List.copyOf(outputs);
         if (own.size() != worldSize) { // the library takes their number for granted
-            throw new IllegalArgumentException(own.size() + " outputs for " + worldSize + " ranks: one each is needed");
+            throw new IllegalArgumentException("got " + own.size() + " outputs for " + worldSize + " ranks; pass one per rank");
         }
         final long[] in = input.descriptor();
         final long[] out = Tensor.descriptors(own);

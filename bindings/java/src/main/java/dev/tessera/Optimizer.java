@@ -40,7 +40,7 @@ public final class Optimizer extends NativeObject {
 
         Target(Params params, List<Tensor> grads) {
             if (params.size() != grads.size()) {
-                throw new IllegalArgumentException(grads.size() + " gradients for " + params.size() + " parameters");
+                throw new IllegalArgumentException("got " + grads.size() + " gradients for " + params.size() + " parameters");
             }
             ddp = null;
             fsdp = null;

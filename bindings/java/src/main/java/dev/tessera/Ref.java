@@ -166,7 +166,7 @@ final class Ref implements Runnable {
         if (exclusively) {
             if (exclusive != null) {
                 throw new IllegalStateException("this " + what + " is in use by " + exclusive
-                        + "; its methods take one thread at a time");
+                        + "; only one thread may use it at a time");
             }
             exclusive = Thread.currentThread();
         }
@@ -289,8 +289,8 @@ final class Ref implements Runnable {
             return;
         }
         if (!mayLeak) {
-            LOG.log(System.Logger.Level.WARNING, "a {0} was never closed; the garbage collector found it. "
-                    + "Use try-with-resources.", what);
+            LOG.log(System.Logger.Level.WARNING, "a {0} was garbage-collected without being closed; "
+                    + "use try-with-resources.", what);
         }
         close();
     }

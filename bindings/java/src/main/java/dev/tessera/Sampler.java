@@ -55,7 +55,7 @@ public final class Sampler extends NativeObject {
      */
     public long[] batch(int size) {
         if (size < 1) {
-            throw new IllegalArgumentException("a batch of " + size + " samples");
+            throw new IllegalArgumentException("the batch size is " + size + "; it must be at least 1");
         }
         final int possible = (int) Math.min(size, length); // the native side has room for no more than can come
         return ref.callExclusive(h -> Native.samplerNext(h, possible));

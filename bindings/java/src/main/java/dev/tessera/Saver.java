@@ -28,7 +28,7 @@ public final class Saver extends NativeObject {
         try {
             Runtime.getRuntime().addShutdownHook(new Thread(Saver::finishAll, "tessera-savers"));
         } catch (IllegalStateException endsAlready) {
-            System.getLogger("dev.tessera").log(System.Logger.Level.DEBUG, "no save is waited for: the JVM ends already");
+            System.getLogger("dev.tessera").log(System.Logger.Level.DEBUG, "cannot wait for saves: the JVM is shutting down");
         }
     }
 

@@ -33,7 +33,7 @@ public final class StoreServer extends NativeObject {
      */
     public static StoreServer serve(String host, int port, StoreOptions options) {
         if (port < 0 || port > 65535) {
-            throw new IllegalArgumentException("port " + port + "; 0 to 65535 are possible");
+            throw new IllegalArgumentException("the port is " + port + "; it must be 0 to 65535");
         }
         Objects.requireNonNull(options, "options");
         return new StoreServer(Native.storeServe(Native.utf8(host, "host"), port, options));

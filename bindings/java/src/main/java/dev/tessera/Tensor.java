@@ -52,8 +52,8 @@ public final class Tensor {
             synchronized (works) {
                 works.removeIf(Work.Completion::isOver);
                 if (!works.isEmpty()) {
-                    throw new IllegalStateException(works.size() + " operations in the background use " + what
-                            + ", whose memory would become another's; await them first");
+                    throw new IllegalStateException(works.size() + " operations in the background still use " + what
+                            + ", whose memory would be reused; await them first");
                 }
             }
         }
@@ -208,7 +208,7 @@ public final class Tensor {
     public static Tensor zeros(DType dtype, long... shape) {
         final long bytes = numel(shape, dtype) * dtype.size();
         if (bytes > Integer.MAX_VALUE - 64) {
-            throw new IllegalArgumentException("a ByteBuffer ends at 2 GiB; " + dtype + Arrays.toString(shape) + " has "
+            throw new IllegalArgumentException("a ByteBuffer holds at most 2 GiB; " + dtype + Arrays.toString(shape) + " has "
                     + bytes + " bytes");
         }
         final ByteBuffer raw = ByteBuffer.allocateDirect((int) bytes + 64);
@@ -267,8 +267,8 @@ public final class Tensor {
 
     void requireForGood() {
         if (lease != null) {
-            throw new IllegalArgumentException("a tensor of a pass of FSDP, whose memory becomes another's when the pass ends,"
-                    + " in a plan, which is launched later, too; take a copy of it");
+            throw new IllegalArgumentException("a tensor of an FSDP pass cannot be used in a plan: its memory is reused when"
+                    + " the pass ends; use a copy of it");
         }
     }
 
@@ -279,19 +279,19 @@ public final class Tensor {
 
     private static Tensor over(Buffer data, ByteOrder order, DType dtype, int unit, long[] shape) {
         if (!data.isDirect()) {
-            throw new IllegalArgumentException("a " + data.getClass().getSuperclass().getSimpleName() + " on the heap: the"
-                    + " library needs a direct buffer (ByteBuffer.allocateDirect(n).order(ByteOrder.nativeOrder()))");
+            throw new IllegalArgumentException("the " + data.getClass().getSuperclass().getSimpleName() + " is on the heap; use"
+                    + " a direct buffer (ByteBuffer.allocateDirect(n).order(ByteOrder.nativeOrder()))");
         }
         if (data.isReadOnly()) {
-            throw new IllegalArgumentException("a read-only buffer: operations write tensors in place");
+            throw new IllegalArgumentException("the buffer is read-only, but operations write tensors in place");
         }
         if (order != ByteOrder.nativeOrder()) {
-            throw new IllegalArgumentException("the buffer's byte order is " + order + ", the machine's is "
-                    + ByteOrder.nativeOrder() + ": call order(ByteOrder.nativeOrder()) on the ByteBuffer first");
+            throw new IllegalArgumentException("the buffer's byte order is " + order + ", but the machine's is "
+                    + ByteOrder.nativeOrder() + "; call order(ByteOrder.nativeOrder()) on the ByteBuffer first");
         }
         final long bytes = (long) data.remaining() * unit;
         if (bytes % dtype.size() != 0) {
-            throw new IllegalArgumentException(bytes + " bytes are no whole number of " + dtype + " elements");
+            throw new IllegalArgumentException(bytes + " bytes are not a multiple of the size of " + dtype);
         }
         final long[] sizes = shape.length == 0 ? new long[] {bytes / dtype.size()} : shape;
         final long address = Native.directAddress(data) + (long) data.position() * unit;
@@ -307,20 +307,20 @@ public final class Tensor {
     private void requireNumel(long given) {
         if (given != numel) {
             throw new IllegalArgumentException("the shape " + Arrays.toString(shape) + " has " + numel
-                    + " elements, but " + given + " were given");
+                    + " elements, got " + given);
         }
     }
 
     private static long numel(long[] shape, DType dtype) {
         Objects.requireNonNull(dtype, "dtype");
         if (shape.length > MAX_NDIM) {
-            throw new IllegalArgumentException("a shape of " + shape.length + " dimensions; at most 8 are supported");
+            throw new IllegalArgumentException("the shape has " + shape.length + " dimensions; at most 8 are supported");
         }
         long product = 1;
         boolean empty = false;
         for (long size : shape) {
             if (size < 0) {
-                throw new IllegalArgumentException("a negative size in the shape " + Arrays.toString(shape));
+                throw new IllegalArgumentException("the shape " + Arrays.toString(shape) + " has a negative size");
             }
             empty |= size == 0;
         }
@@ -417,7 +417,8 @@ public final class Tensor {
      */
     public Tensor slice(long from, long count) {
         if (from < 0 || count < 0 || from > numel - count) {
-            throw new IndexOutOfBoundsException("elements " + from + " to " + (from + count) + " of " + numel);
+            throw new IndexOutOfBoundsException("elements " + from + " to " + (from + count) + " are outside the tensor of "
+                    + numel + " elements");
         }
         return new Tensor(address + from * dtype.size(), dtype, device, new long[] {count}, owner, lease);
     }
@@ -444,10 +445,10 @@ public final class Tensor {
 
     private ByteBuffer allBytes() {
         if (!device.equals(Device.cpu())) {
-            throw new UnsupportedOperationException("memory of " + device + " cannot be a ByteBuffer");
+            throw new UnsupportedOperationException("memory on " + device + " cannot be a ByteBuffer");
         }
         if (sizeBytes() > Integer.MAX_VALUE) {
-            throw new UnsupportedOperationException("a ByteBuffer ends at 2 GiB; take a slice()");
+            throw new UnsupportedOperationException("a ByteBuffer holds at most 2 GiB; use slice()");
         }
         if (owner instanceof ByteBuffer) { // cut it out of the owner, which the new buffer then keeps reachable
             final ByteBuffer all = ((ByteBuffer) owner).duplicate();
@@ -548,7 +549,7 @@ public final class Tensor {
             tensor.checkLease();
             if (tensor.lease != null && tensor.lease.readOnly) {
                 throw new IllegalArgumentException(
-                        "a whole parameter of FSDP is read-only, and operations write tensors in place; take a copy of it");
+                        "an unsharded FSDP parameter is read-only, but operations write tensors in place; use a copy of it");
             }
             out[at++] = tensor.address;
             out[at++] = tensor.dtype.number();
