@@ -29,12 +29,12 @@ import java.util.Map;
 import java.util.concurrent.locks.LockSupport;
 
 /**
- * Finds and loads {@code libtessera_jni.so} and, beside it, {@code libtessera.so}: first where the property
- * {@value #PATH_PROPERTY} says (a directory or the file), then on {@code java.library.path}, then out of the jar
- * {@code tessera-<version>-natives-<platform>.jar}, which is unpacked once into a directory named after its content's
- * hash, under {@value #DIR_PROPERTY} (default: {@code java.io.tmpdir}); what other versions unpacked there, and no process uses
- * any more, is removed. Then the ABI of the library is compared with that
- * of the headers that the shims were compiled with.
+ * Finds and loads {@code libtessera_jni.so} and, beside it, {@code libtessera.so}: first where the property {@value
+ * #PATH_PROPERTY} points (a directory or the file), then on {@code java.library.path}, then from the jar {@code
+ * tessera-<version>-natives-<platform>.jar}, which is unpacked once into a directory named after its content's hash,
+ * under {@value #DIR_PROPERTY} (default: {@code java.io.tmpdir}); unpacked files of other versions that no process uses
+ * any more are removed. Then the ABI of the library is compared with that of the headers that the shims were compiled
+ * with.
  */
 final class Loader {
     static final String PATH_PROPERTY = "dev.tessera.native.path";
@@ -142,7 +142,7 @@ final class Loader {
         }
     }
 
-    /** The directory of the unpacked files: owned by this user alone, named after what is in it. */
+    /** The directory of the unpacked files: accessible only to this user, named after its content. */
     static Path unpack(Map<String, byte[]> files, Path base) throws IOException {
         Files.createDirectories(base);
         final Path home = base.resolve("tessera-" + System.getProperty("user.name"));

@@ -8,8 +8,8 @@ import java.time.Duration;
 import java.util.Objects;
 
 /**
- * The native methods that are not generated: those with callbacks, several results or checks. Conventions are those of
- * {@link PlainNatives}, which loads the library.
+ * The native methods that are not generated: those with callbacks, several results or checks. The conventions are those
+ * of {@link PlainNatives}, which loads the library.
  */
 final class Native extends PlainNatives {
     private Native() {}
@@ -85,7 +85,7 @@ final class Native extends PlainNatives {
     // storage.cc
     static native long storageCreate(Object storage, int capabilities, long partBytes);
 
-    /** UTF-8 of {@code text}, which must not be null nor contain a NUL character or half a surrogate pair. */
+    /** UTF-8 of {@code text}, which must not be null or contain a NUL character or an unpaired surrogate. */
     static byte[] utf8(String text, String what) {
         Objects.requireNonNull(text, what);
         if (text.indexOf('\0') >= 0) {

@@ -4,8 +4,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * A collective or a message, ready to be issued, with the tensors whose memory it uses: they stay reachable as long as this
- * does, whatever becomes of a list that the caller gave. Each may be issued at once or in the background.
+ * A collective or a message, ready to be issued, with the tensors whose memory it uses. They stay reachable as long as
+ * this object, even if the caller changes its list. Each may be issued synchronously or in the background.
  */
 final class Operation {
     /** The call of a shim. */

@@ -9,10 +9,10 @@ public final class StoreServer extends NativeObject {
     }
 
     /**
-     * Start a server on exactly the named address, with default options.
+     * Start a server that listens only on the given address, with default options.
      *
      * @param host numeric address or name
-     * @param port 0 takes a free one
+     * @param port 0 selects a free port
      * @return the server
      * @throws TesseraIoException if the address is in use
      * @throws TesseraPermissionException if there is no token
@@ -22,10 +22,10 @@ public final class StoreServer extends NativeObject {
     }
 
     /**
-     * Start a server on exactly the named address.
+     * Start a server that listens only on the given address.
      *
      * @param host numeric address or name
-     * @param port 0 takes a free one
+     * @param port 0 selects a free port
      * @param options token, epoch and so on
      * @return the server
      * @throws TesseraIoException if the address is in use
@@ -40,7 +40,7 @@ public final class StoreServer extends NativeObject {
     }
 
     /**
-     * The port that it listens on.
+     * The port on which it listens.
      *
      * @return 1 to 65535
      */

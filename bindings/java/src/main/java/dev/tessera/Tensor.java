@@ -18,8 +18,8 @@ import java.util.Objects;
  * A view of memory: address, element type and shape; contiguous, row-major. It owns no native handle, needs no closing, and
  * keeps the buffer that it was made from reachable. Operations read and write the memory in place.
  *
- * <p>Buffers must be direct, writable and in native byte order; a tensor covers them from position to limit. The shape may
- * be left out: then it has one dimension, the number of elements. {@code reshape()} makes a 0-d tensor of one element.
+ * <p>Buffers must be direct, writable and in native byte order; a tensor covers them from position to limit. Without a
+ * shape the tensor has one dimension. {@code reshape()} makes a 0-d tensor of one element.
  */
 public final class Tensor {
     /** Words of a descriptor before the sizes: address, dtype, device type, device index, number of dimensions. */
@@ -34,7 +34,7 @@ public final class Tensor {
     private final Object owner; // what keeps the memory; null if that is the caller's affair
     private final Lease lease; // how and how long it may be used; null: written, and for good
 
-    /** Operations in the background over memory that is lent. */
+    /** Operations in the background over lent memory. */
     static final class Uses {
         private final List<Work.Completion> works = new ArrayList<>(); // guards itself
 
@@ -105,9 +105,10 @@ public final class Tensor {
      * A tensor of F32 over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
-     * @throws IllegalArgumentException if the buffer is on the heap, read-only, of foreign byte order, or not of that shape
+     * @throws IllegalArgumentException if the buffer is on the heap, is read-only, has foreign byte order, or does not
+     *     fit the shape
      */
     public static Tensor of(FloatBuffer data, long... shape) {
         return over(data, data.order(), DType.F32, 4, shape);
@@ -117,7 +118,7 @@ public final class Tensor {
      * A tensor of F64 over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
      */
@@ -129,7 +130,7 @@ public final class Tensor {
      * A tensor of I32 over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
      */
@@ -141,7 +142,7 @@ public final class Tensor {
      * A tensor of I64 over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
      */
@@ -154,9 +155,10 @@ public final class Tensor {
      *
      * @param data direct, native byte order
      * @param dtype F16, BF16, I16 or U16
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
-     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}, or if elements of the dtype have not two bytes
+     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}, or if the dtype's elements do not have two
+     *     bytes
      */
     public static Tensor of(ShortBuffer data, DType dtype, long... shape) {
         if (dtype.size() != 2) {
@@ -170,7 +172,7 @@ public final class Tensor {
      *
      * @param data direct; native byte order unless elements have one byte
      * @param dtype the element type
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
      */
@@ -179,15 +181,15 @@ public final class Tensor {
     }
 
     /**
-     * A tensor over memory that the caller answers for: it must stay allocated for as long as an operation or object that
-     * was given this tensor uses it. For memory of other libraries, and for more than 2 GiB.
+     * A tensor over memory that the caller manages: it must stay allocated as long as an operation or object uses this
+     * tensor. For memory of other libraries, and for more than 2 GiB.
      *
      * @param address of the first element
      * @param dtype the element type
      * @param device where the address points
-     * @param shape sizes of the dimensions; none: a 0-d tensor
+     * @param shape sizes of the dimensions; none for a 0-d tensor
      * @return the tensor
-     * @throws IllegalArgumentException if the shape is none, or the address is 0 and the tensor not empty
+     * @throws IllegalArgumentException if the shape is invalid, or the address is 0 and the tensor is not empty
      */
     public static Tensor ofAddress(long address, DType dtype, Device device, long... shape) {
         final Tensor tensor = new Tensor(address, dtype, device, shape, null);
@@ -198,10 +200,10 @@ public final class Tensor {
     }
 
     /**
-     * A new tensor of zeros in memory of its own, aligned to 64 bytes.
+     * A new zero-initialised tensor in its own memory, aligned to 64 bytes.
      *
      * @param dtype the element type
-     * @param shape sizes of the dimensions; none: a 0-d tensor
+     * @param shape sizes of the dimensions; none for a 0-d tensor
      * @return the tensor
      * @throws IllegalArgumentException if it has 2 GiB or more (use {@link dev.tessera.Buffer} or {@link #ofAddress})
      */
@@ -222,7 +224,7 @@ public final class Tensor {
      * A new tensor of F32 with a copy of {@code values}.
      *
      * @param values the elements, row-major
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException if the shape has another number of elements
      */
@@ -237,7 +239,7 @@ public final class Tensor {
      * A new tensor of F64 with a copy of {@code values}.
      *
      * @param values the elements, row-major
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException if the shape has another number of elements
      */
@@ -342,7 +344,7 @@ public final class Tensor {
      * The address of the first element.
      *
      * @return the address; valid while this tensor, or what it was made from, is reachable and not closed
-     * @throws IllegalStateException if it is of a {@link Fsdp.Pass} that has ended
+     * @throws IllegalStateException if it belongs to a {@link Fsdp.Pass} that has ended
      */
     public long address() {
         checkLease();
@@ -397,7 +399,7 @@ public final class Tensor {
     /**
      * The same memory in another shape.
      *
-     * @param newShape of as many elements
+     * @param newShape with the same number of elements
      * @return a tensor over the same memory
      * @throws IllegalArgumentException if the number of elements differs
      */
@@ -413,7 +415,7 @@ public final class Tensor {
      * @param from first element, in row-major order
      * @param count number of elements
      * @return a tensor over a part of the same memory
-     * @throws IndexOutOfBoundsException if the range does not lie in this tensor
+     * @throws IndexOutOfBoundsException if the range exceeds this tensor
      */
     public Tensor slice(long from, long count) {
         if (from < 0 || count < 0 || from > numel - count) {
@@ -426,10 +428,10 @@ public final class Tensor {
     /**
      * The bytes as a buffer.
      *
-     * @return a direct buffer over the same memory, native byte order; read-only if it is a whole parameter of a
+     * @return a direct buffer over the same memory, native byte order; read-only if it is an unsharded parameter of a
      *     {@link Fsdp.Pass}
-     * @throws UnsupportedOperationException if the memory is not the CPU's or has 2 GiB or more
-     * @throws IllegalStateException if it is of a {@link Fsdp.Pass} that has ended
+     * @throws UnsupportedOperationException if the memory is not CPU memory or has 2 GiB or more
+     * @throws IllegalStateException if it belongs to a {@link Fsdp.Pass} that has ended
      */
     public ByteBuffer bytes() {
         checkLease();
@@ -469,7 +471,7 @@ public final class Tensor {
      * The elements of a tensor of F32.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public FloatBuffer floats() {
         return require(DType.F32).asFloatBuffer();
@@ -479,7 +481,7 @@ public final class Tensor {
      * The elements of a tensor of F64.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public DoubleBuffer doubles() {
         return require(DType.F64).asDoubleBuffer();
@@ -489,7 +491,7 @@ public final class Tensor {
      * The elements of a tensor of I32.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public IntBuffer ints() {
         return require(DType.I32).asIntBuffer();
@@ -499,7 +501,7 @@ public final class Tensor {
      * The elements of a tensor of I64.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public LongBuffer longs() {
         return require(DType.I64).asLongBuffer();
@@ -509,7 +511,7 @@ public final class Tensor {
      * The elements of a tensor of F16, BF16, I16 or U16, as their bits.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public ShortBuffer shorts() {
         return (dtype.size() == 2 ? bytes() : require(DType.I16)).asShortBuffer();
