@@ -126,7 +126,7 @@ def test_a_rank_that_does_not_come_to_init_process_group_is_told(tmp_path: Path)
     """Rank 0 waits for it in PyTorch's store, and so comes to no meeting either; the others do not blame it."""
     facts, printed = facts_of_absence("init", 3, tmp_path)
     assert facts == [{"code": "TIMEOUT", "peer": 2}], printed
-    assert "TesseraTimeout: rank 2 did not come to process group 0 in time" in printed
+    assert "TesseraTimeout: rank 2 did not join process group 0 in time" in printed
     assert "2/3 clients joined" in printed
 
 
@@ -134,5 +134,5 @@ def test_a_rank_that_does_not_come_to_a_group_is_told(tmp_path: Path) -> None:
     """The launcher by the rank's number in the job, the user by that in the group."""
     facts, printed = facts_of_absence("groups", 4, tmp_path)
     assert facts == [{"code": "TIMEOUT", "peer": 3}] * 3, printed
-    assert printed.count("TesseraTimeout: rank 2 did not come to process group") == 2, printed
-    assert printed.count("TesseraTimeout: rank 1 did not come to DistributedDataParallel in time") == 1, printed
+    assert printed.count("TesseraTimeout: rank 2 did not join process group") == 2, printed
+    assert printed.count("TesseraTimeout: rank 1 did not join DistributedDataParallel in time") == 1, printed

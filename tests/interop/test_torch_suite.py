@@ -31,8 +31,8 @@ DIFFER = {
     "test_send_recv_any_source": ANY_SOURCE,
     "test_send_recv_any_source_autograd_profiler": ANY_SOURCE,
     "test_send_recv_any_source_torch_profiler": ANY_SOURCE,
-    "test_ddp_logging_data_cpu": "the model has no such logging data",
-    "test_static_graph_api_cpu": "the model has no such logging data",
+    "test_ddp_logging_data_cpu": "this model has no DDP logging data",
+    "test_static_graph_api_cpu": "this model has no DDP logging data",
 }
 
 

@@ -325,10 +325,10 @@ def several_tensors_at_once() -> None:
         "send": lambda: group.send(two, (rank + 1) % ranks, 0),
         "recv": lambda: group.recv(two, (rank + 1) % ranks, 0),
     }.items():
-        refused(WRONG, name if name == "scatter" else f"{name} of 2 tensors", call)
+        refused(WRONG, name if name == "scatter" else f"{name} got 2 tensors", call)
     options = dist.BroadcastOptions()
     options.rootTensor = 1
-    refused(WRONG, "number 1 is the root's", lambda: group.broadcast(two, options))
+    refused(WRONG, "with root tensor 1", lambda: group.broadcast(two, options))
     mixed = [torch.ones(2), torch.ones(2, dtype=torch.bool)]
     coalesced = dist.AllreduceCoalescedOptions()
     refused(WRONG, "one dtype", lambda: group.allreduce_coalesced(mixed, coalesced))

@@ -362,7 +362,7 @@ def coordinators(where: str) -> None:
         try:
             call({"n": 1}, storage, coordinator_rank=2)
         except ts.InvalidArgument as error:
-            assert "coordinator_rank=2: the ranks are 0 to 1" in str(error)
+            assert "coordinator_rank is 2; it must be 0 to 1" in str(error)
         else:
             raise AssertionError("rank 2 coordinates")
 

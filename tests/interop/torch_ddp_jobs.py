@@ -225,7 +225,7 @@ def unused_parameters() -> None:
     model = Ours(model_of(Parts))
     refused(
         ts.InvalidState,
-        "2 of 8 gradients did not come",
+        "2 of 8 gradients are missing",
         lambda: model(data(0, 3, 4), [0, 1, 2])["out"][0].sum().backward(),
     )
     refused(ts.InvalidState, "'parts.3.weight', 'parts.3.bias'", lambda: model._gradients.ended())
@@ -278,7 +278,7 @@ def checkpointed_activations() -> None:
     both("checkpointed", Parts, lambda model, step: reentrant(model, step, use_reentrant=False))
     both("checkpointed, reentrant, a part used twice", Parts, reentrant, {"static_graph": True})
     model = Ours(model_of(Parts))
-    refused(ts.InvalidState, "came again in one step", lambda: reentrant(model, 0).backward())
+    refused(ts.InvalidState, "was written again in the same step", lambda: reentrant(model, 0).backward())
 
 
 def backward_passes_of_many_kinds() -> None:
@@ -303,7 +303,7 @@ def backward_passes_of_many_kinds() -> None:
             sums = two.grad.clone()
             dist.all_reduce(sums)
             torch.testing.assert_close(one.grad, 2 * sums / ranks, msg=lambda text, name=name: f"{name}: {text}")
-    refused(ts.InvalidState, "without require_manual", model.finalize_backward)
+    refused(ts.InvalidState, "set require_manual", model.finalize_backward)
     model.require_manual_backward_finalization = True
     model.zero_grad()
     loss_of_net(model, 2).backward()
@@ -465,7 +465,7 @@ def what_sparse_gradients_cannot() -> None:
 
     for kind, layout in ((Tied, "torch.strided"), (Hidden, "torch.sparse_coo")):
         model = Ours(kind())
-        refused(ts.Unsupported, f"is {layout}: ", lambda model=model: model(torch.arange(3)).sum().backward())
+        refused(ts.Unsupported, f"is {layout}; ", lambda model=model: model(torch.arange(3)).sum().backward())
 
 
 class Jumbled(nn.Module):
@@ -717,10 +717,10 @@ def communication_hooks() -> None:
 
     model = Ours(model_of(Net))
     for hook, text in (
-        (of_number, "<class 'int'>; it is a GradBucket"),
-        (of_list, "it is a GradBucket"),
-        (to_tensor, "<class 'torch.Tensor'>; it is a torch.futures.Future"),
-        (to_number, "[int]; it is a torch.futures.Future"),
+        (of_number, "<class 'int'>; expected GradBucket"),
+        (of_list, "expected GradBucket"),
+        (to_tensor, "<class 'torch.Tensor'>; expected torch.futures.Future"),
+        (to_number, "[int]; expected torch.futures.Future"),
     ):
         refused(ts.InvalidArgument, text, lambda hook=hook: model.register_comm_hook(None, hook))
         if text.startswith("<"):
@@ -851,7 +851,7 @@ def what_is_refused() -> None:
     refused(ts.InvalidArgument, "requires a gradient", lambda: Ours(nn.Linear(2, 2).requires_grad_(False)))
     refused(ts.InvalidState, "'weight' has no shape yet", lambda: Ours(nn.LazyLinear(2)))
     refused(ts.Unsupported, "SyncBatchNorm", lambda: Ours(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))))
-    refused(ts.Unsupported, "it has gaps", lambda: Ours(nn.ParameterList([nn.Parameter(torch.ones(4, 4)[:, ::2])])))
+    refused(ts.Unsupported, "memory has gaps", lambda: Ours(nn.ParameterList([nn.Parameter(torch.ones(4, 4)[:, ::2])])))
     refused(ts.Mismatch, '"weight"', lambda: Ours(nn.Linear(2, 2 + rank % 2)))
     refused(ts.Mismatch, "find_unused", lambda: Ours(nn.Linear(2, 2), find_unused_parameters=bool(rank % 2)))
     model = Ours(model_of(Net))

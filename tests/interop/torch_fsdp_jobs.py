@@ -321,7 +321,7 @@ def replicated_beside_sharded() -> None:
             assert isinstance(inner, DTensor) == (build is around)
         torch.testing.assert_close(*results)
     refused(AssertionError, "only be applied to a module once", lambda: theirs(model))
-    refused(ts.InvalidArgument, "replicate was called", lambda: ours(replicate(net())))
+    refused(ts.InvalidArgument, "replicate was already called", lambda: ours(replicate(net())))
 
 
 def modules_to_prefetch_are_on_their_way() -> None:
@@ -979,8 +979,8 @@ def mistakes_are_told() -> None:
     assert isinstance(model, TheirModule)
     assert isinstance(model, Net)
     assert type(model).__name__ == "FSDPNet"
-    refused(ts.InvalidArgument, "for this FSDPNet before", lambda: ours(model))
-    refused(ts.InvalidArgument, "a ModuleList does not compute itself", lambda: ours(net().blocks))
+    refused(ts.InvalidArgument, "already called for this FSDPNet", lambda: ours(model))
+    refused(ts.InvalidArgument, "a ModuleList has no forward", lambda: ours(net().blocks))
     refused(ts.InvalidArgument, "takes a module", lambda: ours(None))  # type: ignore[arg-type]
     for number in (0, -1, ranks + 1, 1.0):
         refused(
@@ -992,9 +992,9 @@ def mistakes_are_told() -> None:
     for wrong, kind, text in (
         (Shard(1), ts.InvalidArgument, "'bias': shard_placement_fn returned Shard(dim=1) for the shape (11,)"),
         (Shard(-3), ts.InvalidArgument, "for the shape (11, 6), which has dimensions from -2 to 1"),
-        (Replicate(), ts.InvalidArgument, "'weight': shard_placement_fn returned Replicate(), no Shard"),
-        (0, ts.InvalidArgument, "returned 0, no Shard"),
-        (ShardPlacementResult(Shard(0), None), ts.Unsupported, "returned a ShardPlacementResult; all parameters"),  # type: ignore[arg-type]
+        (Replicate(), ts.InvalidArgument, "'weight': shard_placement_fn returned Replicate(), expected Shard"),
+        (0, ts.InvalidArgument, "returned 0, expected Shard"),
+        (ShardPlacementResult(Shard(0), None), ts.Unsupported, "returned a ShardPlacementResult; it must return"),  # type: ignore[arg-type]
     ):
         refused(kind, text, lambda wrong=wrong: ours(untouched.head, shard_placement_fn=lambda _: wrong))
         assert type(untouched.head.weight) is nn.Parameter, "nothing was changed"
@@ -1013,7 +1013,7 @@ def mistakes_are_told() -> None:
     refused(ts.Unsupported, "no state of PyTorch's FSDP", lambda: share_comm_ctx([model]))
     our_module.share_comm_ctx([model])
     refused(ts.InvalidArgument, "share_comm_ctx", lambda: our_module.share_comm_ctx([net()]))
-    refused(ts.InvalidArgument, "above 0", lambda: model.set_gradient_divide_factor(0))
+    refused(ts.InvalidArgument, "must be positive", lambda: model.set_gradient_divide_factor(0))
     refused(ts.InvalidArgument, "modules to prefetch", lambda: model.set_modules_to_forward_prefetch([nn.Linear(1, 1)]))
     scalar = nn.Module()
     scalar.register_parameter("one", nn.Parameter(torch.tensor(1.0)))
@@ -1135,7 +1135,7 @@ def another_cut_is_refused() -> None:
         if begun:
             rows(x)
         rows.load_state_dict(other.state_dict(), assign=True)
-        text = "'weight' was replaced by a DTensor that is placed as (Shard(dim=1),) says, and not (Shard(dim=0),)"
+        text = "'weight' was replaced by a DTensor with placements (Shard(dim=1),), expected (Shard(dim=0),)"
         refused(ts.InvalidArgument, text, partial(rows, x))
 
 

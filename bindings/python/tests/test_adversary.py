@@ -66,20 +66,20 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "saver swapped": (lambda t: ts.Saver("root", t.comm), TypeError, "comm is a str.*swapped"),
     "mesh swapped": (lambda t: ts.Mesh({"dp": 1}, t.comm), TypeError, "comm is a dict.*swapped"),
     "save swapped": (lambda t: t.saver.save(t.state, 1), TypeError, "state is a int.*swapped"),
-    "save a dict": (lambda t: t.saver.save(1, {"a": 1}), TypeError, "state is a dict; a tessera.State"),
-    "store for comm": (lambda t: ts.Comm.create(t.comm, 0, 1), TypeError, "store is a Comm; a tessera.Store"),
+    "save a dict": (lambda t: t.saver.save(1, {"a": 1}), TypeError, "state is a dict; it must be a tessera.State"),
+    "store for comm": (lambda t: ts.Comm.create(t.comm, 0, 1), TypeError, r"store is a Comm; it must be a tessera\.S"),
     "lr by place": (lambda t: ts.AdamW(t.ddp, 1e-3), TypeError, r"grads is 0\.001.*lr=0\.001"),
     "mesh of a list": (lambda t: ts.Mesh(t.comm, ["dp"]), TypeError, "sizes is a list"),
     # parameters
-    "a bare array": (lambda t: ts.DDP(t.comm, t.w), TypeError, "params is a ndarray; a dict"),
-    "no parameters": (lambda t: ts.DDP(t.comm, None), TypeError, "params is a NoneType; a dict"),
-    "int names": (lambda t: ts.DDP(t.comm, {1: t.w}), TypeError, "the key 1; parameters are named by str"),
+    "a bare array": (lambda t: ts.DDP(t.comm, t.w), TypeError, "params is a ndarray; it must be a dict"),
+    "no parameters": (lambda t: ts.DDP(t.comm, None), TypeError, "params is a NoneType; it must be a dict"),
+    "int names": (lambda t: ts.DDP(t.comm, {1: t.w}), TypeError, "the key 1; parameter names must be str"),
     "surrogate": (lambda t: ts.DDP(t.comm, {"\ud800": t.w}), ts.InvalidArgument, "surrogate"),
     "zero in a name": (lambda t: ts.DDP(t.comm, {"a\0b": t.w}), ts.InvalidArgument, "zero character"),
     "a float": (lambda t: ts.DDP(t.comm, {"scale": 1.0}), TypeError, "parameter 'scale': a float is no tensor"),
     "columns": (lambda t: ts.DDP(t.comm, {"w": np.ones((4, 4))[:, ::2]}), ts.InvalidArgument, '"w".*contiguous copy'),
     # arrays
-    "list": (lambda t: t.comm.all_reduce([1.0, 2.0]), TypeError, r"a list of numbers is no tensor; .*np\.array"),
+    "list": (lambda t: t.comm.all_reduce([1.0, 2.0]), TypeError, r"a list of numbers is not a tensor; .*np\.array"),
     "int16": (lambda t: t.comm.all_reduce(np.ones(2, np.int16)), ts.Unsupported, "i16 cannot.*f16, bf16, f32.*i64"),
     "complex": (lambda t: t.comm.all_reduce(np.ones(2, complex)), ts.Unsupported, "c128 cannot.*f16, bf16, f32"),
     "big endian": (lambda t: t.comm.all_reduce(np.ones(2, ">f4")), ts.InvalidArgument, ">f4.*byte order"),
@@ -119,16 +119,16 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "huge length": (lambda t: ts.Sampler(t.comm, 2**62).batch(3), ts.NoMemory, "memory"),
     "port": (lambda t: ts.StoreServer(port=99999), ts.InvalidArgument, "the port is 99999"),
     "lr": (lambda t: ts.SGD(t.ddp, lr="high"), TypeError, "lr is 'high'; a number"),
-    "betas": (lambda t: ts.Adam(t.ddp, betas=0.9), TypeError, "betas is 0.9; a pair"),
-    "timeout": (lambda t: ts.init(timeout="5"), TypeError, "timeout is '5'; seconds or a timedelta"),
+    "betas": (lambda t: ts.Adam(t.ddp, betas=0.9), TypeError, "betas is 0.9; it must be a pair"),
+    "timeout": (lambda t: ts.init(timeout="5"), TypeError, "timeout is '5'; it must be in seconds or a timedelta"),
     "no time": (lambda t: ts.init(timeout=-1), ts.InvalidArgument, "the timeout is -1000 ms"),
     "no time for a store": (lambda t: ts.Store(t.server.uri, timeout=-1), ts.InvalidArgument, "timeout is -1000 ms"),
     "op": (lambda t: t.comm.all_reduce(t.w, ["sum"]), ts.InvalidArgument, "op is .*sum, avg, min"),
     # steps
     "ready list": (lambda t: t.ddp.ready(["w"]), TypeError, "one by one"),
-    "ready half": (lambda t: t.ddp.ready(0.5), TypeError, "names and numbers"),
-    "ready huge": (lambda t: t.ddp.ready(2**70), ts.NotFound, "there are w, b"),
-    "grad of nothing": (lambda t: t.ddp.grads.__setitem__("x", t.w), ts.NotFound, "there are w, b"),
+    "ready half": (lambda t: t.ddp.ready(0.5), TypeError, "names or numbers"),
+    "ready huge": (lambda t: t.ddp.ready(2**70), ts.NotFound, "known: w, b"),
+    "grad of nothing": (lambda t: t.ddp.grads.__setitem__("x", t.w), ts.NotFound, "known: w, b"),
     "grad of other shape": (
         lambda t: t.ddp.grads.__setitem__("w", np.ones(4, np.float32)),
         ts.InvalidArgument,
@@ -147,7 +147,7 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
         r"a\.b\.1 is a function; .*state_dict",
     ),
     "function later": (lambda t: t.state.__setitem__("f", print), ts.InvalidArgument, "f is a builtin_function"),
-    "class": (lambda t: ts.State(model=ts.DDP), ts.InvalidArgument, "model is the class DDP; give an object"),
+    "class": (lambda t: ts.State(model=ts.DDP), ts.InvalidArgument, "model is the class DDP; pass an object"),
     "comm in a state": (lambda t: ts.State(comm=t.comm), ts.InvalidArgument, "comm is a tessera.Comm"),
     "long double in a state": (
         lambda t: ts.State(z=np.ones(2, np.longdouble)),
@@ -159,9 +159,9 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
         AttributeError,
         r"no attribute 'epoch'; .*state\['epoch'\] =",
     ),
-    "name of a part": (lambda t: t.state.__setitem__(3, 4), TypeError, "named by a str, not by 3"),
+    "name of a part": (lambda t: t.state.__setitem__(3, 4), TypeError, "the name of a part is 3; it must be a str"),
     # stores, logs, layouts
-    "store value": (lambda t: t.store.set("k", 5), TypeError, "the value is a int; bytes or str"),
+    "store value": (lambda t: t.store.set("k", 5), TypeError, "the value is a int; it must be bytes or str"),
     "store key": (lambda t: t.store.set(5, b""), TypeError, "the key is 5; a str"),
     "store sum": (lambda t: t.store.add("k", 2**63), ts.InvalidArgument, "the number to add"),
     "log level": (lambda t: ts.log.set_level(3.5), TypeError, "log level is a float"),
@@ -197,7 +197,7 @@ def test_a_gradient_is_assigned_by_copying(things: Things):
     grads["b"] *= 0
     assert grads["w"] is view
     assert view.tolist() == [1, 2, 3]
-    with pytest.raises(KeyError, match="the model has no gradient of 'x'; there are w, b"):
+    with pytest.raises(KeyError, match="the model has no gradient of 'x'; known: w, b"):
         grads["x"]
     assert grads.get("x") is None
     assert list(grads) == ["w", "b"]

@@ -336,7 +336,7 @@ def test_a_value_where_a_load_could_not_put_it_is_refused_when_given():
     weight = np.ones(2)
     ts.State(model=MappingProxyType({"weight": weight, "inner": [weight, 1]}))
     for value in (1, (weight.copy(), 1)):
-        with pytest.raises(ts.InvalidArgument, match=r"model\.steps: .*mappingproxy; give a dict"):
+        with pytest.raises(ts.InvalidArgument, match=r"model\.steps: .*mappingproxy; use a dict"):
             ts.State(model=MappingProxyType({"weight": weight, "steps": value}))
 
 

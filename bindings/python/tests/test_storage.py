@@ -396,7 +396,7 @@ def test_ctrl_c_in_a_method_is_ctrl_c():
 
 
 def test_what_is_no_storage_is_refused():
-    with pytest.raises(ts.InvalidArgument, match=r"a tessera\.Storage is wanted"):
+    with pytest.raises(ts.InvalidArgument, match=r"it must be a tessera\.Storage"):
         ts.Saver(None, "r", storage=fsspec.filesystem("memory"))
     small = Dictionary()
     small.part_bytes = 5

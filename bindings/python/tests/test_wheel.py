@@ -90,7 +90,7 @@ def test_a_job_runs_from_the_environment_alone(environment: Path, tmp_path: Path
 def test_what_needs_pytorch_says_so_where_there_is_none(environment: Path, tmp_path: Path):
     result = run(environment / "bin/python", "-c", "import tessera.torch", cwd=tmp_path)
     assert result.returncode == 1
-    assert "tessera.torch needs PyTorch" in result.stderr
+    assert "tessera.torch requires PyTorch, which is not installed" in result.stderr
 
 
 def test_the_module_is_the_command(environment: Path, tmp_path: Path):

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const SONAME: &str = "libtessera.so.0.1";
-const ADVICE: &str = "Set TESSERA_PREFIX to where Tessera is installed; in its repository, after `./dev build`, \
-                      eval \"$(./dev env)\" does.";
+const ADVICE: &str = "Set TESSERA_PREFIX to where Tessera is installed; in its repository, run `./dev build` and \
+                      eval \"$(./dev env)\".";
 
 fn main() {
     for variable in ["TESSERA_PREFIX", "PKG_CONFIG_PATH", "DOCS_RS"] {

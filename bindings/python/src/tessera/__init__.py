@@ -14,8 +14,8 @@
             if step % 50 == 49:
                 saver.save_async(step + 1, state)
 
-Ranks of one job may be written in C, Python, Java or Rust; all read and write the same checkpoints. Any failure is a
-`TesseraError`. Blocking calls release the GIL, have a deadline, and end at Ctrl-C.
+The ranks of a job may be written in C, Python, Java or Rust, and all read and write the same checkpoints. Every failure
+is a `TesseraError`. Blocking calls release the GIL, have a deadline, and return on Ctrl-C.
 """
 
 from . import (

@@ -1,4 +1,4 @@
-"""``python -m tessera`` is the `tessera` command that was installed with this package."""
+"""``python -m tessera`` runs the `tessera` command that was installed with this package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NoReturn
 
 
 def installed_command() -> Path | None:
-    """The command's file, as the installer recorded it."""
+    """The path of the command, as recorded by the installer; None if it was not installed."""
     try:
         recorded = files("tessera") or []
     except PackageNotFoundError:
@@ -20,13 +20,12 @@ def installed_command() -> Path | None:
 
 
 def main() -> NoReturn:
-    """Become the command: same process, same arguments."""
+    """Replace this process by the command, with the same arguments."""
     command = installed_command()
     if command is None:
         sys.exit(
-            "tessera: this installation of the Python package came without the `tessera` command, as its library had "
-            "none beside it. Build Tessera (./dev build) and install the package again with TESSERA_PREFIX naming "
-            "build/prefix."
+            "tessera: this Python package was installed without the `tessera` command. Build Tessera (./dev build) and "
+            "reinstall the package with TESSERA_PREFIX set to build/prefix."
         )
     os.execv(command, ["tessera", *sys.argv[1:]])
 

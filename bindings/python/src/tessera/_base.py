@@ -1,4 +1,4 @@
-"""What the objects of this package share: closing, warning of leaks, conversion of time, and durable names."""
+"""Shared by the objects of this package: closing, leak warnings, timeout conversion and durable names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import _core
 from .errors import InvalidArgument
 
 Timeout = float | timedelta | None
-"""Seconds, or a timedelta; None takes the library's default."""
+"""Seconds or a timedelta; None selects the library's default."""
 
 _Self = TypeVar("_Self", bound="Closable")
 _T = TypeVar("_T")
@@ -23,16 +23,16 @@ _LONGEST = 2**31 - 1  # milliseconds, 24 days
 
 
 def stays(self: object, protocol: SupportsIndex, /) -> NoReturn:
-    """The ``__reduce_ex__`` of what cannot leave its process."""
-    raise TypeError(f"a tessera.{type(self).__name__} belongs to its process: it can be neither pickled nor copied")
+    """The ``__reduce_ex__`` of objects that cannot leave their process."""
+    raise TypeError(f"a tessera.{type(self).__name__} cannot be pickled or copied: it belongs to its process")
 
 
 class Closable:
-    """An object over a handle of the library.
+    """Base of all objects that own a handle of the library.
 
-    Closing is local and never waits for other ranks unless a class says so. A closed object raises `InvalidState`, and
-    so does any use in a forked child. Objects that hold sockets, threads or files emit a `ResourceWarning` when they
-    are collected unclosed.
+    Closing is local and never waits for other ranks unless a class says so. Using a closed object raises
+    `InvalidState`, as does any use in a forked child. Objects that hold sockets, threads or files emit a
+    `ResourceWarning` if they are garbage-collected without being closed.
     """
 
     _handle: _core.Handle
@@ -41,15 +41,15 @@ class Closable:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether the object is closed."""
         return handle.closed if (handle := getattr(self, "_handle", None)) is not None else True
 
     def close(self) -> None:
-        """Free the object. Closing twice is fine."""
+        """Free the object. Does nothing if it is already closed."""
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Complete what runs in the background, before the communicator that this came from ends."""
+        """Complete background work before the communicator that this object was made from ends."""
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -70,30 +70,29 @@ class Closable:
 
 
 def checked(value: Any, kind: type[_T], name: str, *others: object) -> _T:
-    """`value`, if it is a `kind`; else a TypeError in words, which knows an argument of `others` given in its place."""
+    """Return `value` if it is a `kind`; else raise a TypeError, which notes if it was swapped with one of `others`."""
     if isinstance(value, kind):
         return value
     swapped = "; the arguments are swapped" if any(isinstance(other, kind) for other in others) else ""
-    raise TypeError(f"{name} is a {type(value).__name__}; a tessera.{kind.__name__} is wanted{swapped}")
+    raise TypeError(f"{name} is a {type(value).__name__}; it must be a tessera.{kind.__name__}{swapped}")
 
 
 def there_are(wrong: object, names: Collection[str]) -> str:
-    """What there is in the place of a name that is wrong: all names, or of many the nearest."""
+    """Suggestions for a wrong name, for messages: all names if they are few, else the closest ones."""
     if len(names) <= 8:
-        return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+        return f"known: {', '.join(names) or 'none'}"
     near = get_close_matches(wrong, names, 3, 0.5) if isinstance(wrong, str) else []
-    some = f"the nearest {'is' if len(near) == 1 else 'are'}" if near else "they begin with"
-    return f"there are {len(names)}, {some} {', '.join(near or list(names)[:3])}"
+    return f"{len(names)} are known, {'the closest' if near else 'the first'}: {', '.join(near or list(names)[:3])}"
 
 
 def milliseconds(timeout: Timeout) -> int | None:
-    """A timeout as the library takes it: rounded up, so that a small one is not none at all; None stays None."""
+    """A timeout in milliseconds, rounded up so that a small one does not become 0; None stays None."""
     if timeout is None:
         return None
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     elif isinstance(timeout, (str, bytes)) or not hasattr(timeout, "__float__"):
-        raise TypeError(f"the timeout is {timeout!r}; seconds or a timedelta are wanted")
+        raise TypeError(f"the timeout is {timeout!r}; it must be in seconds or a timedelta")
     else:
         seconds = float(timeout)
     if math.isnan(seconds):
@@ -102,7 +101,7 @@ def milliseconds(timeout: Timeout) -> int | None:
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Make a directory's names durable."""
+    """Sync a directory, so that the names in it are durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

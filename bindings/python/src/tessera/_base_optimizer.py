@@ -9,9 +9,9 @@ __all__ = ["Optimizer"]
 
 
 class Optimizer(Closable):
-    """What `SGD`, `Adam` and `AdamW` share.
+    """Base of `SGD`, `Adam` and `AdamW`.
 
-    A load, `Saver.resume` too, replaces the settings, `lr` among them, by those that were saved: set `lr` after it.
+    A load, including `Saver.resume`, replaces the settings, including `lr`, by the saved ones: set `lr` after it.
     """
 
     _handle: _core.Optimizer
@@ -20,13 +20,13 @@ class Optimizer(Closable):
         raise TypeError("use SGD, Adam or AdamW")
 
     def step(self) -> None:
-        """Update every parameter from its gradient; gradients stay as they are.
+        """Update every parameter from its gradient; gradients are unchanged.
 
         Raises
         ------
         InvalidState
-            The gradients of its `DDP` are being reduced, or none were since the last step (but in `DDP.no_sync`); a
-            unit of its `FSDP` is whole.
+            The gradients of its `DDP` are being reduced, or none were reduced since the last step (except in
+            `DDP.no_sync`); or a unit of its `FSDP` is unsharded.
         """
         _core.optimizer_step(self._handle)
 
@@ -35,27 +35,27 @@ class Optimizer(Closable):
         _core.optimizer_zero_grad(self._handle)
 
     def clip_grad_norm(self, max_norm: float, p: float = 2.0) -> float:
-        """Scale all gradients so that their norm is at most `max_norm`; before `step`.
+        """Scale all gradients so that their norm is at most `max_norm`. Call it before `step`.
 
-        Over an `FSDP` it is the norm of all shards, and every rank scales alike: collective then. Over a `DDP`, whose
-        gradients are the same on every rank, it is local.
+        Over an `FSDP` it uses the norm of all shards and is collective. Over a `DDP`, whose gradients are the same on
+        every rank, it is local.
 
         Parameters
         ----------
         max_norm : float
             At least 0.
         p : float, default 2
-            Which norm: 1 or more, or ``math.inf`` for the largest magnitude.
+            The norm's order: at least 1, or ``math.inf`` for the largest magnitude.
 
         Returns
         -------
         float
-            The norm as it was; infinite if there are infinities or NaN, which are left as they are.
+            The norm before scaling; infinite if there are infinities or NaN, which are left unchanged.
         """
         return _core.optimizer_clip_grad_norm(self._handle, max_norm, p)
 
     def clip_grad_value(self, most: float) -> None:
-        """Bring every gradient into [-most, most]; NaN stays."""
+        """Clamp every gradient to [-most, most]; NaN is unchanged."""
         _core.optimizer_clip_grad_value(self._handle, most)
 
     @property
@@ -69,9 +69,9 @@ class Optimizer(Closable):
 
     @property
     def steps(self) -> int:
-        """How many steps were made, those before a checkpoint included."""
+        """Number of steps made, including those before a loaded checkpoint."""
         return _core.optimizer_steps(self._handle)
 
     def close(self) -> None:
-        """Refuse further calls; the moments are freed when no state uses them any longer."""
+        """Refuse further calls. The moments are freed once no state uses them."""
         _core.optimizer_destroy(self._handle)

@@ -1,4 +1,4 @@
-"""File systems of fsspec as storages: plain object stores, S3 with all it can, and what is like a directory."""
+"""fsspec file systems as storages: plain object stores, S3 with all its features, and directory-like file systems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RENAMING = {"file", "local", "sftp", "ssh", "hdfs", "webhdfs", "arrow_hdfs", "s
 
 
 def storage_of(filesystem: Any, prefix: str) -> Storage:
-    """The adapter that fits."""
+    """The adapter that fits the file system."""
     protocols = filesystem.protocol if isinstance(filesystem.protocol, (tuple, list)) else (filesystem.protocol,)
     if "s3" in protocols and hasattr(filesystem, "call_s3"):
         return _S3(filesystem, prefix)
@@ -28,7 +28,7 @@ def storage_of(filesystem: Any, prefix: str) -> Storage:
 
 
 def _seconds(info: dict[str, Any]) -> float:
-    """When an object was modified, by whatever name its file system tells it."""
+    """The modification time of an object, whatever its file system calls it; 0 if unknown."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "modified", "created"):
         when = info.get(name)
         if isinstance(when, (int, float)):
@@ -57,7 +57,7 @@ class _Range:
 
 
 class _Whole:
-    """An upload to what has no parts: kept in memory and put whole."""
+    """An upload to a file system without parts: buffered in memory and written at once."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem = filesystem
@@ -75,7 +75,7 @@ class _Whole:
 
 
 class _Written:
-    """An upload through a file of fsspec, which cuts it into parts itself and shows it when it is closed."""
+    """An upload through an fsspec file, which splits it into parts itself and publishes it when it is closed."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._file = filesystem.open(path, "wb")
@@ -109,7 +109,7 @@ class _ObjectStore(Storage):
         return "/".join(part for part in (self._prefix, key) if part)
 
     def _fresh(self) -> Any:
-        """The file system without what it remembers of listings: other processes write too."""
+        """The file system with its listing cache cleared, because other processes write too."""
         self._filesystem.invalidate_cache()
         return self._filesystem
 
@@ -198,7 +198,7 @@ class _S3(_ObjectStore):
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether S3 said that the object is there (412), or that another is just putting it (409)."""
+    """Whether S3 replied that the object exists (412) or that another writer is putting it (409)."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict) and response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (409, 412):
@@ -208,7 +208,7 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 class _Directory(_ObjectStore):
-    """Where files are seen while they are written: each is written beside its place and renamed into it."""
+    """For file systems that show files while they are written: each is written to a temporary name and renamed."""
 
     @staticmethod
     def _is_rooted(prefix: str) -> bool:
@@ -232,7 +232,7 @@ class _Directory(_ObjectStore):
 
 
 def _descriptor(file: Any) -> int | None:
-    """Of a file of this machine; others are as durable as closing makes them."""
+    """The descriptor of a local file; None for others, which are as durable as closing makes them."""
     try:
         return int(file.fileno())
     except (AttributeError, io.UnsupportedOperation):
@@ -240,7 +240,7 @@ def _descriptor(file: Any) -> int | None:
 
 
 class _Renamed:
-    """An upload to a draft, which is renamed. On a disk of this machine the names are durable when it is finished."""
+    """An upload to a draft that is then renamed. On a local disk the names are durable once it is finished."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem = filesystem

@@ -1,4 +1,4 @@
-"""Options of structs as keywords of public classes. Which there are is in `_options.py`, which is generated."""
+"""Struct options as keyword arguments of public classes. The generated `_options.py` lists them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Option(NamedTuple):
     annotation: str
     doc: str
     numbers: dict[str, int] | None = None
-    """Of an enumeration, by name."""
+    """For an enumeration, the number of each name."""
 
     def raw(self, name: str, value: Any) -> Any:
-        """A value as `_core` takes it; None where nothing is given."""
+        """A value as `_core` takes it; None stays None."""
         if value is None:
             return None
         if self.numbers is not None:
             if value not in self.numbers:
-                raise InvalidArgument(f"{name} is {value!r}; one of {', '.join(map(repr, self.numbers))} is wanted")
+                raise InvalidArgument(f"{name} is {value!r}; it must be one of {', '.join(map(repr, self.numbers))}")
             return self.numbers[value]
         if self.annotation.startswith("ReduceOp"):
             return op_of(value)
@@ -38,7 +38,7 @@ Options = dict[str, Option]
 
 
 def raw(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, as `_core` takes it."""
+    """The given options, as `_core` takes them."""
     for name in given:
         if name not in options:
             raise TypeError(f"there is no option {name!r}; {there_are(name, options)}")
@@ -46,8 +46,8 @@ def raw(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def takes(options: Options) -> Callable[[type[_T]], type[_T]]:
-    """For a class whose last parameter is ``**options``: its signature names them, and its docstring describes them at
-    ``<options>``."""
+    """Decorates a class whose last parameter is ``**options``: adds the options to its signature, and their
+    descriptions to its docstring at ``<options>``."""
 
     def named(cls: type[_T]) -> type[_T]:
         init: Any = cls.__init__

@@ -1,4 +1,4 @@
-"""State that PyTorch's optimizers make at their first step, and that a load has to find before."""
+"""State that PyTorch's optimizers create in their first step, but that a load needs before it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _T = TypeVar("_T")
 
 
 def load_with_lazy_state(parts: Mapping[str, Any], load: Callable[[], _T], saved: Callable[[], Iterable[str]]) -> _T:
-    """Call `load`, for which optimizers of PyTorch in `parts` that made no step have their state.
+    """Call `load` with state allocated for PyTorch optimizers in `parts` that have not stepped yet.
 
-    First it is that of all parameters that are trained. Where that does not fit, it is that of the parameters which
-    have one by the names in `saved`, as the state calls them. What was not loaded is gone afterwards, so that the
-    optimizer's next step makes it.
+    State is allocated for all trained parameters first. If that does not fit, it is allocated for the parameters that
+    have state according to `saved`, the names in the checkpoint as the state names them. State that was not loaded is
+    removed afterwards, so that the optimizer's next step creates it.
     """
     fresh = list(_fresh("", parts))
     for _, optimizer in fresh:
@@ -35,7 +35,7 @@ def load_with_lazy_state(parts: Mapping[str, Any], load: Callable[[], _T], saved
 
 
 def _fresh(prefix: str, parts: Any) -> Iterator[tuple[str, Any]]:
-    """The optimizers without state in `parts`, at any depth, and their names."""
+    """The optimizers without state in `parts`, at any depth, with their names."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -48,12 +48,12 @@ def _fresh(prefix: str, parts: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _params(optimizer: Any) -> list[Any]:
-    """In the order of their numbers in ``state_dict()``."""
+    """The parameters in the order of their numbers in ``state_dict()``."""
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _make_as_saved(prefix: str, optimizer: Any, names: Iterable[str]) -> bool:
-    """Make the state of the parameters that have one in `names`; whether they are others than now."""
+    """Allocate state for the parameters that have one in `names`. False if they are the same as now."""
     of_optimizer = [name[len(prefix) :].split(".") for name in names if name.startswith(prefix)]
     if not of_optimizer:
         return False  # it was not saved: the error names all that is missing
@@ -67,7 +67,7 @@ def _make_as_saved(prefix: str, optimizer: Any, names: Iterable[str]) -> bool:
 
 
 def _make(optimizer: Any, wanted: list[Any]) -> None:
-    """Give these parameters state that is NaN, by a step of rate 0 with gradients of 0, which changes no parameter."""
+    """Give these parameters NaN state by a step with learning rate 0 and zero gradients, which changes no parameter."""
     torch = sys.modules["torch"]
     params = _params(optimizer)
     grads, rates = [param.grad for param in params], [group.get("lr") for group in optimizer.param_groups]
@@ -80,7 +80,7 @@ def _make(optimizer: Any, wanted: list[Any]) -> None:
             if rate is not None:
                 group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
         optimizer.step()
-    except TypeError:  # LBFGS has a step that wants a closure: no state without one
+    except TypeError:  # the step of LBFGS needs a closure: no state without one
         optimizer.state.clear()
     finally:
         for param, grad in zip(params, grads, strict=True):

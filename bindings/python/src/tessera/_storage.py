@@ -10,96 +10,97 @@ __all__ = ["ObjectStatus", "Reader", "Storage", "Upload"]
 
 
 class ObjectStatus(NamedTuple):
-    """What a key is."""
+    """The status of a key."""
 
     is_directory: bool = False
-    """Whether it is no object, but other keys go on after it: ``runs/a`` if there is ``runs/a/latest``."""
+    """Whether it is not an object but a prefix of other keys: ``runs/a`` if ``runs/a/latest`` exists."""
     size: int = 0
-    """Bytes."""
+    """Size in bytes."""
     modified: float = 0.0
-    """Seconds since 1970 by the storage's clock; 0 if it does not tell. Then the lease of a job that died on another
-    machine must be removed by hand."""
+    """Modification time in seconds since 1970 by the storage's clock; 0 if unknown. Then the lease of a job that died
+    on another machine must be removed by hand."""
 
 
 class Reader(Protocol):
-    """An object opened for reading; called from several threads at once."""
+    """An object opened for reading. Called from several threads at once."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
 
     def read(self, offset: int, into: memoryview) -> int:
-        """Fill `into` from byte `offset` on. How many bytes: fewer only at the object's end."""
+        """Fill `into` from byte `offset` on. Returns the number of bytes, fewer only at the object's end."""
 
     def close(self) -> None:
         """Called once, last."""
 
 
 class Upload(Protocol):
-    """A large object while it is written."""
+    """A large object that is being written."""
 
     def part(self, index: int, offset: int, data: memoryview) -> None:
-        """Part `index`, from 0, beginning at byte `offset`. `data` is borrowed for the call.
+        """Write part `index`, counted from 0, at byte `offset`. `data` is valid only during the call.
 
-        Called from several threads and in any order if the storage says `parts_in_any_order`, else one after the other.
+        Called from several threads and in any order if the storage sets `parts_in_any_order`, else in sequence.
         """
 
     def finish(self) -> None:
-        """All parts were there: the object appears, whole and durable."""
+        """Called after all parts: the object appears, complete and durable."""
 
     def drop(self) -> None:
-        """Called once, last. Unless `finish` returned, nothing may be left of the object."""
+        """Called once, last. Unless `finish` returned, remove everything that was written."""
 
 
 class Storage(ABC):
-    """A storage for checkpoints, to be subclassed: what `Saver` and `Checkpoint` take as `storage`.
+    """Base class of storages for checkpoints: `Saver` and `Checkpoint` take one as `storage`. Subclass it.
 
-    Keys are texts, parts joined by ``/`` without one at either end. An object appears at once and whole when `put` or
-    an upload's `finish` returns, and every later call, from any process, sees it.
+    Keys are strings of parts joined by ``/``, without a leading or trailing one. An object appears atomically and
+    complete when `put` or an upload's `finish` returns, and every later call, from any process, sees it.
 
-    Every method may be called from several threads at once, also from threads of the library, and must not use the
-    saver or checkpoint that it serves. What it raises becomes the error of the save or load: a `TesseraError` of the
-    same kind for OSErrors and TesseraErrors, else `UserError`; all ranks get it. It should have deadlines of its own.
+    Every method may be called from several threads at once, including threads of the library, and must not use the
+    saver or checkpoint that it serves. An exception becomes the error of the save or load on all ranks: a
+    `TesseraError` of the same kind for OSErrors and TesseraErrors, else `UserError`. Methods should have their own
+    deadlines.
     """
 
     parts_in_any_order: bool = False
-    """Whether an upload's parts may come in any order and at once. If not, a save looks at its data twice."""
+    """Whether an upload's parts may come in any order and concurrently. If not, a save reads its data twice."""
     puts_if_absent: bool = False
     """Whether `put` with `if_absent` is atomic."""
     part_bytes: int = 0
-    """The least size of all parts but the last; 0: 8 MiB. Parts are larger where there would be more than 10,000."""
+    """The minimum size of all parts but the last; 0 for 8 MiB. Parts are larger if there would be more than 10,000."""
 
     @abstractmethod
     def status(self, key: str) -> ObjectStatus | None:
-        """What `key` is; None if it is nothing."""
+        """The status of `key`; None if it does not exist."""
 
     @abstractmethod
     def open(self, key: str) -> Reader | None:
-        """Open an object for reading; None if there is none."""
+        """Open an object for reading; None if it does not exist."""
 
     @abstractmethod
     def put(self, key: str, data: memoryview, if_absent: bool) -> bool:
-        """Put a small object, whole. `data` is borrowed for the call.
+        """Write a small object atomically. `data` is valid only during the call.
 
-        With `if_absent`, asked for only of what `puts_if_absent`, an object that is there stays, and False is returned.
+        With `if_absent`, which is used only if `puts_if_absent`, keep an existing object and return False.
         """
 
     @abstractmethod
     def begin(self, key: str, size: int) -> Upload:
-        """Begin a large object of `size` bytes, or up to 4095 less; one that is there is replaced."""
+        """Begin a large object of `size` bytes, or up to 4095 fewer. It replaces an existing object."""
 
     @abstractmethod
     def list(self, key: str) -> Iterable[str]:
-        """The names directly below `key`; none if there is nothing. An empty key is the top."""
+        """The names directly below `key`; empty if there are none. An empty key is the top level."""
 
     @abstractmethod
     def remove(self, key: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Remove an object. It is not an error if it does not exist."""
 
     def remove_directory(self, key: str) -> None:  # noqa: B027  # most storages have none
-        """Remove an empty directory, where there are such."""
+        """Remove an empty directory, in storages that have directories."""
 
-    # What the library's callbacks read: plain numbers, and a missing object without an exception's cost.
+    # For the library's callbacks: plain numbers, and no exception for a missing object.
 
     def _status(self, key: str) -> tuple[bool, int, int] | None:
         try:

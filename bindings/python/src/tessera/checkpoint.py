@@ -1,4 +1,4 @@
-"""Checkpoints: the `Saver` that writes them under one root, and the committed `Checkpoint` opened to read."""
+"""Checkpoints: `Saver` writes them under a root directory, `Checkpoint` opens a committed one for reading."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ __all__ = ["Cast", "Checkpoint", "LoadReport", "Phase", "Saver", "TensorInfo"]
 
 
 class Phase(IntEnum):
-    """What a progress callback is told of."""
+    """The phase that a progress callback reports."""
 
     STAGE = 1
-    """What `Saver.save_async` copies before it returns."""
+    """`Saver.save_async` copies the state before it returns."""
     WRITE = 2
-    """This rank's files are written."""
+    """This rank writes its files."""
     COMMIT = 3
-    """All ranks have written; of rank 0 alone, without bytes."""
+    """All ranks have written. Reported on rank 0 only, without bytes."""
     READ = 4
-    """A checkpoint is loaded."""
+    """A checkpoint is being loaded."""
     VERIFY = 5
-    """A checkpoint is checked."""
+    """A checkpoint is being verified."""
 
 
 ProgressFn = Callable[[Phase, int, int], object]
-"""Takes the phase, and bytes done and in total on this rank (0 if there is nothing to count): at the begin and the end
-of a phase, and about ten times a second between. All is done at the end alone; a phase that fails has none. What it
-raises ends nothing, since the other ranks count on the save: it is raised when the call is over, of a save in the
-background by the saver's next call."""
+"""Called with the phase and the bytes done and in total on this rank (0 if there is nothing to count), at the beginning
+and the end of a phase and about ten times a second in between. The bytes done equal the total only at the end; a phase
+that fails has no end. An exception does not stop the operation, because other ranks depend on it: it is raised when the
+call ends, or, for a save in the background, by the saver's next call."""
 
 _WHEN_BUSY = {"wait": 0, "refuse": 1, "replace": 2}
 
 
 class _Progress:
-    """A user's callback, and what it raised first; until that is settled the callback is left alone."""
+    """A user's callback and the first exception it raised; the callback is not called again until `settle`."""
 
     def __init__(self, progress: ProgressFn) -> None:
         if not callable(progress):
-            raise TypeError(f"progress is {progress!r}; a callable is wanted")
+            raise TypeError(f"progress is {progress!r}; it must be callable")
         self._tell = progress
         self._caught: BaseException | None = None
 
@@ -89,66 +89,66 @@ def settle_progress(progress: _Progress | None) -> None:
 
 
 class Saver(Closable):
-    """Saves under one root directory. Collective, as its other calls are.
+    """Saves checkpoints under a root directory. Creating one is collective, as are its other calls.
 
-    A checkpoint exists once its manifest does, which is written last: whatever fails or dies before leaves the former
-    one as it was. An interpreter that ends waits for saves in flight. One live job at a time may own a root. What stays
-    under the root is the union of `keep_latest`, `keep_best` and `keep_every`; the newest save, the best one and what
-    is open for reading always stay.
+    A checkpoint exists once its manifest does. The manifest is written last, so a failure before that leaves the
+    previous checkpoint intact. The interpreter waits for saves in flight before it exits. Only one live job may own a
+    root at a time. The checkpoints kept under the root are the union of `keep_latest`, `keep_best` and `keep_every`;
+    the newest, the best and any that are open for reading are always kept.
 
     Parameters
     ----------
     comm : Comm or None
-        The ranks that save together; None: this process alone.
+        The ranks that save together; None for this process alone.
     root : path
         Directory, the same on every rank; created if absent.
     keep_latest : int, default 0
-        How many of the newest checkpoints to keep; 0 keeps all, whatever else is said.
+        How many of the newest checkpoints to keep; 0 keeps all, whatever the other options.
     timeout : float or timedelta, default 600
-        Deadline of the ranks' votes, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another default.
+        Deadline of the ranks' votes, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment overrides the default.
     format : str, default "tessera"
-        ``"tessera"``, or ``"torch_dcp"``: an unmodified PyTorch loads a save's directory by
-        ``torch.distributed.checkpoint``.
+        ``"tessera"``, or ``"torch_dcp"``, which an unmodified PyTorch loads with ``torch.distributed.checkpoint``.
     best_metric : str, optional
-        The metric of rank 0's saves by which they are compared: ``Checkpoint(root / "best")`` opens the best of them.
+        The metric of rank 0 by which saves are compared: ``Checkpoint(root / "best")`` opens the best of them.
     best_is_higher : bool, default False
-        Higher is better, as of an accuracy; else lower, as of a loss.
+        Whether higher values are better, as for an accuracy, or lower ones, as for a loss.
     keep_best : int, default 0
         How many of the best to keep. Needs `best_metric` and `keep_latest`.
     keep_every : int, default 0
-        Keep for ever the steps that are multiples of it; 0: none. Needs `keep_latest`.
+        Keep steps that are multiples of this forever; 0 keeps none. Needs `keep_latest`.
     when_busy : str, default "wait"
-        What `save_async` does while another save is in flight: ``"wait"`` for it, ``"refuse"`` with
-        `NotReady`, or ``"replace"``: queue behind it, in the place of a save that has not begun and is `Aborted`.
+        What `save_async` does while another save is in flight: ``"wait"`` for it, ``"refuse"`` with `NotReady`, or
+        ``"replace"``: queue behind it, replacing a queued save that has not begun, which becomes `Aborted`.
     low_priority : bool, default False
         Saves in the background yield CPU and disk to the trainer.
     copy_on_demand : bool, default False
-        What an optimizer of the state updates, its parameters and moments, is copied after `save_async` has returned:
-        by the saver's threads, or just before the optimizer's next step, its close or a load into the state needs the
-        memory. Nobody else may write there from the call to the end of that step, or until `Save.staged` is done:
-        neither the trainer, nor a load of another state or a collective into the same memory. If the state is larger
-        than `staging_bytes`, or than what is free, all is copied at once.
+        Copy the parameters and moments of the state's optimizers after `save_async` has returned: in the saver's
+        threads, or just before the optimizer's next step, its close or a load into the state needs the memory. From
+        the call to the end of that step, or until `Save.staged` is done, nothing else may write to this memory: not
+        the trainer, not a load of another state and not a collective. If the state is larger than `staging_bytes` or
+        the free memory, everything is copied at once.
     check_replicas : bool, default False
-        A save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), and raises
-        `Mismatch`, which names the first that differs and the ranks. The same on every rank. Each rank reads all that
-        is replicated. Else large replicas are written in parts by several ranks, and have to be equal; values are
-        rank 0's.
+        Compare the tensors, shards and values that several ranks hold byte by byte (-0.0 differs from 0.0) when saving,
+        and raise a `Mismatch` that names the first difference and the ranks. Each rank then reads all replicated data.
+        Must be the same on every rank. Without it, several ranks write parts of large replicas, which must be equal,
+        and values are rank 0's.
     staging_bytes : int, default 0
-        Bound of the memory for copies of the state on this rank, at least 8 MiB; 0: what it needs. For a larger state,
-        or one larger than this rank's share of the memory that is free, `save_async` writes a part before it returns.
+        Limit of the memory for copies of the state on this rank, at least 8 MiB; 0 allows what is needed. If the state
+        is larger than this, or than this rank's share of the free memory, `save_async` writes a part before it returns.
     write_bytes_per_s : int, default 0
-        Limit of this rank's writing; 0: none.
+        Limit of this rank's write rate; 0 for no limit.
     progress : callable, optional
-        Called with a `Phase`, and bytes done and in total on this rank, a few times a second; of a save in the
-        background on the library's thread. What it raises ends nothing: it is raised when the call is over, of a save
-        in the background by the next call of the saver.
+        Called with a `Phase` and the bytes done and in total on this rank, a few times a second; for a save in the
+        background on a thread of the library. An exception does not stop the save: it is raised when the call ends,
+        or, for a save in the background, by the saver's next call.
     storage : Storage, optional
-        Where the root is a key: an object store, or whatever else `tessera.storage` makes of one.
+        Where `root` is a key: an object store or another storage from `tessera.storage`.
 
     Raises
     ------
     InvalidState
-        Another live job saves here; its host and pid are named, and when its lease lapses if it cannot be seen.
+        Another live job saves here. The message names its host and pid, and, if it cannot be seen, when its lease
+        expires.
     """
 
     _handle: _core.Saver
@@ -176,7 +176,7 @@ class Saver(Closable):
         storage: Storage | None = None,
     ) -> None:
         if when_busy is not None and when_busy not in _WHEN_BUSY:
-            raise InvalidArgument(f"when_busy is {when_busy!r}; it is 'wait', 'refuse' or 'replace'")
+            raise InvalidArgument(f"when_busy is {when_busy!r}; it must be 'wait', 'refuse' or 'replace'")
         self._progress = watch_progress(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", root)._handle
         self._root, self._storage = os.fsdecode(root), storage
@@ -220,14 +220,14 @@ class Saver(Closable):
         state : State
             The same names, dtypes, shapes and layouts on every rank.
         metrics : mapping of str to float, optional
-            Of this save alone. Shown by ``tessera ckpt ls``; rank 0's `best_metric` says which save is the best.
+            Metrics of this save, shown by ``tessera ckpt ls``. `best_metric` on rank 0 decides which save is the best.
 
         Raises
         ------
         Mismatch
-            The ranks' states or steps differ, or, with `check_replicas`, what they hold of the same.
+            The ranks' states or steps differ, or, with `check_replicas`, their replicas.
         TesseraIOError, TesseraTimeout, PeerLost, CommitUnknown
-            The save failed; all ranks get the same error, and the former checkpoint is untouched.
+            The save failed. All ranks get the same error, and the previous checkpoint is untouched.
         """
         handle, _ = checked(state, State, "state", step)._prepare(metrics)
         _core.saver_save(self._handle, step, handle)
@@ -236,20 +236,20 @@ class Saver(Closable):
     def save_async(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Save:
         """Copy the state, return, and save the copy in the background.
 
-        What happens while another save is in flight `when_busy` says. The error of an earlier save that no
-        call on the saver has raised yet is raised here, and then nothing is saved; that its work was waited for does
-        not count, so that all ranks do the same.
+        `when_busy` decides what happens while another save is in flight. If an earlier save failed and no call on the
+        saver has raised its error yet, this call raises it and saves nothing. Waiting for the earlier save's `Save`
+        does not count, so that all ranks do the same.
 
         Parameters
         ----------
         step, state, metrics
-            As `save` takes them; when this returns training may go on, with `copy_on_demand` by the optimizer's step.
+            As for `save`. When this returns, training may go on, with `copy_on_demand` through the optimizer's step.
 
         Returns
         -------
         Save
-            Done when the checkpoint is committed; its `staged`, when nothing of the state is left to copy. May be
-            dropped: `wait` raises the error too.
+            Done when the checkpoint is committed; its `staged` is done when the whole state is copied. May be dropped:
+            `wait` raises the error too.
 
         Raises
         ------
@@ -262,22 +262,22 @@ class Saver(Closable):
         return work
 
     def wait(self) -> None:
-        """Wait for the saves in flight, if there are any; raises the first error, once. Not collective."""
+        """Wait for the saves in flight, if any, and raise the first error, once. Not collective."""
         _core.saver_wait(self._handle)
         settle_progress(self._progress)
 
     def should_stop(self, step: int, told: bool = False) -> bool:
-        """Whether all ranks shall save now and stop. Call it on every rank at each step.
+        """Whether all ranks should save now and stop. Call it on every rank at each step.
 
-        As soon as one rank was told to stop, by the launcher (`preempt_requested`) or by `told`, all get True at the
-        same step, and from then on. It costs one small all-reduce.
+        Once one rank was asked to stop, by the launcher (`preempt_requested`) or by `told`, all ranks get True at the
+        same step and from then on. Costs one small all-reduce.
 
         Parameters
         ----------
         step : int
             The same on every rank.
         told : bool
-            This rank was told to stop in another way than by the launcher.
+            Whether this rank was asked to stop by something other than the launcher.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class Saver(Closable):
         return _core.saver_should_stop(self._handle, step, told)
 
     def trim(self) -> None:
-        """Free the staging memory that no save in flight uses. It is kept from save to save: fresh memory is slow."""
+        """Free the staging memory that no save in flight uses. It is kept between saves because new memory is slow."""
         _core.saver_trim(self._handle)
 
     def resume(self, state: State) -> int:
@@ -302,19 +302,19 @@ class Saver(Closable):
         Parameters
         ----------
         state : State
-            Nothing of it changes if there is no checkpoint.
+            Unchanged if there is no checkpoint.
 
         Returns
         -------
         int
-            The step it was saved at: where to go on. 0 without a checkpoint.
+            The step it was saved at, which is where to continue; 0 without a checkpoint.
 
         Raises
         ------
         Mismatch
-            Names, dtypes or shapes differ; all differences are listed.
+            Names, dtypes or shapes differ; the message lists all differences.
         Corrupt
-            A checksum is wrong; file and offset are named.
+            A checksum is wrong; the message names the file and offset.
         """
 
         def load() -> int:
@@ -335,11 +335,11 @@ class Saver(Closable):
         self.wait()
 
     def close(self) -> None:
-        """Free the saver; a save in flight is waited for. Call `wait` before to learn whether it went well."""
+        """Wait for the save in flight and free the saver. Call `wait` first to learn whether the save succeeded."""
         _core.saver_destroy(self._handle)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Wait for the save in flight, raising its error unless another one is under way, and close."""
+        """Wait for the save in flight, raise its error unless another exception is being raised, and close."""
         try:
             if error is None and not self.closed:
                 self.wait()
@@ -360,19 +360,19 @@ class Cast(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load did beyond what is strict, by names of the state, and whether it was verified."""
+    """How a load deviated from a strict one, by names of the state, and whether the data was verified."""
 
     missing: tuple[str, ...]
-    """Of the state, not in the checkpoint (``allow_missing``); they are as they were."""
+    """In the state but not in the checkpoint (``allow_missing``); left unchanged."""
     unexpected: tuple[str, ...]
-    """Of the checkpoint, not in the state (``allow_unexpected``)."""
+    """In the checkpoint but not in the state (``allow_unexpected``)."""
     cast: tuple[Cast, ...]
     """Converted from another dtype (``allow_cast``)."""
     left_alone: tuple[str, ...]
-    """Of the state, not loaded since ``only`` does not have them."""
+    """In the state but not loaded, because ``only`` does not match them."""
     verified: bool
-    """Whether checksums have shown that all data of tensors is sound: not with ``verify=False``, and not of formats
-    that have none, such as safetensors of others."""
+    """Whether all tensor data matched its checksums: False with ``verify=False`` and for formats without checksums,
+    such as safetensors written by others."""
 
     @classmethod
     def _of(cls, told: dict[str, Any]) -> LoadReport:
@@ -382,14 +382,14 @@ class LoadReport:
 
 
 class TensorInfo(NamedTuple):
-    """What a checkpoint tells of a tensor without reading it."""
+    """The description of a tensor in a checkpoint, without its data."""
 
     dtype: DType
     shape: tuple[int, ...]
 
 
 TORCH_RECORD = "rank/0/torch"
-"""The value that `tessera.torch.checkpoint` keeps for itself."""
+"""The value that `tessera.torch.checkpoint` reserves for itself."""
 
 
 def _is_torch_record(name: str, value: Any) -> bool:
@@ -405,27 +405,27 @@ def _renamed(name: str, rules: Mapping[str, str]) -> str:
 
 
 class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
-    """A committed checkpoint, from whatever world size, layout and language; no job is needed.
+    """A committed checkpoint, saved by any world size, layout and language. Opening one needs no job.
 
-    A mapping from names to whole tensors, which are read when they are asked for.
+    A mapping from names to complete tensors, which are read on access.
 
     Parameters
     ----------
     path : path
-        The directory of a checkpoint, or a root: then its newest; ``root/best``: the best by the saver's `best_metric`.
-        While it is open no saver removes it. Or what PyTorch wrote: the directory of a
-        ``torch.distributed.checkpoint``, or a file of ``torch.save`` (or the directory of a ``model.pt``); no pickle is
-        executed, and PyTorch is not needed.
-        Or safetensors as Hugging Face lays them out: a file, an index, or a directory of them.
+        The directory of a checkpoint, or a root, which opens its newest checkpoint; ``root/best`` opens the best by the
+        saver's `best_metric`. No saver removes it while it is open.
+        Or a checkpoint of PyTorch's: the directory of a ``torch.distributed.checkpoint``, or a file of ``torch.save``
+        (or the directory of a ``model.pt``). No pickle is executed, and PyTorch is not needed.
+        Or safetensors in the layout of Hugging Face: a file, an index, or a directory of them.
     storage : Storage, optional
-        Where the path is a key.
+        Where `path` is a key.
 
     Raises
     ------
     NotFound
-        There is no manifest: not a committed checkpoint.
+        There is no manifest: this is not a committed checkpoint.
     Corrupt, VersionMismatch
-        The manifest is damaged, or of a newer format.
+        The manifest is damaged or has a newer format.
 
     Examples
     --------
@@ -454,7 +454,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
 
     @property
     def step(self) -> int:
-        """The step that it was saved at; -1 of the formats that do not tell: PyTorch's and safetensors."""
+        """The step it was saved at; -1 for formats that do not record it: PyTorch's and safetensors."""
         return _core.checkpoint_step(self._handle)
 
     @cached_property
@@ -479,7 +479,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
 
     @property
     def unreadable(self) -> dict[str, str]:
-        """What of a PyTorch checkpoint is not read (other dtypes, pickled classes), by name, and why."""
+        """The parts of a PyTorch checkpoint that cannot be read (other dtypes, pickled classes): name to reason."""
         return dict(self.manifest.get("unreadable", {}))
 
     @property
@@ -488,28 +488,28 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         return {name: decode(json.dumps(value)) for name, value in self.manifest.get("metrics", {}).items()}
 
     def _names(self, rename: Mapping[str, str] | None = None) -> list[str]:
-        """What a state calls its tensors and values."""
+        """The names of the tensors and values, as a state has them."""
         names = [*self.tensors, *self.manifest.get("values", {})]
         return [_renamed(name, rename) for name in names] if rename else names
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Read one whole tensor into a new array; its checksums are checked."""
+        """Read a complete tensor into a new array and verify its checksums."""
         info = self.tensors.get(name)
         if info is None:
-            raise NotFound(f"{self.path} has no tensor {name!r}; it has {', '.join(self.tensors) or 'none'}")
+            raise NotFound(f"{self.path} has no tensor {name!r}; known: {', '.join(self.tensors) or 'none'}")
         array: npt.NDArray[Any] = np.empty(info.shape, info.dtype.numpy)
         self.read(name, array)
         return array
 
     def read(self, name: str, out: Any) -> None:
-        """Read one whole tensor into an array that is there.
+        """Read a complete tensor into an existing array.
 
         Parameters
         ----------
         name : str
-            Of the tensor.
+            The tensor's name.
         out : array
-            Contiguous, of the tensor's dtype and shape.
+            Contiguous, with the tensor's dtype and shape.
         """
         info = self.tensors.get(name)
         of_bits = info.dtype if info is not None and has_other_bits(info.dtype) else None
@@ -539,54 +539,54 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     ) -> LoadReport:
         """Load this rank's part into `state`, in place.
 
-        Without a `comm` it makes no communication. With one it is collective: every rank of it has opened the same
-        checkpoint and loads it alike verified; states, layouts, names and what is allowed may differ. Ranks of one host
-        then read each byte that several of them want once (from 8 MiB on), and hand it on
-        through shared memory. All ranks get the same error.
+        Without a `comm` there is no communication. With one the call is collective: every rank has opened the same
+        checkpoint and uses the same `verify`; states, layouts, names and allowances may differ. Ranks of a host then
+        read data that several of them need once (from 8 MiB on) and share it through shared memory. All ranks get the
+        same error.
 
         Parameters
         ----------
         state : State
             Any layout and world size.
         verify : bool, default True
-            Check the checksum of every block that is read.
+            Verify the checksum of every block that is read.
         allow_missing : bool, default False
-            Leave alone what the checkpoint lacks.
+            Leave names of the state that the checkpoint lacks unchanged.
         allow_unexpected : bool, default False
-            Leave out what the state lacks.
+            Skip names of the checkpoint that the state lacks.
         allow_cast : bool, default False
             Convert floating-point tensors of another dtype.
         progress : callable, optional
-            As of `Saver`; called on this thread with `Phase.READ`.
+            As for `Saver`; called on this thread with `Phase.READ`.
         comm : Comm, optional
-            The ranks that load together; without it each loads for itself. Its timeout is the deadline of each wait.
+            The ranks that load together; without it each loads on its own. Its timeout is the deadline of each wait.
         only : iterable of str, optional
-            Names of the state that are loaded, or patterns of them: ``*`` is any characters, dots too, ``?`` one,
-            ``[a-c]`` and ``[!a-c]`` one of a set. All other names, of the state and of the checkpoint, are left alone:
-            neither loaded nor missing nor unexpected. None, the default: all names.
+            Names of the state to load, or patterns: ``*`` matches any characters including dots, ``?`` matches one,
+            ``[a-c]`` and ``[!a-c]`` match one of a set. All other names, of the state and of the checkpoint, are
+            ignored: neither loaded nor missing nor unexpected. None, the default, loads all names.
         rename : mapping of str to str, optional
-            What names of the checkpoint are in the state; with a ``.`` at the end, or empty, what names begin with
-            there and here. The first that fits counts. Of a `PerRank` it is about the name without ``rank/<r>/``.
+            Maps names of the checkpoint to names of the state. A key that ends with ``.`` or is empty replaces a
+            prefix. The first rule that matches applies. For a `PerRank`, the name is the one without ``rank/<r>/``.
 
         Returns
         -------
         LoadReport
-            What was not as strict as it can be.
+            How the load deviated from a strict one.
 
         Raises
         ------
         Mismatch
-            All differences are listed, and patterns of `only` that nothing fits; nothing was loaded. With a `comm`
-            also: the ranks load different checkpoints, or one calls something else.
+            The message lists all differences and the patterns of `only` that match nothing; nothing was loaded. With a
+            `comm` also: the ranks load different checkpoints, or one makes a different call.
         InvalidArgument
-            `only` is empty, or `rename` makes one name of two, which are told.
+            `only` is empty, or `rename` maps two names to the same one; the message names them.
         TesseraTimeout
-            A rank of `comm` did not come; it is named.
+            A rank of `comm` did not arrive; the message names it.
         """
         watched = watch_progress(progress)
         ranks = None if comm is None else checked(comm, Comm, "comm")._handle
         if isinstance(only, str):
-            raise TypeError(f"only is the str {only!r}; a list of patterns is wanted")
+            raise TypeError(f"only is the str {only!r}; it must be a list of patterns")
         patterns = None if only is None else list(only)
 
         def load() -> LoadReport:
@@ -619,14 +619,14 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         Parameters
         ----------
         full : bool
-            Read every byte; else sizes and headers alone.
+            Read every byte; if False, only sizes and headers.
         progress : callable, optional
-            As of `Saver`; called on this thread with `Phase.VERIFY`.
+            As for `Saver`; called on this thread with `Phase.VERIFY`.
 
         Raises
         ------
         Corrupt
-            File and offset are named; ``__cause__`` leads to further ones.
+            The message names file and offset; ``__cause__`` leads to further faults.
         """
         if progress is None:
             _core.checkpoint_verify(self._handle, full)
@@ -648,28 +648,28 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     ) -> None:
         """Write the tensors into a new directory in another format, in bounded memory.
 
-        With a `comm` it is collective: every rank has opened the same checkpoint, and all of them write. What is
-        `unreadable` is left out, with a warning in the log.
+        With a `comm` the call is collective: every rank has opened the same checkpoint, and all of them write. Parts
+        that are `unreadable` are skipped, with a warning in the log.
 
         Parameters
         ----------
         directory : path
-            Must not exist; the same on every rank, on a file system that all see. It appears when all is durable.
+            Must not exist; the same on every rank, on a shared file system. It appears once everything is durable.
         comm : Comm, optional
             The ranks that write; without it this process alone.
         format : str, default "safetensors"
-            Whole tensors as Hugging Face has them; ``"torch_dcp"``, what `torch.distributed.checkpoint` loads;
-            ``"torch_save"``, what `torch.load` loads: one file ``model.pt``; or ``"npz"``, what `numpy.load` loads: one
-            file ``model.npz``.
+            ``"safetensors"``: complete tensors in the layout of Hugging Face; ``"torch_dcp"``, for
+            `torch.distributed.checkpoint`; ``"torch_save"``, one file ``model.pt`` for `torch.load`; or ``"npz"``, one
+            file ``model.npz`` for `numpy.load`.
         max_file_bytes : int, default 0
-            Of safetensors: cut into files of about this size, with an index; 0: one file.
+            For safetensors: split into files of about this size, with an index; 0 writes one file.
         under : str, optional
-            Only what has a name that begins so (``"model."``), and without it.
+            Export only names with this prefix (``"model."``), and strip it.
         timeout : float or timedelta, default 600
-            Deadline of each wait for the other ranks, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another
-            default.
+            Deadline of each wait for the other ranks, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment overrides
+            the default.
         progress : callable, optional
-            As of `Saver`; called on this thread with `Phase.WRITE`.
+            As for `Saver`; called on this thread with `Phase.WRITE`.
         """
         watched = watch_progress(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", directory)._handle

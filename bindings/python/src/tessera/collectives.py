@@ -1,4 +1,4 @@
-"""The collectives of a communicator, over arrays in place, synchronous or as `Work`."""
+"""The collectives of a communicator, in place over arrays, synchronous or as `Work`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .work import Work
 __all__ = ["Collectives", "ReduceOp"]
 
 ReduceOp = Literal["sum", "avg", "min", "max", "prod"]
-"""Reductions; ``"avg"`` divides the sum by the number of ranks."""
+"""Reduction operations; ``"avg"`` divides the sum by the number of ranks."""
 
 _OPS = {"sum": 1, "avg": 2, "min": 3, "max": 4, "prod": 5}
 
@@ -35,10 +35,10 @@ _PLANNED = {
 
 
 def op_of(op: str) -> int:
-    """The library's number of a reduction."""
+    """The library's number for a reduction."""
     number = _OPS.get(op) if isinstance(op, str) else None
     if number is None:
-        raise InvalidArgument(f"op is {op!r}; {', '.join(_OPS)} are known")
+        raise InvalidArgument(f"op is {op!r}; it must be one of {', '.join(_OPS)}")
     return number
 
 
@@ -46,37 +46,36 @@ Arrays = ArrayLike | Sequence[ArrayLike]
 
 
 class Now(TypedDict, total=False):
-    """What every collective takes besides: return when the result is there."""
+    """Keywords that every collective takes: return when the result is complete."""
 
     async_op: Literal[False]
     dtype: DTypeLike | None
 
 
 class Later(TypedDict, total=False):
-    """The same: return at once."""
+    """The same, for returning immediately."""
 
     async_op: Required[Literal[True]]
     dtype: DTypeLike | None
 
 
 class Collectives(Closable):
-    """What the ranks of a `Comm` do together.
+    """The collectives, sends and receives of a `Comm`.
 
-    Collectives must be called by all ranks in the same order. They work in place or into arrays that the caller gives,
-    which must be contiguous and lie in the CPU's memory: NumPy arrays, anything with the buffer protocol,
-    ``__array_interface__`` or ``__dlpack__``. Arrays from `Comm.empty` and `Comm.buffer` are reached by the peers
-    without a copy.
+    All ranks must call collectives in the same order. They work in place or write into arrays from the caller, which
+    must be contiguous and in CPU memory: NumPy arrays, or anything with the buffer protocol, ``__array_interface__`` or
+    ``__dlpack__``. Peers access arrays from `Comm.empty` and `Comm.buffer` without a copy.
 
-    With ``async_op=True`` a collective returns a `Work` at once; the arrays must not be touched until it is done.
-    ``dtype=`` says what the bits of an array are where the array cannot: bfloat16 in a ``uint16`` array.
+    With ``async_op=True`` a collective immediately returns a `Work`; do not touch the arrays until it is done.
+    ``dtype=`` gives the element type if the array cannot: bfloat16 in a ``uint16`` array.
 
     Each collective may raise
 
-    - `InvalidArgument`: a dtype, shape or device that it cannot take
-    - `Unsupported`: a reduction of a dtype that cannot be reduced: bool, int16, those for checkpoints
-    - `Mismatch`: the ranks call different things, noticed before data moves
-    - `TesseraTimeout`: a rank did not come in time; it is named
-    - `PeerLost`: a rank died; it is named
+    - `InvalidArgument`: an unsupported dtype, shape or device
+    - `Unsupported`: a reduction of a dtype that cannot be reduced: bool, int16 and the other checkpoint-only dtypes
+    - `Mismatch`: the ranks make different calls; detected before data moves
+    - `TesseraTimeout`: a rank did not arrive in time; the message names it
+    - `PeerLost`: a rank died; the message names it
     - `Aborted`: an earlier failure, which is the ``__cause__``
     - `InvalidState`: this object is closed
     """
@@ -94,22 +93,22 @@ class Collectives(Closable):
         *,
         dtype: DTypeLike | None = None,
     ) -> Plan:
-        """Prepare a collective that will be launched many times over the same arrays. Local.
+        """Prepare a collective to be launched many times over the same arrays. Local.
 
         Parameters
         ----------
         collective : str
-            The name of one of these methods, without messages: ``"all_reduce"``, ``"broadcast"``, ...
+            The name of one of these methods, except sends and receives: ``"all_reduce"``, ``"broadcast"``, ...
         inputs, outputs : sequence of arrays
-            As the method takes them; those in place are `outputs`. `all_gather` and `reduce_scatter` may have several.
+            As for the method; arrays used in place are `outputs`. `all_gather` and `reduce_scatter` may have several.
         op : {"sum", "avg", "min", "max", "prod"}
-            Of a reduction.
+            The reduction, for collectives that reduce.
         root : int
-            Of a collective with a root.
+            The root, for collectives that have one.
         """
         number = _PLANNED.get(collective)
         if number is None:
-            raise InvalidArgument(f"collective is {collective!r}; {', '.join(_PLANNED)} can be prepared")
+            raise InvalidArgument(f"collective is {collective!r}; it must be one of {', '.join(_PLANNED)}")
         reading = [_input(array, dtype) for array in inputs]
         handle = _core.plan_create(self._handle, number, reading, _arrays(list(outputs), dtype), op_of(op), root)
         return Plan._adopt(handle)
@@ -126,7 +125,7 @@ class Collectives(Closable):
         Parameters
         ----------
         tensors : array or sequence of arrays
-            Of one dtype, in the same order and of the same sizes on every rank.
+            Of one dtype, with the same sizes in the same order on every rank.
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         """
@@ -147,7 +146,7 @@ class Collectives(Closable):
         async_op: bool = False,
         dtype: DTypeLike | None = None,
     ) -> Work | None:
-        """Reduce `input` and leave the r-th of ``world_size`` equal parts on rank r.
+        """Reduce `input`; rank r gets the r-th of ``world_size`` equal parts of the result.
 
         Parameters
         ----------
@@ -205,12 +204,12 @@ class Collectives(Closable):
         async_op: bool = False,
         dtype: DTypeLike | None = None,
     ) -> Work | None:
-        """Several `reduce_scatter` in one operation: the ranks meet once, and small arrays travel together.
+        """Several `reduce_scatter` in one operation: the ranks synchronise once, and small arrays are sent together.
 
         Parameters
         ----------
         inputs, outputs : sequence of arrays
-            Of one dtype, in pairs as `reduce_scatter` takes them. Apart from those of a pair no two share memory.
+            Of one dtype, in pairs as for `reduce_scatter`. Only the arrays of a pair may share memory.
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         """
@@ -236,12 +235,12 @@ class Collectives(Closable):
         async_op: bool = False,
         dtype: DTypeLike | None = None,
     ) -> Work | None:
-        """Several `all_gather` in one operation: the ranks meet once, and small arrays travel together.
+        """Several `all_gather` in one operation: the ranks synchronise once, and small arrays are sent together.
 
         Parameters
         ----------
         inputs, outputs : sequence of arrays
-            Of one dtype, in pairs as `all_gather` takes them. Apart from those of a pair no two share memory.
+            Of one dtype, in pairs as for `all_gather`. Only the arrays of a pair may share memory.
         """
         return _work(
             _core.comm_all_gather_coalesced(
@@ -281,9 +280,9 @@ class Collectives(Closable):
         Parameters
         ----------
         tensors : array or sequence of arrays
-            Of one dtype, of the same sizes on every rank.
+            Of one dtype, with the same sizes on every rank.
         root : int
-            The rank whose values all get.
+            The rank whose values are sent.
         """
         return _work(_core.comm_broadcast(self._handle, _arrays(tensors, dtype), root, async_op))
 
@@ -310,14 +309,14 @@ class Collectives(Closable):
         async_op: bool = False,
         dtype: DTypeLike | None = None,
     ) -> Work | None:
-        """Reduce `input`; the result is on the root alone.
+        """Reduce `input`; only the root gets the result.
 
         Parameters
         ----------
         input : array
             The same number of elements on every rank.
         output : array, optional
-            Read on the root only; None there reduces into `input`.
+            Used on the root only; None reduces into `input` there.
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         root : int
@@ -370,7 +369,7 @@ class Collectives(Closable):
         async_op: bool = False,
         dtype: DTypeLike | None = None,
     ) -> Work | None:
-        """Give rank r the r-th of ``world_size`` equal parts of the root's `input`.
+        """Send rank r the r-th of ``world_size`` equal parts of the root's `input`.
 
         Parameters
         ----------
@@ -414,7 +413,7 @@ class Collectives(Closable):
         Parameters
         ----------
         tensor : array
-            What is sent.
+            The data to send.
         peer : int
             A rank other than this one.
         tag : int
@@ -434,11 +433,11 @@ class Collectives(Closable):
         Parameters
         ----------
         tensor : array
-            Of the dtype and number of elements that were sent.
+            With the dtype and number of elements that the peer sends.
         peer : int
             A rank other than this one.
         tag : int
-            That of the `send`.
+            The tag of the `send`.
         """
         return _work(_core.comm_recv(self._handle, _output(tensor, dtype), peer, tag, async_op))
 
@@ -447,7 +446,7 @@ class Collectives(Closable):
     @overload
     def barrier(self, *, async_op: Literal[True]) -> Work: ...
     def barrier(self, *, async_op: bool = False) -> Work | None:
-        """Return when every rank has called it."""
+        """Return once every rank has called it."""
         return _work(_core.comm_barrier(self._handle, async_op))
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a job: joining, splitting, shared memory, and how they part."""
+"""The ranks of a job: joining, splitting, shared buffers and an orderly end."""
 
 from __future__ import annotations
 
@@ -35,41 +35,41 @@ def init(
 ) -> Comm:
     """Join the job that the environment describes.
 
-    ``tessera run`` and torchrun, mpirun and srun are understood; with none of them the job is this process alone.
-    Collective: returns when all ranks have come.
+    Supports ``tessera run``, torchrun, mpirun and srun; with none of them the job is this process alone. Collective:
+    returns once all ranks have joined.
 
     Parameters
     ----------
     timeout : float or timedelta, default 600
-        Deadline of each collective, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another default.
+        Deadline of each collective, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment overrides the default.
     heartbeat_timeout : float or timedelta, default 30
-        How long another host that is waited for may give no sign of life, though it is asked, before it counts as lost
-        (`PeerLost`), in seconds; 0: it is not asked, and only the deadline ends the wait.
-        ``TESSERA_HEARTBEAT_TIMEOUT_MS`` in the environment is another default.
+        How long another host may fail to answer heartbeats while ranks wait for it, before it counts as lost
+        (`PeerLost`), in seconds; 0 sends no heartbeats, so that only the deadline ends the wait.
+        ``TESSERA_HEARTBEAT_TIMEOUT_MS`` in the environment overrides the default.
     backend : str, default "auto"
         ``"auto"`` (shared memory between ranks of one host, Gloo between hosts), ``"shm"`` or ``"gloo"``.
-        ``TESSERA_BACKEND`` in the environment is another default.
+        ``TESSERA_BACKEND`` in the environment overrides the default.
     spin_count : int, default -1
-        Busy turns before a waiting rank yields; -1 takes it from ranks and usable cores.
+        Spins before a waiting rank yields the CPU; -1 derives it from the ranks and usable cores.
     name : str, default "world"
-        In messages and logs.
+        Name in messages and logs.
 
     Returns
     -------
     Comm
-        Best used in a ``with`` block: at its end the ranks part in order; if it is left by an exception the peers are
-        told at once.
+        Best used in a ``with`` block: at its end the ranks shut down in order; if an exception leaves it, the peers
+        are notified at once.
 
     Raises
     ------
     TesseraTimeout
-        A rank never came.
+        A rank did not join in time.
     PeerLost
-        A rank of ``tessera run`` ended without coming.
+        A rank of ``tessera run`` exited before it joined.
     PermissionDenied
         There is no job token, or it was refused.
     Unsupported
-        The backend is one between GPUs, as ``"cuda:nccl"``: there is none yet.
+        The backend is for GPUs, such as ``"cuda:nccl"``; there is none yet.
     """
     options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
     watch_uncaught()  # joining may fail
@@ -79,7 +79,7 @@ def init(
 def _options(
     timeout: Timeout, heartbeat_timeout: Timeout, backend: str | None, spin_count: int | None, name: str | None
 ) -> dict[str, Any]:
-    """Those that are given, as `_core` takes them."""
+    """The given options, as `_core` takes them."""
     options = {
         "timeout_ms": milliseconds(timeout),
         "heartbeat_timeout_ms": milliseconds(heartbeat_timeout),
@@ -91,9 +91,9 @@ def _options(
 
 
 class Comm(Collectives):
-    """The ranks of a group. Made by `init`, `Comm.create`, `split` or a `Mesh`.
+    """A communicator: the ranks of a group. Made by `init`, `Comm.create`, `split` or a `Mesh`.
 
-    Its collectives, `all_reduce` and the others, are described by `Collectives`.
+    `Collectives` describes its collectives, `all_reduce` and the others.
     """
 
     _handle: _core.Comm
@@ -130,23 +130,23 @@ class Comm(Collectives):
         spin_count: int | None = None,
         name: str | None = None,
     ) -> Comm:
-        """Join `world_size` ranks that use the same store. Collective.
+        """Connect `world_size` ranks through a common store. Collective.
 
         Parameters
         ----------
         store : Store
             Used until the communicator is closed.
         rank : int
-            0 to ``world_size - 1``, each once.
+            0 to ``world_size - 1``, unique.
         world_size : int
             1 to 4096.
         timeout, heartbeat_timeout, backend, spin_count, name
-            As `init` takes them.
+            As for `init`.
 
         Raises
         ------
         TesseraTimeout
-            A rank never came; the message names it.
+            A rank did not join in time; the message names it.
         """
         options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
         watch_uncaught()
@@ -154,7 +154,7 @@ class Comm(Collectives):
         return cls._adopt(handle, options)
 
     def _options_with(self, given: dict[str, Any]) -> dict[str, Any]:
-        """This communicator's options but for those that are given; none, which says the same, if none are."""
+        """This communicator's options, overridden by the given ones; empty, which means the same, if none are given."""
         return {**self._options, "timeout_ms": milliseconds(self.timeout), **given} if given else {}
 
     @property
@@ -174,23 +174,24 @@ class Comm(Collectives):
 
     @property
     def timeout(self) -> float:
-        """The deadline of each operation, in seconds, counted from when it starts.
+        """The deadline of each operation, in seconds from its start.
 
-        Setting it, to seconds or a timedelta, counts for operations that this rank issues from then on: a short one for
-        a call that must be answered soon, a long one for an evaluation on one rank. What was issued keeps its own, so
-        that it may be set back at once. Each rank has its own; the first that passes fails the communicator on all.
+        A new value, in seconds or a timedelta, applies to operations that this rank issues afterwards: a short one for
+        a call that must be answered soon, a long one for an evaluation on one rank. Operations already issued keep
+        theirs, so the old value can be restored at once. Each rank has its own deadline; the first one that passes
+        fails the communicator on all ranks.
         """
         return _core.comm_timeout(self._handle) / 1000
 
     @timeout.setter
     def timeout(self, timeout: float | timedelta) -> None:
         if (ms := milliseconds(timeout)) is None:
-            raise TypeError("the timeout is None: seconds or a timedelta are expected")
+            raise TypeError("the timeout is None; it must be in seconds or a timedelta")
         _core.comm_set_timeout(self._handle, ms)
 
     @property
     def error(self) -> TesseraError | None:
-        """What failed the communicator; None while it is well."""
+        """The error that failed the communicator; None if it works."""
         return _core.comm_error(self._handle)
 
     def split(
@@ -204,21 +205,21 @@ class Comm(Collectives):
         spin_count: int | None = None,
         name: str | None = None,
     ) -> Comm | None:
-        """Divide the ranks into groups; those of one `color` form one, ordered by `key`, then by rank. Collective.
+        """Split the ranks into groups: ranks of the same `color` form one, ordered by `key`, then rank. Collective.
 
         Parameters
         ----------
         color : int
-            The group; negative: this rank joins none.
+            The group; with a negative color this rank joins none.
         key : int
             The order inside the group.
         timeout, heartbeat_timeout, backend, spin_count, name
-            As `init` takes them; by default those of this communicator.
+            As for `init`; by default those of this communicator.
 
         Returns
         -------
         Comm or None
-            This rank's group, which does not need this communicator any longer; None for a negative color.
+            This rank's group, which no longer depends on this communicator; None for a negative color.
         """
         options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name))
         handle = _core.comm_split(self._handle, color, key, **options)
@@ -233,27 +234,28 @@ class Comm(Collectives):
         spin_count: int | None = None,
         name: str | None = None,
     ) -> Comm:
-        """Go on with the ranks that are left after a failure. Collective of those.
+        """Continue with the surviving ranks after a failure. Collective over the survivors.
 
-        Those who call it form a new communicator, in the order of this one. Ranks that died, or closed this one, are
-        known to be gone; for others it waits until the deadline and then goes on without them: when such a rank comes
-        after all, it gets `Aborted`. All that was made from this communicator (buffers, DDP, savers, meshes) is out of
-        use: close it, make it anew, and load a checkpoint, since a collective that failed left its arrays half done.
+        The ranks that call it form a new communicator, in the order of this one. Ranks that died or closed this
+        communicator are known to be gone. The call waits for other ranks until the deadline and then continues without
+        them; such a rank gets `Aborted` if it calls later. Objects made from this communicator (buffers, DDP, savers,
+        meshes) can no longer be used: close them, create them again and load a checkpoint, because the failed
+        collective left its arrays incomplete.
 
         Parameters
         ----------
         timeout, heartbeat_timeout, backend, spin_count, name
-            As `init` takes them; by default those of this communicator. `timeout` is also the deadline for ranks that
-            do not come.
+            As for `init`; by default those of this communicator. `timeout` is also the deadline for ranks that do not
+            call.
 
         Raises
         ------
         Aborted
-            The other ranks have gone on without this one.
+            The other ranks have continued without this one.
         TesseraTimeout, PeerLost
-            No communicator could be made of those that are left.
+            The surviving ranks could not form a communicator.
         TesseraIOError
-            The store at which the ranks met is gone: rank 0 served it, and died.
+            The store that the ranks use is gone: rank 0, which served it, died.
 
         Examples
         --------
@@ -268,7 +270,7 @@ class Comm(Collectives):
         return Comm._adopt(rest, options or self._options)
 
     def buffer(self, size: int) -> npt.NDArray[np.uint8]:
-        """Allocate bytes that the peers reach without a copy. Collective.
+        """Allocate bytes that the peers access without a copy. Collective.
 
         Parameters
         ----------
@@ -278,13 +280,13 @@ class Comm(Collectives):
         Returns
         -------
         ndarray of uint8, shape (size,)
-            Zeros. The memory lives as long as the array or any view of it.
+            Zero-initialised. The memory lives as long as the array or any view of it.
         """
         handle = _core.buffer_create(self._handle, size)
         return array_over(_core.buffer_data(handle), 6, (size,))
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float32") -> npt.NDArray[Any]:
-        """Allocate an array that the peers reach without a copy. Collective.
+        """Allocate an array that the peers access without a copy. Collective.
 
         Parameters
         ----------
@@ -296,7 +298,7 @@ class Comm(Collectives):
         Returns
         -------
         ndarray
-            Zeros, contiguous, aligned to 4096 bytes.
+            Zero-initialised, contiguous, aligned to 4096 bytes.
         """
         dims = tuple(index(length) for length in shape) if isinstance(shape, Sequence) else (index(shape),)
         kind = dtype_of(dtype)
@@ -306,29 +308,29 @@ class Comm(Collectives):
         return array_over(_core.buffer_data(handle), kind, dims)
 
     def finalize(self) -> None:
-        """Wait for all ranks and all issued work; no collective may follow. Collective."""
+        """Wait for all ranks and all issued work. No collective may follow. Collective."""
         _core.comm_finalize(self._handle)
 
     def abort(self, reason: str | None = None) -> None:
-        """Fail every waiting and later operation, here and at the peers, with `Aborted`. From any thread.
+        """Fail every pending and later operation, on this rank and its peers, with `Aborted`. Callable from any thread.
 
         Parameters
         ----------
         reason : str, optional
-            Told to the peers.
+            Part of the error on every rank.
         """
         _core.comm_abort(self._handle, reason)
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write this rank's flight record: the last 1,024 operations and their times, as JSON lines. From any thread.
+        """Write this rank's flight record: the last 1,024 operations with their times, as JSON lines.
 
-        ``tessera trace why-hung`` and ``tessera trace merge`` read the records of all ranks together. Under
-        ``tessera run --trace-dir DIR`` each communicator writes its own when it fails, or else at its end.
+        Callable from any thread. ``tessera trace why-hung`` and ``tessera trace merge`` read the records of all ranks
+        together. Under ``tessera run --trace-dir DIR`` each communicator writes its own when it fails or ends.
 
         Parameters
         ----------
         path : path-like
-            The file to write; one that is there is replaced whole.
+            The file to write; an existing file is replaced as a whole.
 
         Raises
         ------
@@ -338,18 +340,18 @@ class Comm(Collectives):
         _core.comm_write_trace(self._handle, os.fspath(path))
 
     def close(self) -> None:
-        """Leave the communicator; what is still running is aborted. Local: see `finalize` for the orderly end."""
+        """Leave the communicator and abort running operations. Local; for an orderly end call `finalize` first."""
         _core.comm_destroy(self._handle)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Part from the other ranks.
+        """Leave the communicator in order.
 
-        After an exception, ``sys.exit`` among them, the launcher is told why, for its error summary, and the peers by
-        `abort`. Otherwise savers made from this communicator finish what they are saving, then all ranks wait for each
-        other; if that fails it is told in the same way. One that was shrunk is closed. In all cases savers, meshes and
-        groups made from it are closed with it.
+        After an exception, including ``sys.exit``, report it to the launcher for its error summary and to the peers by
+        `abort`. Otherwise let savers made from this communicator finish their saves, then wait for all ranks; if that
+        fails, report the error in the same way. A communicator that was shrunk is just closed. In all cases savers,
+        meshes and groups made from it are closed with it.
         """
         if self.closed or self._handle.foreign:  # a forked child leaves the block: the job is its parent's
             return

@@ -1,4 +1,4 @@
-"""The distributed sampler: which samples this rank takes next."""
+"""The distributed sampler, which assigns samples to ranks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Sampler"]
 
 @takes(_options.SAMPLER)
 class Sampler(Closable):
-    """Samples of a data set over the ranks of `comm`.
+    """Distributes the samples of a data set over the ranks of `comm`.
 
-    The order of an epoch depends on seed, epoch and length alone, not on the world size: saved in a checkpoint, it goes
-    on in mid-epoch at another one, without a lost or doubled sample.
+    The order of an epoch depends only on the seed, epoch and length, not on the world size. A checkpoint can therefore
+    resume in mid-epoch with another world size, without losing or repeating a sample.
 
     Parameters
     ----------
     comm : Comm
-        Its rank and world size are read; it is not kept.
+        Provides the rank and world size; not kept.
     length : int
-        Samples of the data set, at least 1.
+        Number of samples in the data set, at least 1.
     <options>
     """
 
@@ -51,14 +51,14 @@ class Sampler(Closable):
         self._length = index(length)
 
     def batch(self, size: int) -> npt.NDArray[np.int64]:
-        """This rank's next samples. All ranks ask for the same size in the same order.
+        """This rank's next samples. All ranks must ask for the same sizes in the same order.
 
-        Begins the next epoch by itself; a batch never spans two.
+        Starts the next epoch automatically; a batch never spans two epochs.
 
         Parameters
         ----------
         size : int
-            Samples wanted on this rank, at least 1.
+            Number of samples for this rank, at least 1.
 
         Returns
         -------
@@ -72,7 +72,7 @@ class Sampler(Closable):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to, from 0. Setting it goes to that epoch's beginning."""
+        """The epoch of the next batch, counted from 0. Setting it moves to the beginning of that epoch."""
         return _core.sampler_position(self._handle)[0]
 
     @epoch.setter
@@ -81,7 +81,7 @@ class Sampler(Closable):
 
     @property
     def position(self) -> int:
-        """How many samples of the epoch all ranks together have taken."""
+        """How many samples of the epoch all ranks together have consumed."""
         return _core.sampler_position(self._handle)[1]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Data-parallel training: the trainer says which gradients are ready, the library averages them meanwhile."""
+"""Data-parallel training: the trainer marks gradients as ready, and the library averages them in the background."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Params = Mapping[str, ArrayLike] | Sequence[tuple[str, ArrayLike]] | Sequence[Ar
 
 
 def named(params: Params | Iterable[Any], what: str = "params") -> tuple[list[str], list[Any]]:
-    """Names and arrays of parameters, in their order."""
+    """The names and arrays of parameters, in order."""
     if isinstance(params, Mapping):
         for name in params:
             if not isinstance(name, str):
-                raise TypeError(f"{what} has the key {name!r}; parameters are named by str")
+                raise TypeError(f"{what} has the key {name!r}; parameter names must be str")
         return list(params), list(params.values())
     if is_array(params) or isinstance(params, (str, bytes)) or not isinstance(params, Iterable):
-        raise TypeError(f"{what} is a {type(params).__name__}; a dict of arrays is wanted, {{'weight': weight, ...}}")
+        raise TypeError(f"{what} is a {type(params).__name__}; it must be a dict of arrays, {{'weight': weight, ...}}")
     names, arrays = [], []
     for number, param in enumerate(params):
         pair = isinstance(param, tuple) and len(param) == 2 and isinstance(param[0], str)
@@ -49,8 +49,8 @@ def named(params: Params | Iterable[Any], what: str = "params") -> tuple[list[st
 
 
 def parameter(name: str, array: ArrayLike) -> _core.Tensor:
-    """An array as the library takes it; what is wrong with it is said of the parameter. One that is not contiguous is
-    for the library to refuse: it tells all ranks."""
+    """An array as the library takes it; errors name the parameter. The library itself refuses arrays that are not
+    contiguous, because it reports that to all ranks."""
     try:
         return _core.Tensor(array, strided=True)
     except (InvalidArgument, TypeError) as error:
@@ -58,7 +58,7 @@ def parameter(name: str, array: ArrayLike) -> _core.Tensor:
 
 
 class Grads(Mapping[str, "npt.NDArray[Any]"]):
-    """Gradients by name: views of where they are to be written. Assigning to a name copies into the view."""
+    """Gradients by name: views to write them into. Assigning to a name copies into the view."""
 
     __slots__ = ("_of", "_views")
 
@@ -75,7 +75,7 @@ class Grads(Mapping[str, "npt.NDArray[Any]"]):
         return self._views[name]
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
-        """Copy an array of the gradient's shape and dtype into it."""
+        """Copy an array with the gradient's shape and dtype into the view."""
         if name not in self._views:
             raise NotFound(self._no(name))
         view = self._views[name]
@@ -84,12 +84,12 @@ class Grads(Mapping[str, "npt.NDArray[Any]"]):
         array = np.asarray(value)
         if array.shape != view.shape or array.dtype != view.dtype:
             raise InvalidArgument(
-                f"the gradient of {name!r} has shape {view.shape} and dtype {view.dtype}; given was shape "
-                f"{array.shape} and dtype {array.dtype}. grads[{name!r}][...] = value converts and broadcasts"
+                f"the gradient of {name!r} has shape {view.shape} and dtype {view.dtype}, got shape {array.shape} and "
+                f"dtype {array.dtype}; grads[{name!r}][...] = value converts and broadcasts"
             )
         view[...] = array
 
-    def __contains__(self, name: object) -> bool:  # also where a view is lent no more
+    def __contains__(self, name: object) -> bool:  # also after the views have expired
         return name in self._views
 
     def __iter__(self) -> Iterator[str]:
@@ -103,59 +103,59 @@ class Grads(Mapping[str, "npt.NDArray[Any]"]):
 
 
 class BucketStats(NamedTuple):
-    """A bucket in the last step that was reduced. Times are nanoseconds since the step's first `ready` on this rank."""
+    """A bucket in the last reduced step. Times are in nanoseconds since the step's first `ready` on this rank."""
 
     size_bytes: int
-    """Padding included."""
+    """Size, including padding."""
     params: int
-    """How many parameters it holds."""
+    """Number of parameters."""
     ready_ns: int
-    """Its last gradient was ready."""
+    """When its last gradient was ready."""
     start_ns: int
-    """Its reduction began."""
+    """When its reduction began."""
     end_ns: int
-    """Its reduction was done."""
+    """When its reduction was done."""
     exposed_ns: int
-    """Of the time of `DDP.wait`, what was spent waiting for this bucket: not hidden by backward."""
+    """Time that `DDP.wait` spent waiting for this bucket, which backward did not hide."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket whose gradients are all there, for the length of a hook's call."""
+    """A bucket whose gradients are all ready. Valid only during the hook's call."""
 
     index: int
     names: tuple[str, ...]
-    """Of its parameters."""
+    """The names of its parameters."""
     grads: tuple[npt.NDArray[Any], ...]
     """Their gradients, to be changed in place."""
     comm: Comm
-    """The model's ranks: its synchronous collectives run at once; asynchronous ones raise `InvalidState`."""
+    """The model's ranks. Synchronous collectives run at once; asynchronous ones raise `InvalidState`."""
 
 
 @takes(_options.DDP)
 class DDP(Closable):
-    """A model registered for data-parallel training. Collective: afterwards every rank has rank 0's values.
+    """A model registered for data-parallel training. Collective: every rank then has rank 0's values.
 
-    A step: write the gradients into `grads`, say `ready` for each as soon as it is written (or `ready_all` at the end),
-    then `wait`; now they are the average over the ranks, and an optimizer may step.
+    In each step, write the gradients into `grads`, call `ready` for each as soon as it is written (or `ready_all` at
+    the end), then `wait`. The gradients are then averaged over the ranks, and an optimizer may step.
 
     Parameters
     ----------
     comm : Comm
         The ranks that hold a replica.
     params : mapping of str to array, or sequence
-        The parameters, the same on every rank and in the same order: contiguous floating-point arrays. Their memory is
-        used until this object is gone. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
+        The parameters, the same in the same order on every rank: contiguous floating-point arrays. Their memory is used
+        until this object is freed. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
     <options>
 
     Raises
     ------
     Mismatch
-        The ranks registered different parameters; the first difference is named.
+        The ranks registered different parameters; the message names the first difference.
     InvalidArgument
-        An array is not contiguous, not of a floating-point type, or a name occurs twice.
+        An array is not contiguous or not floating-point, or a name occurs twice.
     Unsupported
-        `share_params` with what it cannot be combined with, which is named.
+        `share_params` is combined with an option or dtype that does not allow it; the message names it.
     """
 
     _handle: _core.DDP
@@ -193,9 +193,9 @@ class DDP(Closable):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The arrays that were registered, by name; with `share_params`, NumPy views into the host's copy.
+        """The registered arrays by name; with `share_params`, NumPy views of the host's shared parameters.
 
-        Views are written by the optimizer and by loads alone.
+        Only the optimizer and loads may write to these views.
         """
         return self._params
 
@@ -203,19 +203,19 @@ class DDP(Closable):
     def grads(self) -> Grads:
         """The gradient of each parameter: a NumPy view into a bucket, of the parameter's dtype and shape.
 
-        Zeros at first; the same memory at every step. ``grads["w"] = g`` copies `g`, which must have the same shape and
-        dtype, into the view; ``grads["w"][...] = g`` broadcasts and converts as NumPy does. Not to be touched between
-        `ready` and the end of `wait`.
+        Initially zero; the same memory in every step. ``grads["w"] = g`` copies `g`, which must have the same shape and
+        dtype, into the view; ``grads["w"][...] = g`` broadcasts and converts as NumPy does. Do not touch a gradient
+        between `ready` and the end of `wait`.
         """
         return self._grads
 
     def ready(self, *which: str | int) -> None:
-        """Say that gradients are written, by name or by number; in any order, each once a step.
+        """Mark gradients as ready, by name or number, in any order, each once per step.
 
         Raises
         ------
         InvalidState
-            A gradient was said ready twice.
+            A gradient was marked ready twice.
         NotFound
             There is no such parameter.
         """
@@ -230,29 +230,29 @@ class DDP(Closable):
                 number = index(one)
             except TypeError:
                 raise TypeError(
-                    f"{one!r} is a {type(one).__name__}; names and numbers of parameters are taken, one by one"
+                    f"{one!r} is a {type(one).__name__}; pass names or numbers of parameters, one by one"
                 ) from None
         if number is None or not 0 <= number < len(self._names):
             raise NotFound(f"there is no parameter {one!r}; {there_are(one, self._names)}")
         return number
 
     def ready_all(self) -> None:
-        """Say that every gradient not yet said is written. Once a step: `wait` ends it."""
+        """Mark all remaining gradients as ready. Call it once per step, before `wait`."""
         _core.ddp_ready_all(self._handle)
 
     def wait(self) -> None:
-        """End the backward pass: returns when every gradient is the average (or sum) over the ranks. Collective.
+        """End the backward pass: return when every gradient is the average (or sum) over the ranks. Collective.
 
-        Without synchronisation (see `no_sync`) it returns at once.
+        Without synchronisation (see `no_sync`) it returns immediately.
 
         Raises
         ------
         InvalidState
-            Some parameters were never said ready; they are named, and the step may be completed and waited for again.
+            Some gradients were never marked ready; the message names them. Mark them and call `wait` again.
         TesseraTimeout, PeerLost, Aborted
-            A rank is late or lost; it is named.
+            A rank is late or lost; the message names it.
         UserError
-            A hook failed; what it raised is the cause.
+            A hook failed; its exception is the cause.
         """
         self._with_hook_failure(_core.ddp_wait, self._handle)
 
@@ -264,10 +264,10 @@ class DDP(Closable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Steps in this block reduce nothing: the trainer adds to the gradients that are in the views.
+        """Steps in this block reduce nothing; the trainer adds to the gradients in the views.
 
-        The first step after it reduces the sums. A parameter that had a gradient in any of these steps counts
-        as used. To be entered and left between steps, on every rank alike.
+        The first step after the block reduces the sums. A parameter that had a gradient in any of these steps counts
+        as used. Enter and leave the block between steps, on every rank alike.
         """
         former = self._syncs
         self.set_sync(False)
@@ -277,7 +277,7 @@ class DDP(Closable):
             self.set_sync(former)
 
     def set_sync(self, sync: bool) -> None:
-        """Whether the following steps reduce; see `no_sync`.
+        """Set whether the following steps reduce; see `no_sync`.
 
         Raises
         ------
@@ -288,22 +288,22 @@ class DDP(Closable):
         self._syncs = bool(sync)
 
     def used(self, which: str | int) -> bool:
-        """Whether any rank used a parameter in the last step that was reduced; if none did, its gradient was kept."""
+        """Whether any rank used a parameter in the last reduced step; if none did, its gradient was kept."""
         return _core.ddp_used(self._handle, self._number(which))
 
     def stats(self) -> list[BucketStats]:
-        """What became of each bucket, in the order of reduction, in the last step that was reduced.
+        """Statistics of each bucket in the last reduced step, in the order of reduction.
 
-        Times are 0 before the first step, and after one that rebuilt the buckets.
+        Times are 0 before the first step and after a step that rebuilt the buckets.
         """
         return [BucketStats(*_core.ddp_stats(self._handle, i)) for i in range(_core.ddp_bucket_count(self._handle))]
 
     def set_hook(self, hook: Callable[[Bucket], object] | None) -> None:
-        """Let `hook` reduce the buckets of the following steps in place of what the options say; None: as they say.
+        """Let `hook` reduce the buckets of the following steps; None restores the reduction that the options select.
 
-        It leaves in ``bucket.grads`` what every rank shall have (it averages itself), by collectives of ``bucket.comm``
-        that are the same on every rank. It runs on a thread of the library, bucket after bucket; on a rank that has
-        joined with gradients of zero. What it raises fails the step on every rank.
+        The hook writes the final reduced gradients in place into ``bucket.grads``, with collectives of ``bucket.comm``
+        that are the same on every rank. It does its own averaging. It runs on a thread of the library, one bucket after
+        another; on a rank that has joined, with zero gradients. An exception fails the step on every rank.
 
         Raises
         ------
@@ -314,7 +314,7 @@ class DDP(Closable):
             _core.ddp_set_hook(self._handle, None)
             return
         if not callable(hook):
-            raise TypeError(f"the hook is {hook!r}; a function of a Bucket is wanted")
+            raise TypeError(f"the hook is {hook!r}; it must be a function that takes a Bucket")
         model = weakref.ref(self)  # the library keeps the callback, which must not keep the model
         failure = self._hook_failure
         names, hook_fn = self._names, hook
@@ -324,7 +324,7 @@ class DDP(Closable):
             try:
                 ddp = model()
                 if ddp is None:
-                    raise RuntimeError("the model is gone")
+                    raise RuntimeError("the model was garbage-collected")
                 some = tuple(names[i] for i in params)
                 hook_fn(Bucket(bucket, some, tuple(ddp.grads[name] for name in some), comm))
             except BaseException as error:
@@ -336,75 +336,76 @@ class DDP(Closable):
         _core.ddp_set_hook(self._handle, reduce)
 
     def step_in_backward(self, optimizer: Optimizer) -> None:
-        """Let an optimizer of this model update the parameters of a bucket as soon as it is reduced, in the background.
+        """Let an optimizer of this model update the parameters of each bucket in the background, once it is reduced.
 
-        After `wait` all are updated, to the same bits as by ``optimizer.step()`` afterwards, which is refused
-        from now on. Parameters must not be used between the `ready` of their gradient and the end of `wait`.
+        After `wait` all parameters are updated, with the same bits as ``optimizer.step()`` would give, which is refused
+        from now on. Do not use a parameter between the `ready` of its gradient and the end of `wait`.
 
         Raises
         ------
         InvalidArgument
-            The optimizer was not made of this model.
+            The optimizer was not created from this model.
         InvalidState
-            In the middle of a step, or another optimizer steps already.
+            In the middle of a step, or another optimizer already steps in backward.
         """
         _core.ddp_step_in_backward(self._handle, optimizer._handle)
 
     def shared_step(self) -> int:
-        """The step, counted from the model's creation, that the copy of this host's ranks is of as a whole.
+        """The step, counted from the model's creation, of this host's shared parameters if they are consistent.
 
-        For the survivors of a rank's death, who ask once they have met again, all of them. If it is whole and of one
-        step on all hosts it may be saved, or registered anew; otherwise it is discarded and the last checkpoint loaded.
+        For the survivors of a rank's death: all of them call it once they have formed a new communicator. If the
+        parameters are consistent and of the same step on all hosts, they may be saved or registered again; otherwise
+        discard them and load the last checkpoint.
 
         Raises
         ------
         Corrupt
-            Slices are of different steps, which the message tells.
+            Slices are of different steps; the message names them.
         InvalidState
             The model was created without `share_params`, or is in the middle of a step.
         """
         return _core.ddp_shared_step(self._handle)
 
     def register_buffers(self, buffers: Params) -> None:
-        """Register what the model has besides parameters: running means, counters. Once. Collective.
+        """Register the model's buffers, such as running means and counters. Collective; may be called once.
 
         Every rank gets the values of rank 0.
 
         Parameters
         ----------
         buffers : mapping of str to array, or sequence
-            Contiguous arrays of any dtype, the same on every rank. Their memory is used until this object is gone.
+            Contiguous arrays of any dtype, the same on every rank. Their memory is used until this object is freed.
 
         Raises
         ------
         Mismatch
-            The ranks registered different ones; the first difference is named.
+            The ranks registered different buffers; the message names the first difference.
         """
         names, arrays = named(buffers, "buffers")
         _core.ddp_register_buffers(self._handle, names, [tensor(array) for array in arrays])
 
     def broadcast_buffers(self) -> None:
-        """Give every rank the buffers of rank 0, or of the lowest that has not joined, in one broadcast. Collective."""
+        """Broadcast the buffers of rank 0, or of the lowest rank that has not joined, in one operation. Collective."""
         _core.ddp_broadcast_buffers(self._handle)
 
     def join(self, *, sync_params: bool = True) -> None:
-        """This rank has no data left: take part in the steps of the others, adding zeros, until all ranks have joined.
+        """Join the steps of the other ranks with zero gradients until all ranks have joined.
 
-        Every rank calls it once it has no data, however many steps it made; then a new round of steps may begin.
-        Gradients are zero afterwards.
+        Every rank calls it when it has no data left, however many steps it made. A new round of steps may begin
+        afterwards. Gradients are then zero.
 
         Parameters
         ----------
         sync_params : bool
-            If ranks made different numbers of steps, all get the parameters and buffers of the lowest rank
-            that made most.
+            If ranks made different numbers of steps, all get the parameters and buffers of the lowest rank that made
+            the most steps.
 
         Raises
         ------
         InvalidState
-            The model was created without `join`, or in the middle of a step.
+            The model was created without `join`, or is in the middle of a step.
         TesseraTimeout, PeerLost, Aborted
-            A rank is late, also between two of its steps, or lost; it is named.
+            A rank is lost, or late, even between two of its steps; the message names it.
         """
         self._with_hook_failure(_core.ddp_join, self._handle, sync_params)
 
@@ -413,7 +414,7 @@ class DDP(Closable):
         _core.ddp_zero_grad(self._handle)
 
     def close(self) -> None:
-        """Refuse further calls. The memory is freed when no gradient view and no optimizer uses it any longer."""
+        """Refuse further calls. The memory is freed once no gradient view and no optimizer uses it."""
         _core.ddp_destroy(self._handle)
 
     def __repr__(self) -> str:

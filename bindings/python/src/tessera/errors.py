@@ -1,7 +1,7 @@
-"""Exceptions: one class a status code of the C library, each a `RuntimeError` and, if another one fits, that builtin.
+"""Exceptions: one class per status code of the C library, each a `RuntimeError` and, where one fits, another builtin.
 
-Every exception says what failed, with which value, on which rank, and what to try; carries the facts as attributes;
-keeps the chain of causes as ``__cause__``; and can be pickled, so that it survives a process pool.
+The message of an exception states what failed, with which value, on which rank, and what to do. Exceptions carry these
+facts as attributes, keep the chain of causes as ``__cause__``, and can be pickled, so that they survive a process pool.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Code(IntEnum):
 
 
 class NativeCode(NamedTuple):
-    """The code beneath an error.
+    """The underlying code of an error.
 
     Attributes
     ----------
     domain : str
         ``"errno"``, ``"cuda"``, ``"nccl"`` or ``"user"``.
     code : int
-        An errno, a CUDA or NCCL result, or what a callback returned.
+        An errno, a CUDA or NCCL result, or the value that a callback returned.
     """
 
     domain: str
@@ -80,26 +80,26 @@ _DOMAINS = {1: "errno", 2: "cuda", 3: "nccl", 4: "user"}
 
 
 class TesseraError(RuntimeError):
-    """Base of all that Tessera raises; ``except ts.TesseraError`` catches every failure of the library.
+    """Base of all exceptions that Tessera raises; ``except ts.TesseraError`` catches every failure of the library.
 
-    A `RuntimeError`, as failures of native libraries are for Python programs, PyTorch's of its process groups too.
+    A `RuntimeError`, as usual for failures of native libraries in Python, including PyTorch's process groups.
 
     Attributes
     ----------
     code : Code
         The status code.
     rank : int or None
-        The rank on which the error arose.
+        The rank on which the error occurred.
     peer : int or None
-        The rank that the error is about: the dead, the late or the differing one.
+        The rank that the error is about: the dead, late or differing one.
     operation : str or None
-        The operation that failed, ``"all_reduce"``.
+        The operation that failed, such as ``"all_reduce"``.
     sequence : int or None
-        The number of the collective that failed; counts from 1 per communicator, sends and receives apart.
+        The number of the failed collective, counted from 1 per communicator; sends and receives count separately.
     native : NativeCode or None
-        The code beneath: errno, CUDA, NCCL or a callback's value.
+        The underlying code: errno, CUDA, NCCL or a callback's value.
     retriable : bool
-        Whether the same call may succeed if made again with nothing rebuilt.
+        Whether the same call may succeed if repeated without rebuilding anything.
     """
 
     code: Code = Code.INTERNAL
@@ -142,25 +142,25 @@ def _rebuild(cls: type[TesseraError], message: str, facts: dict[str, Any], cause
 
 
 class InvalidArgument(TesseraError, ValueError):
-    """A value that the call cannot take."""
+    """An argument has an invalid value."""
 
     code = Code.INVALID_ARGUMENT
 
 
 class InvalidState(TesseraError):
-    """The right value at the wrong moment; also any call of a closed object, or in a forked child."""
+    """The call is not valid in the current state; also any call on a closed object, or in a forked child."""
 
     code = Code.INVALID_STATE
 
 
 class TesseraTimeout(TesseraError, TimeoutError):
-    """A deadline passed; the message names who was awaited."""
+    """A deadline passed; the message names the ranks that were waited for."""
 
     code = Code.TIMEOUT
 
 
 class Aborted(TesseraError):
-    """The communicator failed before; ``__cause__`` says how."""
+    """The communicator failed earlier; ``__cause__`` is the reason."""
 
     code = Code.ABORTED
 
@@ -172,13 +172,13 @@ class PeerLost(TesseraError, ConnectionError):
 
 
 class Mismatch(TesseraError, ValueError):
-    """The ranks, or a checkpoint and a state, disagree; the message names every difference."""
+    """The ranks, or a checkpoint and a state, differ; the message names every difference."""
 
     code = Code.MISMATCH
 
 
 class TesseraIOError(TesseraError, OSError):
-    """The operating system refused; ``errno`` and ``native`` tell why."""
+    """An operating system call failed; ``errno`` and ``native`` hold the reason."""
 
     code = Code.IO
 
@@ -190,25 +190,25 @@ class Corrupt(TesseraError, ValueError):
 
 
 class NotFound(TesseraError, LookupError):
-    """There is no such key, tensor, dimension or checkpoint."""
+    """The key, tensor, dimension or checkpoint does not exist."""
 
     code = Code.NOT_FOUND
 
 
 class NotReady(TesseraError, TimeoutError):
-    """A wait expired; the work lives on and may be waited for again."""
+    """A wait expired; the operation continues and may be waited for again."""
 
     code = Code.NOT_READY
 
 
 class Interrupted(TesseraError, InterruptedError):
-    """A blocking call was asked to return. Ctrl-C raises `KeyboardInterrupt` itself instead."""
+    """A blocking call was interrupted. Ctrl-C raises `KeyboardInterrupt` instead."""
 
     code = Code.INTERRUPTED
 
 
 class CommitUnknown(TesseraError):
-    """A rank was lost after the votes of a save: whether the manifest exists decides."""
+    """A rank was lost after the votes of a save; the save is committed if its manifest exists."""
 
     code = Code.COMMIT_UNKNOWN
 
@@ -220,19 +220,19 @@ class NoMemory(TesseraError, MemoryError):
 
 
 class Unsupported(TesseraError, NotImplementedError):
-    """A right call that this build or this machine cannot do."""
+    """A valid call that this build or machine does not support."""
 
     code = Code.UNSUPPORTED
 
 
 class VersionMismatch(TesseraError):
-    """A library, peer or checkpoint format of another version."""
+    """A library, peer or checkpoint format has another version."""
 
     code = Code.VERSION
 
 
 class PermissionDenied(TesseraError, PermissionError):
-    """A wrong or missing job token, or access denied by the operating system."""
+    """The job token is wrong or missing, or the operating system denied access."""
 
     code = Code.PERMISSION
 
@@ -256,7 +256,7 @@ class UserError(TesseraError):
 
 
 class InternalError(TesseraError):
-    """A defect of Tessera. Please report it."""
+    """A bug in Tessera. Please report it."""
 
     code = Code.INTERNAL
 
@@ -273,7 +273,7 @@ def _from_native(
     retriable: bool,
     cause: TesseraError | None,
 ) -> TesseraError:
-    """Build the exception for an error of the C library. Called by ``_core`` alone."""
+    """Build the exception for an error of the C library. Called only by ``_core``."""
     error = TesseraError.by_code.get(code, TesseraError)(message or f"Tessera failed with status {code}")
     error.rank = rank if rank >= 0 else None
     error.peer = peer if peer >= 0 else None
@@ -288,7 +288,7 @@ def _from_native(
 
 
 def _status_of(error: BaseException) -> int:
-    """The status of what a callback raised; -1, which the library returns as `UserError`, if none fits."""
+    """The status for an exception of a callback; -1, which the library returns as `UserError`, if none fits."""
     if isinstance(error, TesseraError):
         return int(error.code)
     for kind, code in (

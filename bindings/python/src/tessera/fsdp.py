@@ -1,4 +1,4 @@
-"""Fully sharded data-parallel training: ranks hold shards, and units of the model are whole while they compute."""
+"""Fully sharded data-parallel training: ranks hold shards, and units of the model are unsharded while they compute."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Phase = Literal["sharded", "on_its_way", "whole", "backward", "reducing"]
 
 
 class Deferred(NamedTuple):
-    """A parameter whose values come later, into its shards: no rank ever needs memory for all of it."""
+    """A parameter whose values are written into its shards later; no rank ever needs memory for all of it."""
 
     shape: tuple[int, ...]
     dtype: DTypeLike = "float32"
 
 
 class _Block(Mapping[str, "npt.NDArray[Any]"]):
-    """Views by name for the length of a block; afterwards their names alone."""
+    """Views by name, valid in a block; only their names remain afterwards."""
 
     __slots__ = ("_names", "_of", "_views", "_what")
 
@@ -55,8 +55,8 @@ class _Block(Mapping[str, "npt.NDArray[Any]"]):
         if name not in self._names:
             raise KeyError(f"{self._of} has no parameter {name!r}; {there_are(name, self._names)}")
         raise InvalidState(
-            f"{self._what} {name!r} was there until the end of its block; copy inside the block what is used later, or "
-            "enter its unit again"
+            f"{self._what} {name!r} is valid only inside its block; copy what you need inside the block, or enter its "
+            "unit again"
         )
 
     def __contains__(self, name: object) -> bool:
@@ -77,46 +77,46 @@ class _Block(Mapping[str, "npt.NDArray[Any]"]):
 class FSDP(Closable):
     """A model of which each rank holds a shard of every parameter. Collective.
 
-    The parameters are grouped into units, such as layers. A unit's parameters are whole inside `forward` and
-    `backward`, in one copy that the ranks of a host share; in between each rank keeps its rows alone, and so do the
-    gradients and an optimizer over the model. All ranks enter the same units in the same order.
+    The parameters are grouped into units, such as layers. A unit's parameters are unsharded inside `forward` and
+    `backward`, in one copy that the ranks of a host share. In between, each rank keeps only its rows, of parameters,
+    gradients and optimizer state. All ranks enter the same units in the same order.
 
     Parameters
     ----------
     comm : Comm
         The ranks that train together.
     units : mapping of str to parameters
-        For each unit its parameters, as `DDP` takes them, or `Deferred` ones; names differ over the whole model. The
-        arrays are read here and not used later. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
+        The parameters of each unit, as for `DDP`, or `Deferred` ones; names must be unique in the model. The arrays are
+        read here and not used later. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
     frozen : collection of str, default ()
-        Names of parameters without a gradient. They may be of any dtype; those that are not floating-point ones keep it
-        when whole.
+        Names of parameters without a gradient. They may have any dtype; those that are not floating-point keep it when
+        unsharded.
     keep_whole : collection of str, default ()
-        Units that stay whole from their forward to their backward: more memory, less communication.
+        Units that stay unsharded from their forward to their backward: more memory, less communication.
     keep_among : mapping of str to int, default {}
-        Units that are kept, from their forward to their backward, among each so many ranks that follow each other, of
-        which the ranks that they are cut among are a multiple: whole on each host if they fit on one, else a part on
-        each. Between those is all communication of the backward for parameters.
+        Units that are kept, from their forward to their backward, in groups of that many consecutive ranks, which must
+        divide the number of ranks that they are sharded over: unsharded on each host if a group fits on one, else a
+        part on each rank. The backward then communicates parameters only within a group.
     row_block : int, or mapping of str to int, default 0
-        Parameters are cut between blocks of so many rows, of all units or by the unit's name; 0: between any rows, as
-        ``torch.chunk`` does.
+        Shard parameters only between blocks of that many rows, for all units or by unit name; 0 shards between any
+        rows, as ``torch.chunk`` does.
     flat : collection of str, default ()
-        Units whose parameters of one dtype are cut together, as one row of elements, anywhere: the ranks have equally
-        much of them, and shards have one dimension. Here parameters may be without a dimension.
+        Units whose parameters of one dtype are sharded together, as one row of elements, at any element: all ranks hold
+        equally much, and shards have one dimension. Parameters of these units may have no dimension.
     param_dtype : dtype, or mapping of str to dtype, default None
-        Of whole parameters ("bf16", ...), of all units or by the unit's name. Shards keep the dtype that was
-        registered, and so do whole parameters where nothing else is said.
+        The dtype of unsharded parameters ("bf16", ...), for all units or by unit name. Shards keep the registered
+        dtype, as do unsharded parameters by default.
     reduce_dtype : dtype, or mapping of str to dtype, default None
-        Of whole gradients, in which they are reduced; where nothing is said, that of whole parameters.
+        The dtype in which gradients are reduced; by default that of the unsharded parameters.
     <options>
 
     Raises
     ------
     Mismatch
-        The ranks registered different models; the first difference is named.
+        The ranks registered different models; the message names the first difference.
     InvalidArgument
-        An array is not contiguous, not of a floating-point type (unless it is frozen), without a dimension (but in a
-        flat unit), or a name occurs twice.
+        An array is not contiguous, not floating-point (unless frozen) or has no dimension (unless in a flat unit), or
+        a name occurs twice.
 
     Examples
     --------
@@ -151,7 +151,7 @@ class FSDP(Closable):
     ) -> None:
         handle = checked(comm, Comm, "comm", units)._handle
         if not isinstance(units, Mapping):
-            raise TypeError(f"units is a {type(units).__name__}; a dict of parameters by unit is wanted")
+            raise TypeError(f"units is a {type(units).__name__}; it must be a dict of parameters by unit")
         blocks = (
             row_block
             if isinstance(row_block, Mapping)
@@ -167,17 +167,17 @@ class FSDP(Closable):
         ):
             for name in chosen:
                 if name not in units:
-                    raise NotFound(f"{what} names {name!r}; there is no such unit, {there_are(name, units)}")
+                    raise NotFound(f"{what} names {name!r}, but there is no such unit; {there_are(name, units)}")
         for name in keep_among:
             if name in keep_whole:
-                raise InvalidArgument(f"keep_among and keep_whole both name {name!r}; it can be kept in one way")
+                raise InvalidArgument(f"keep_among and keep_whole both name {name!r}; use one of the two")
         whole, whole_of = _dtypes(param_dtype, "param_dtype", units)
         reduced, reduced_of = _dtypes(reduce_dtype, "reduce_dtype", units)
         given = {name: named(params, f"unit {name!r}") for name, params in units.items()}
         known = {name for names, _ in given.values() for name in names}
         for name in frozen:
             if name not in known:
-                raise NotFound(f"frozen names {name!r}; there is no such parameter, {there_are(name, known)}")
+                raise NotFound(f"frozen names {name!r}, but there is no such parameter; {there_are(name, known)}")
         self._handle = _core.fsdp_create(
             handle,
             [
@@ -236,32 +236,32 @@ class FSDP(Closable):
 
     @property
     def shards(self) -> Arrays:
-        """This rank's rows of each parameter, or elements, of a flat unit: what an optimizer updates and is saved.
+        """This rank's rows (in a flat unit: elements) of each parameter, which optimizers update and checkpoints save.
 
-        They may be none.
-
-        NumPy views, the same memory for good. Not to be written while the unit is whole.
+        A shard may be empty. NumPy views of memory that never changes. Do not write to them while the unit is
+        unsharded.
         """
         return self._shards
 
     @property
     def shard_grads(self) -> Arrays:
-        """The gradients of the shards, reduced when `wait` returns, of the parameters that are trained."""
+        """The gradients of the shards of trained parameters, reduced when `wait` returns."""
         return self._shard_grads
 
     def layout(self, name: str) -> Layout:
-        """Who holds which part of a parameter."""
+        """Which rank holds which part of a parameter."""
         number = self._number(name)
         return Layout._adopt(_core.fsdp_layout(self._handle, number), self._params[number][1])
 
     def phase(self, unit: str) -> Phase:
-        """Where a unit is in its step.
+        """The phase of a unit in the current step.
 
         Returns
         -------
         {"sharded", "on_its_way", "whole", "backward", "reducing"}
-            On its way: to be whole. Reducing: sharded, and until `wait` its gradients are reduced. A program may write
-            a unit's shards while it is sharded or reducing; an optimizer and a load, while all units are sharded.
+            "on_its_way" is being unsharded; "whole" is unsharded; "reducing" is sharded while its gradients are reduced
+            until `wait`. A program may write a unit's shards while it is sharded or reducing; an optimizer and a load
+            may write while all units are sharded.
         """
         phases: tuple[Phase, ...] = get_args(Phase)
         return phases[_core.fsdp_unit_phase(self._handle, self._unit(unit))]
@@ -285,26 +285,27 @@ class FSDP(Closable):
             array.flags.writeable = False
             whole[self._names[i]] = array
         of = f"unit {self.units[units[0]]!r}" if len(units) == 1 else "the model"
-        return _Block(whole, "the whole parameter", of)
+        return _Block(whole, "the unsharded parameter", of)
 
     @contextmanager
     def forward(self, unit: str) -> Iterator[Arrays]:
-        """A unit's forward: inside, its parameters are whole. Collective.
+        """A unit's forward: its parameters are unsharded inside the block. Collective.
 
         Yields
         ------
         mapping of str to array
-            The whole parameters by name: read-only NumPy views, valid inside the block alone. Variables that hold one
-            must be gone by its end, and afterwards the mapping has none.
+            The unsharded parameters by name: read-only NumPy views, valid only inside the block. Delete variables that
+            hold one before it ends.
 
         Raises
         ------
         InvalidState
-            In the middle of a backward; at the end of the block, views are held; after it, a parameter is asked for.
+            A backward is in progress; views are still held at the end of the block; or a parameter is accessed after
+            it.
         Mismatch
-            Another rank enters another unit.
+            Another rank enters a different unit.
 
-        An exception in the block leaves the unit whole: see `abandon`.
+        An exception in the block leaves the unit unsharded: see `abandon`.
         """
         number = self._unit(unit)
         _core.fsdp_forward(self._handle, number)
@@ -317,24 +318,24 @@ class FSDP(Closable):
 
     @contextmanager
     def backward(self, unit: str) -> Iterator[tuple[Arrays, Grads]]:
-        """A unit's backward: inside, its gradients are written. Collective.
+        """A unit's backward: write its gradients inside the block. Collective.
 
         After the block they are reduced into `shard_grads` in the background. A unit that a step uses more than once
-        has one backward after its uses or one for each; the gradients of all are added up.
+        has one backward after all uses or one for each; their gradients are added up.
 
         Yields
         ------
         params : mapping of str to array
-            As `forward`.
+            As for `forward`.
         grads : mapping of str to array
-            Where the whole gradients of the trained parameters are to be written, all of them (see `unused`). They hold
-            anything at first, NaN among it, but inside `no_sync` what has added up, zeros at first.
+            The unsharded gradients of the trained parameters; write all of them (see `unused`). They are uninitialised
+            and may hold NaN, except inside `no_sync`, where they hold the accumulated gradients, initially zero.
 
         Raises
         ------
         InvalidState
-            After the block: gradients, which are named, were neither written nor `unused`; another `backward` of the
-            unit goes on with it.
+            At the end of the block, some gradients were neither written nor marked `unused`; the message names them.
+            Another `backward` of the unit continues.
         """
         number = self._unit(unit)
         _core.fsdp_backward(self._handle, number)
@@ -354,50 +355,50 @@ class FSDP(Closable):
         _core.fsdp_grads_ready(self._handle, number)
 
     def unused(self, name: str) -> None:
-        """This rank has no gradient of a parameter in this `backward` of its unit, which counts as zeros."""
+        """Mark a parameter as having no gradient on this rank in this `backward` of its unit; it counts as zeros."""
         _core.fsdp_unused(self._handle, self._number(name))
 
     def used(self, name: str) -> bool:
-        """Whether any rank had a gradient of a parameter in the last step that was reduced.
+        """Whether any rank had a gradient of a parameter in the last reduced step.
 
-        Of one that no rank had, since gradients were set to zero if they add up, gradients are zeros, and optimizers
-        leave it, its moments and its count of steps as they are.
+        If no rank had one (with accumulation: since gradients were set to zero), its gradients are zero, and optimizers
+        leave the parameter, its moments and its step count unchanged.
         """
         return _core.fsdp_used(self._handle, self._number(name))
 
     def wait(self) -> None:
-        """End the backward pass: the gradients of all shards are reduced, and every unit is sharded. Collective.
+        """End the backward pass: the gradients of all shards are then reduced and every unit is sharded. Collective.
 
         Raises
         ------
         InvalidState
-            Some units had no backward; they are named, and the step may be completed and waited for again.
+            Some units had no backward; the message names them. Complete the step and call `wait` again.
         TesseraTimeout, PeerLost, Aborted
-            A rank is late or lost; it is named.
+            A rank is late or lost; the message names it.
         """
         _core.fsdp_wait(self._handle)
 
     def abandon(self) -> None:
-        """Give up the step that has begun, however far it is, such as after an exception in a block. Collective.
+        """Abandon the current step at any point, such as after an exception in a block. Collective.
 
-        Every unit is sharded then and every gradient zero, also what was accumulated. All ranks do so after the same
-        calls of that step.
+        Every unit is then sharded and every gradient zero, including accumulated ones. All ranks must call it after
+        the same calls of the step.
 
         Raises
         ------
         InvalidState
-            Views of whole parameters or gradients are held.
+            Views of unsharded parameters or gradients are still held.
         """
         _core.fsdp_abandon(self._handle)
 
     @contextmanager
     def summon_full_params(self, *units: str) -> Iterator[Arrays]:
-        """All units whole, or those that are named, between steps; for evaluation or to look at. Collective.
+        """Unshard all units, or the named ones, between steps, for evaluation or inspection. Collective.
 
         Yields
         ------
         mapping of str to array
-            As `forward`.
+            As for `forward`.
         """
         numbers = [self._unit(name) for name in units or self._units]
         for number in numbers:
@@ -414,9 +415,9 @@ class FSDP(Closable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards in this block reduce nothing: gradients add up whole on each rank, in memory for all of them.
+        """Backwards in this block reduce nothing: each rank accumulates unsharded gradients, which need memory.
 
-        The first backward after it reduces the sums. To be entered and left between steps, on every rank alike.
+        The first backward after the block reduces the sums. Enter and leave it between steps, on every rank alike.
         """
         former = self._syncs
         self.set_sync(False)
@@ -426,38 +427,38 @@ class FSDP(Closable):
             self.set_sync(former)
 
     def set_sync(self, sync: bool) -> None:
-        """Whether the following backwards reduce; see `no_sync`."""
+        """Set whether the following backwards reduce; see `no_sync`."""
         _core.fsdp_set_sync(self._handle, sync)
         self._syncs = sync
 
     def set_accumulate(self, accumulate: bool) -> None:
-        """Whether the following backwards add to the gradients of the shards instead of replacing them."""
+        """Set whether the following backwards add to the gradients of the shards instead of replacing them."""
         _core.fsdp_set_accumulate(self._handle, accumulate)
 
     def set_all_reduce(self, all_reduce: bool) -> None:
-        """Whether the following backwards reduce over replicas (`shard_ranks`), too.
+        """Set whether the following backwards also reduce over replicas (`shard_ranks`).
 
-        Without, the sums over the ranks of each replica, which may be all ranks, are kept, and added up, until the next
-        backward with it.
+        If not, the sums over the ranks of each replica (which may be all ranks) are kept and accumulated until the next
+        backward that does.
         """
         _core.fsdp_set_all_reduce(self._handle, all_reduce)
 
     def set_reshard_after_backward(self, reshard: bool, *units: str) -> None:
-        """Whether the memory of all units, or of those that are named, is free after their following backwards.
+        """Set whether all units, or the named ones, free their memory after the following backwards.
 
-        Without, their memory stays theirs, and the forward that comes next uses what lies there, unless a shard was
-        changed on some rank since: between hosts nothing is sent then, which steps that add up gradients gain by. To be
-        called between steps, on every rank alike.
+        If not, they keep their memory, and the next forward reuses its contents unless some rank changed a shard since.
+        Nothing is then sent between hosts, which speeds up steps that accumulate gradients. Call it between steps, on
+        every rank alike.
         """
         for number in [self._unit(name) for name in units or self._units]:
             _core.fsdp_set_reshard_after_backward(self._handle, number, reshard)
 
     def zero_grad(self) -> None:
-        """Set the gradients of the shards to zero, and forget those that add up whole."""
+        """Set the gradients of the shards to zero and drop accumulated unsharded gradients."""
         _core.fsdp_zero_grad(self._handle)
 
     def close(self) -> None:
-        """Refuse further calls. The memory is freed when no view and no optimizer uses it any longer."""
+        """Refuse further calls. The memory is freed once no view and no optimizer uses it."""
         _core.fsdp_destroy(self._handle)
 
     def __repr__(self) -> str:
@@ -466,7 +467,7 @@ class FSDP(Closable):
 
 
 def _dtypes(given: DTypes, what: str, units: Collection[str]) -> tuple[int | None, dict[str, int]]:
-    """The dtype of all units, and those of some."""
+    """The dtype for all units, and the dtypes by unit."""
     if given is None:
         return None, {}
     if not isinstance(given, Mapping):
@@ -474,5 +475,5 @@ def _dtypes(given: DTypes, what: str, units: Collection[str]) -> tuple[int | Non
     by_unit = cast("Mapping[str, DTypeLike]", given)
     for unit in by_unit:
         if unit not in units:
-            raise NotFound(f"{what} names {unit!r}; there is no such unit, {there_are(unit, units)}")
+            raise NotFound(f"{what} names {unit!r}, but there is no such unit; {there_are(unit, units)}")
     return None, {unit: int(dtype_of(dtype)) for unit, dtype in by_unit.items()}

@@ -1,4 +1,4 @@
-"""Dynamic scaling of losses, so that small gradients of float16 are not lost."""
+"""Dynamic loss scaling, so that small float16 gradients are not lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Loss = TypeVar("_Loss")
 
 @takes(_options.GRAD_SCALER)
 class GradScaler(Closable):
-    """A scale for the loss that follows what becomes of the gradients, as `torch.amp.GradScaler` has it.
+    """A dynamic scale for the loss, like `torch.amp.GradScaler`.
 
-    A step whose gradients have an infinity or NaN is left out, over an `FSDP` on all ranks if any has one, and the
-    scale becomes smaller; after `growth_interval` steps in a row that were made it grows. As a part of a `State` it is
-    saved and loaded with its options, by the names of PyTorch's ``state_dict``.
+    A step whose gradients hold an infinity or NaN (over an `FSDP`: on any rank) is skipped, on all ranks, and the scale
+    shrinks. After `growth_interval` successful steps in a row it grows. As a part of a `State` it is saved and loaded
+    with its options, under the names of PyTorch's ``state_dict``.
 
     Parameters
     ----------
@@ -46,41 +46,41 @@ class GradScaler(Closable):
         self._handle = _core.grad_scaler_create(**raw(_options.GRAD_SCALER, options))
 
     def get_scale(self) -> float:
-        """What losses are multiplied by."""
+        """The factor for losses."""
         return _core.grad_scaler_scale(self._handle)
 
     def scale(self, loss: _Loss) -> _Loss:
-        """A loss, or an array or tensor where backward begins, times the scale."""
+        """A loss (or an array or tensor where backward begins) times the scale."""
         of_any_kind: Any = loss
         scaled: _Loss = of_any_kind * self.get_scale()
         return scaled
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale before the step, to bound them; once between two updates.
+        """Divide the gradients by the scale before the step, for example to clip them. At most once between updates.
 
         Collective over an `FSDP`.
         """
         _core.grad_scaler_unscale(self._handle, checked(optimizer, Optimizer, "optimizer")._handle)
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Make the step of an optimizer whose gradients, divided by the scale if they were not yet, are all finite.
+        """Divide the gradients by the scale, unless `unscale_` has, and step the optimizer if all are finite.
 
         Collective over an `FSDP`.
 
         Returns
         -------
         bool
-            Whether the step was made; the same on every rank.
+            Whether the optimizer stepped; the same on every rank.
 
         Raises
         ------
         InvalidState
-            A second step before `update`; the gradients are being reduced, or the optimizer steps in backward.
+            A second step before `update`, the gradients are being reduced, or the optimizer steps in backward.
         """
         return _core.grad_scaler_step(self._handle, checked(optimizer, Optimizer, "optimizer")._handle)
 
     def update(self) -> None:
-        """End an iteration: the scale of the next, by what was found in the gradients of all optimizers."""
+        """End the iteration: update the scale according to the gradients of all optimizers."""
         _core.grad_scaler_update(self._handle)
 
     def close(self) -> None:

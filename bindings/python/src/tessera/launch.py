@@ -1,4 +1,4 @@
-"""What a program and its launcher tell each other."""
+"""Communication between a program and its launcher: preemption requests and error reports."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _R = TypeVar("_R")
 
 
 def preempt_requested() -> bool:
-    """Whether the launcher was asked to stop: save and return soon. Costs nothing; always False without a launcher."""
+    """Whether the launcher was asked to stop; then save and return soon. Cheap; always False without a launcher."""
     return _core.preempt_requested()
 
 
 def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate a program's main function, so that the launcher's error summary shows why it failed.
+    """Decorate a program's main function so that the launcher's error summary shows why it failed.
 
-    Needed for what fails outside a communicator's ``with`` block, which tells the launcher by itself. The exception
-    goes on; the first one of a process counts. ``sys.exit`` is no failure.
+    Needed for errors outside a communicator's ``with`` block, which reports to the launcher by itself. The exception is
+    raised again; only the first one of a process is reported. ``sys.exit`` is not an error.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
     """
 
     if not callable(main):
-        raise TypeError(f"tessera.record decorates a function, not a {type(main).__name__}")
+        raise TypeError(f"tessera.record decorates a function, got a {type(main).__name__}")
 
     @functools.wraps(main)
     def recorded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -54,7 +54,7 @@ def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def watch_uncaught() -> None:
-    """Have the launcher, if there is one, told of an exception that nothing catches. Twice is fine."""
+    """Report uncaught exceptions to the launcher, if there is one. May be called repeatedly."""
     if _watched or not (os.environ.get("TESSERA_ERROR_FILE") or os.environ.get("TORCHELASTIC_ERROR_FILE")):
         return
     _watched.append(sys.excepthook)
@@ -66,7 +66,7 @@ _watched: list[_Hook] = []  # the hook before
 
 
 def _is_of_program(hook: _Hook) -> bool:
-    """Whether the program set it itself, such as one that sends what it gets to a tracker of errors."""
+    """Whether the program set the hook itself, for example to send exceptions to an error tracker."""
     while getattr(hook, "__name__", "") == "_distributed_excepthook":  # PyTorch's, which puts the rank before each line
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
     return hook is not sys.__excepthook__
@@ -78,7 +78,7 @@ def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
     if not isinstance(error, TesseraError) or _is_of_program(_watched[0]):
         _watched[0](kind, error, error.__traceback__)
         return
-    # What is wrong first: below it come the calls of every rank.
+    # The message first: the calls of every rank come below it.
     frames = "".join(traceback.format_tb(error.__traceback__))
     print(
         in_words(error) + ("\nat (most recent call last):\n" + frames.rstrip("\n") if frames else ""), file=sys.stderr
@@ -86,10 +86,10 @@ def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
 
 
 def tell_launcher(error: BaseException) -> None:
-    """Tell the launcher why this process fails; the first error of a process counts.
+    """Report to the launcher why this process fails; only the first error of a process is reported.
 
-    Takes Tessera's own frames out of the error's traceback, which so ends where the program called it; of Tessera's
-    errors PyTorch's too, through which the program called.
+    Removes Tessera's own frames from the error's traceback, so that it ends where the program called Tessera; for
+    Tessera's errors also PyTorch's frames, through which the program called.
     """
     _strip_own_frames(error)
     if not isinstance(error, (Exception, KeyboardInterrupt, SystemExit)):
@@ -110,11 +110,11 @@ def tell_launcher(error: BaseException) -> None:
         else:
             _core.record_error_about(words, _plain(trace), *facts)
     except TesseraError as refused:  # the error file cannot be written
-        error.add_note(f"tessera could not tell the launcher: {refused}")
+        error.add_note(f"tessera could not report this error to the launcher: {refused}")
 
 
 def _found_by_python(error: BaseException, words: str) -> tuple[int, int] | None:
-    """Code and peer of the error that `words` tell of, itself or a cause, if the library does not know them."""
+    """Code and peer of the error that `words` describe (`error` or a cause), if the library does not know them."""
     cause: BaseException | None = error
     for _ in range(100):  # there may be circles
         if isinstance(cause, TesseraError) and cause._launcher_peer is not None and _plain(str(cause)) in words:
@@ -128,7 +128,7 @@ def _inner_packages(error: BaseException) -> set[str]:
 
 
 def _is_of(frame: FrameType, packages: set[str]) -> bool:
-    # Those of Cython have no globals under the limited API; their function's name says where they are.
+    # Cython frames have no globals under the limited API; their function name shows the module.
     of_cython = frame.f_code.co_name.startswith("tessera._core.")
     return of_cython or str(frame.f_globals.get("__name__")).split(".")[0] in packages
 
@@ -158,7 +158,7 @@ def _chain(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def in_words(error: BaseException) -> str:
-    """Type and message of any exception, also of one that cannot say what it is, as text that the library takes."""
+    """Type and message of any exception, even one whose ``str()`` fails, as text that the library accepts."""
     if isinstance(error, SystemExit):
         status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
         text = "" if error.code is None or isinstance(error.code, int) else f": {error.code}"
@@ -166,7 +166,7 @@ def in_words(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:
-        text = "an error whose message cannot be printed"
+        text = "(the error's message cannot be printed)"
     return _plain(f"{type(error).__name__}: {text}")
 
 

@@ -1,4 +1,4 @@
-"""How a global tensor lies on the ranks. Arithmetic; only `Layout.gather` sends messages."""
+"""How a global tensor is distributed over the ranks. Pure arithmetic; only `Layout.gather` communicates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Box", "Layout", "Replicate", "Shard"]
 
 
 class Replicate(NamedTuple):
-    """Every rank of the mesh dimension holds the same."""
+    """Every rank of the mesh dimension holds the same data."""
 
 
 class Shard(NamedTuple):
-    """The mesh dimension cuts tensor dimension `dim` as `torch.chunk` does.
+    """The mesh dimension splits tensor dimension `dim` as `torch.chunk` does.
 
     Equal parts of ``ceil(size / parts)``, then a shorter one, then empty ones.
     """
@@ -26,14 +26,14 @@ class Shard(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A piece of a tensor; offsets and sizes count elements."""
+    """A piece of a tensor; offsets and sizes are in elements."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The index that cuts this box out of the global array."""
+        """The index of this box in the global array."""
         return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True))
 
 
@@ -43,11 +43,11 @@ class Layout(Closable):
     Parameters
     ----------
     shape : sequence of int
-        Of the global tensor, at most 8 dimensions.
+        Shape of the global tensor, at most 8 dimensions.
     mesh_sizes : sequence of int
         The sizes of the mesh; ranks are row-major.
     placements : sequence of Replicate or Shard
-        One a mesh dimension, applied in order.
+        One per mesh dimension, applied in order.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class Layout(Closable):
         for placement in placements:
             if not isinstance(placement, (Replicate, Shard)):
                 raise TypeError(
-                    f"the placement {placement!r} is a {type(placement).__name__}; Replicate or Shard is wanted"
+                    f"the placement {placement!r} is a {type(placement).__name__}; it must be Replicate or Shard"
                 )
         pairs = [(2, placement.dim) if isinstance(placement, Shard) else (1, 0) for placement in placements]
         self._handle = _core.layout_create(self._shape, list(mesh_sizes), pairs)
@@ -79,9 +79,9 @@ class Layout(Closable):
         Parameters
         ----------
         shape : sequence of int
-            Of the global tensor.
+            Shape of the global tensor.
         boxes : sequence of sequences of Box
-            ``boxes[r]`` are those of rank r. Two boxes are equal (replicas) or disjoint.
+            ``boxes[r]`` are the boxes of rank r. Any two boxes must be equal (replicas) or disjoint.
         """
         return cls._adopt(_core.layout_from_boxes(tuple(shape), [list(of_rank) for of_rank in boxes]), tuple(shape))
 
@@ -96,26 +96,26 @@ class Layout(Closable):
     def gather(
         cls, comm: Comm, shape: Sequence[int], boxes: Sequence[Box | tuple[Sequence[int], Sequence[int]]]
     ) -> Layout:
-        """A layout from explicit boxes of which each rank knows its own alone. Collective.
+        """A layout from explicit boxes, where each rank knows only its own. Collective.
 
-        The ranks tell each other their tables of offsets and sizes, and nothing else; then all have the layout that
-        `from_boxes` would make of all boxes.
+        The ranks exchange only their offsets and sizes. All ranks get the layout that `from_boxes` would make of all
+        boxes.
 
         Parameters
         ----------
         comm : Comm
             The ranks.
         shape : sequence of int
-            Of the global tensor, the same on every rank.
+            Shape of the global tensor, the same on every rank.
         boxes : sequence of Box
-            This rank's, in the order of its pieces; empty if it holds nothing of the tensor.
+            This rank's boxes, in the order of its pieces; empty if it holds nothing of the tensor.
 
         Raises
         ------
         InvalidArgument
-            On all ranks: a box is outside of the tensor, or two overlap in part. The message names their ranks.
+            On all ranks: a box lies outside the tensor, or two overlap partially. The message names their ranks.
         Mismatch
-            The ranks give different shapes, or one calls another collective.
+            The ranks pass different shapes, or one calls another collective.
         """
         handle = _core.layout_gather(checked(comm, Comm, "comm")._handle, tuple(shape), list(boxes))
         return cls._adopt(handle, tuple(shape))

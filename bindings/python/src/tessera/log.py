@@ -1,6 +1,6 @@
-"""The library's log: to standard error, to a function, or into Python's `logging`.
+"""The library's log: to standard error, to a function, or to Python's `logging`.
 
-The environment's ``TESSERA_LOG`` (debug, info, warning, error, off) sets the first level; the default is warning.
+``TESSERA_LOG`` in the environment (debug, info, warning, error, off) sets the initial level; the default is warning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Level", "set_callback", "set_level", "to_logging"]
 
 
 class Level(IntEnum):
-    """Levels of the log."""
+    """Log levels."""
 
     DEBUG = 1
     INFO = 2
@@ -34,9 +34,9 @@ def set_level(level: Level | str) -> None:
         ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or ``"off"``.
     """
     if isinstance(level, str) and level.upper() not in Level.__members__:
-        raise InvalidArgument(f"log level {level!r}; {', '.join(Level.__members__).lower()} are known")
+        raise InvalidArgument(f"the log level is {level!r}; it must be one of {', '.join(Level.__members__).lower()}")
     if not isinstance(level, (str, int)):
-        raise TypeError(f"the log level is a {type(level).__name__}; a Level or its name is wanted")
+        raise TypeError(f"the log level is a {type(level).__name__}; it must be a Level or its name")
     _core.log_set_level(int(Level[level.upper()] if isinstance(level, str) else level))
 
 
@@ -46,14 +46,14 @@ def set_callback(fn: Callable[[Level, str], object] | None) -> None:
     Parameters
     ----------
     fn : callable or None
-        Called with level and line, from any thread, at times from several at once (as far as Python's interpreter
-        runs several); must not call the library. None restores standard error.
+        Called with level and line, from any thread, possibly from several at once; must not call the library. None
+        restores standard error.
     """
     if fn is None:
         _core.log_set_callback(None)
         return
     if not callable(fn):
-        raise TypeError(f"the log's receiver is a {type(fn).__name__}; a function or None is wanted")
+        raise TypeError(f"the log's receiver is a {type(fn).__name__}; it must be a function or None")
     receiver = fn
     _core.log_set_callback(lambda level, line: receiver(Level(level), line))
 
@@ -67,7 +67,7 @@ _TO_LOGGING = {
 
 
 def to_logging(logger: logging.Logger | str = "tessera") -> None:
-    """Send the log to a logger of Python's `logging`. The library's own level still drops lines before.
+    """Send the log to a logger of Python's `logging`. The library's own level applies first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""An n-dimensional named arrangement of ranks, each dimension a communicator."""
+"""A named n-dimensional arrangement of ranks with a communicator for each dimension."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["Mesh"]
 
 
 class Mesh(Closable):
-    """The ranks of `comm`, row-major in the given order. Collective.
+    """Arranges the ranks of `comm` in a mesh, row-major in the given order. Collective.
 
     Parameters
     ----------
     comm : Comm
-        All its ranks take part.
+        All its ranks must call.
     sizes : mapping of str to int
-        Names and sizes of the dimensions, slowest first; the product is the world size.
+        Names and sizes of the dimensions, slowest first; the product must be the world size.
 
     Raises
     ------
     InvalidArgument
-        The sizes do not multiply to the world size, or a name occurs twice.
+        The product of the sizes is not the world size, or a name occurs twice.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class Mesh(Closable):
     def __init__(self, comm: Comm, sizes: Mapping[str, int]) -> None:
         handle = checked(comm, Comm, "comm", sizes)._handle
         if not isinstance(sizes, Mapping):
-            raise TypeError(f"sizes is a {type(sizes).__name__}; a dict such as {{'dp': 2, 'tp': 4}} is wanted")
+            raise TypeError(f"sizes is a {type(sizes).__name__}; it must be a dict such as {{'dp': 2, 'tp': 4}}")
         self._begin(_core.mesh_create(handle, list(sizes), list(sizes.values())), tuple(sizes), comm)
 
     def _begin(self, handle: _core.Mesh, names: tuple[str, ...], ranks: Comm, whole: Mesh | None = None) -> Mesh:
@@ -67,7 +67,7 @@ class Mesh(Closable):
         return {name: self.size(name) for name in self._names}
 
     def size(self, name: str) -> int:
-        """The size of dimension `name`; `NotFound` if there is none."""
+        """The size of dimension `name`. Raises `NotFound` if it does not exist."""
         return _core.mesh_dim(self._handle, name)[0]
 
     def coordinate(self, name: str) -> int:
@@ -81,15 +81,15 @@ class Mesh(Closable):
     def __getitem__(self, name: str | tuple[str, ...]) -> Comm | Mesh:
         """The communicator of a dimension, or the mesh of several: ``mesh["dp"]``, ``mesh["dp", "cp"]``.
 
-        A communicator is that of the ranks that differ from this one in dimension `name` alone. It belongs to the mesh
-        and is closed with it. A slice names dimensions in the mesh's order and has its communicators, the same objects.
+        The communicator consists of the ranks that differ from this one only in dimension `name`. It belongs to the
+        mesh and is closed with it. A slice names dimensions in the mesh's order and shares its communicators.
 
         Raises
         ------
         NotFound
-            There is no such dimension.
+            The dimension does not exist.
         InvalidArgument
-            The dimensions are in another order.
+            The dimensions are in another order than the mesh's.
         """
         if isinstance(name, tuple):
             part = _core.mesh_slice(self._handle, list(name))
@@ -103,15 +103,15 @@ class Mesh(Closable):
         return comm
 
     def flatten(self, name: str | None = None) -> Mesh:
-        """A mesh of one dimension in the place of all that this one has. Collective.
+        """A one-dimensional mesh of all dimensions of this one. Collective.
 
-        All ranks of the communicator that the mesh was made of take part, also for a slice of it; its dimension has a
-        communicator of its own.
+        All ranks of the communicator that the mesh was made from must call, even for a slice. The new dimension has its
+        own communicator.
 
         Parameters
         ----------
         name : str, optional
-            Of the dimension; by default the names of its dimensions, joined by ``"_"``.
+            Name of the new dimension; by default the names of the flattened ones, joined by ``"_"``.
 
         Raises
         ------
@@ -127,19 +127,19 @@ class Mesh(Closable):
         return Mesh.__new__(Mesh)._begin(flat, ("_".join(self._names) if name is None else name,), self._ranks)
 
     def close(self) -> None:
-        """Free the mesh and its communicators; a slice leaves those to the mesh that it is of."""
+        """Free the mesh and its communicators. Closing a slice leaves the communicators of its mesh open."""
         for comm in self._comms.values():
             comm.close()
         _core.mesh_destroy(self._handle)
 
 
 class _Slice(Mesh):
-    """A mesh whose communicators are another's: forgetting it leaks nothing."""
+    """A mesh with the communicators of another: not closing it leaks nothing."""
 
     _warns = False
 
 
 class _MeshComm(Comm):
-    """A communicator that its mesh owns: forgetting it leaks nothing."""
+    """A communicator that its mesh owns: not closing it leaks nothing."""
 
     _warns = False

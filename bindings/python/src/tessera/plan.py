@@ -1,4 +1,4 @@
-"""Collectives that are prepared once and launched many times."""
+"""Collectives prepared once and launched many times."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Plan"]
 
 
 class Plan(Closable):
-    """A collective over the same arrays, checked when it was prepared; `Comm.prepare` makes one.
+    """A prepared collective over fixed arrays, created and checked by `Comm.prepare`.
 
-    It keeps its arrays. A launch may meet the ordinary call of another rank. Closed while a start is in flight, it
-    leaves that to its end and its arrays to the library.
+    It keeps its arrays alive. A launch matches an ordinary call of the same collective on another rank. If the plan is
+    closed while a launch is in flight, the launch completes and the library keeps the arrays until then.
 
     Examples
     --------
@@ -38,9 +38,9 @@ class Plan(Closable):
         Raises
         ------
         InvalidState
-            What `start` launched is not done.
+            The launch of `start` is not done.
         TesseraError
-            As the collective does.
+            As for the collective.
         """
         _core.plan_run(self._handle)
 
@@ -50,12 +50,12 @@ class Plan(Closable):
         Raises
         ------
         InvalidState
-            What was started before is not done.
+            The previous launch is not done.
         """
         _core.plan_start(self._handle)
 
     def wait(self, timeout: Timeout = None) -> None:
-        """Return when what was started last is done.
+        """Wait until the last launch of `start` is done.
 
         Parameters
         ----------
@@ -65,9 +65,9 @@ class Plan(Closable):
         Raises
         ------
         NotReady
-            `timeout` passed; the operation goes on.
+            `timeout` passed; the operation continues.
         TesseraError
-            What the operation failed with.
+            The error of the operation.
         """
         _core.plan_wait(self._handle, milliseconds(timeout))
 

@@ -1,7 +1,7 @@
-"""What a checkpoint saves and loads: models, optimizers, samplers, arrays (in place) and plain Python values.
+"""The state that a checkpoint saves and loads: models, optimizers, samplers, arrays (in place) and plain Python values.
 
-A state is a tree of parts. Its leaves have names of the parts joined by dots, the same on every rank and in every
-language: ``model.fc1.weight``, ``optim.param_groups.0.lr``, ``epoch``.
+A state is a tree of parts. The names of its leaves are the names of the parts joined by dots, the same on every rank
+and in every language: ``model.fc1.weight``, ``optim.param_groups.0.lr``, ``epoch``.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ __all__ = ["PerRank", "Sharded", "State", "Stateful"]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that knows its own state, as PyTorch's modules do."""
+    """An object that provides its own state, like PyTorch's modules."""
 
     def state_dict(self) -> dict[Any, Any]:
-        """The state, whose arrays may be loaded in place."""
+        """The state. A load may write its arrays in place."""
         ...
 
     def load_state_dict(self, state_dict: dict[Any, Any], /) -> object:
-        """Take the state back after a load."""
+        """Restore the state after a load."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """A tensor of which each rank holds pieces. It stays as it is made.
+    """A tensor of which each rank holds pieces. Immutable.
 
     Parameters
     ----------
     layout : Layout
-        How the global tensor lies on the ranks.
+        How the global tensor is distributed over the ranks.
     pieces : sequence of arrays
-        One for each of ``layout.boxes(rank)``, of their sizes; loaded in place. Pieces without elements, of which the
-        layout has none, may be given.
+        One for each of ``layout.boxes(rank)``, with its size; loaded in place. Pieces without elements, which the
+        layout omits, are allowed.
     rank : int
         This rank.
     dtype : optional
-        The element type; needed where this rank holds no piece.
+        The element type; required if this rank holds no piece.
     """
 
     layout: Layout
@@ -75,18 +75,18 @@ class Sharded:
         if self.dtype is not None:
             object.__setattr__(self, "dtype", dtype_of(self.dtype))
         elif not self.pieces:
-            raise InvalidArgument("a rank that holds no piece has to name the dtype")
+            raise InvalidArgument("this rank holds no piece; pass dtype")
 
 
 class PerRank:
-    """A value of which every rank has its own, such as the state of a random generator.
+    """A value that differs per rank, such as the state of a random generator.
 
     Saved as ``rank/<r>/<name>``; after a load `value` is this rank's.
 
     Parameters
     ----------
     comm : Comm
-        Its rank is read.
+        Provides the rank.
     value : object
         A plain Python value.
     """
@@ -103,7 +103,7 @@ class _Value(NamedTuple):
 
 
 class _Finish(NamedTuple):
-    """Gives an object the state that was loaded. Its names are two parts of what was found."""
+    """Gives an object its loaded state. Its names are a slice of the found names and a slice of the found values."""
 
     step: Callable[[], object]
     names: slice
@@ -111,7 +111,7 @@ class _Finish(NamedTuple):
 
 
 class _Found:
-    """What a walk over the parts of a state comes upon. Tensors, of which there may be many, are two plain lists."""
+    """What a walk over the parts of a state finds. Tensors, which may be many, are in two plain lists."""
 
     def __init__(self) -> None:
         self.names: list[str] = []  # of objects of the library and arrays,
@@ -125,15 +125,15 @@ class State(MutableMapping[str, Any]):
 
     A part is
 
-    - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, a `Sampler`, a `Sharded`
-    - an array as `Comm` takes it, which is replicated on every rank and loaded in place
-    - a plain value (None, bool, int, float, str, bytes, list, tuple, dict of them), or a `PerRank` of one; read it from
-      the state after a load
-    - an object with ``state_dict()`` and ``load_state_dict()``; an optimizer of PyTorch that made no step yet has a
-      place for what was saved after some
-    - a dict, list or tuple that holds any of the above but values alone: its members become parts of their own, and
-      values inside it are replaced by those loaded. A tuple is replaced by one with those: read it from the state, or
-      from what holds it, after a load. A mapping that takes no items is refused if it holds values
+    - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, a `Sampler` or a `Sharded`
+    - an array as for `Comm`, which is replicated on every rank and loaded in place
+    - a plain value (None, bool, int, float, str, bytes, or a list, tuple or dict of them), or a `PerRank` of one; read
+      it from the state after a load
+    - an object with ``state_dict()`` and ``load_state_dict()``; a PyTorch optimizer that has not stepped yet can load
+      state that was saved after a step
+    - a dict, list or tuple that holds more than plain values: its members become separate parts, and a load replaces
+      the values in it. A load replaces a tuple by a new one: read it from the state, or from its container, after a
+      load. A read-only mapping is refused if it holds values
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class State(MutableMapping[str, Any]):
     Raises
     ------
     InvalidArgument
-        A part, or a member of it, is none of the above; it is named.
+        A part or a member of it is none of the above; the message names it.
 
     Examples
     --------
@@ -167,7 +167,7 @@ class State(MutableMapping[str, Any]):
 
         def __setattr__(self, name: str, value: Any) -> None:
             if not name.startswith("_"):
-                raise AttributeError(f"a State has no attribute {name!r}; its parts are set by state[{name!r}] = ...")
+                raise AttributeError(f"a State has no attribute {name!r}; set a part with state[{name!r}] = ...")
             super().__setattr__(name, value)
 
     def __getitem__(self, name: str) -> Any:
@@ -176,7 +176,7 @@ class State(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, part: Any) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"a part of a state is named by a str, not by {name!r}")
+            raise TypeError(f"the name of a part is {name!r}; it must be a str")
         _check(name, part)
         known = self._parts.get(name)
         if isinstance(known, PerRank) and not isinstance(part, PerRank):
@@ -197,24 +197,24 @@ class State(MutableMapping[str, Any]):
         return f"<tessera.State of {', '.join(self._parts) or 'nothing'}>"
 
     def gather(self, comm: Comm, root: int | None = 0) -> Iterator[tuple[str, npt.NDArray[Any] | None]]:
-        """The whole tensors, one after the other: a full state. Collective, for each of them.
+        """Gather the complete tensors, one after the other. Each is collective.
 
         ``dict(state.gather(comm))`` is the full state of a sharded model and its optimizer; a loop that writes each
-        tensor somewhere needs memory for one at a time. All ranks go through all of them.
+        tensor somewhere needs memory for only one at a time. All ranks must iterate over all tensors.
 
         Parameters
         ----------
         comm : Comm
-            The ranks that hold the parts; the state has the same tensors on each.
+            The ranks that hold the parts; the state must have the same tensors on each.
         root : int or None, default 0
-            The rank that gets the tensors; None: all do.
+            The rank that gets the tensors; None for all ranks.
 
         Yields
         ------
         name : str
-            As in a checkpoint; in the order of the names.
+            The name as in a checkpoint; in sorted order.
         array : array or None
-            A new one; None on other ranks than the root.
+            A new array; None on ranks other than the root.
 
         Raises
         ------
@@ -232,7 +232,7 @@ class State(MutableMapping[str, Any]):
             yield name, array
 
     def _prepare(self, metrics: Mapping[str, float] | None = None) -> tuple[_core.State, Callable[..., None]]:
-        """The handle with the values of now, and what takes them over after a load but for names that it left alone."""
+        """The handle with the current values, and a function that takes over loaded values except the given names."""
         found = _Found()
         _walk_members("", self._parts.items(), self, found)
         handle = self._build(found)
@@ -253,7 +253,7 @@ class State(MutableMapping[str, Any]):
         return handle, take_over
 
     def _build(self, found: _Found) -> _core.State:
-        """The handle over these; made anew when names, objects or arrays are others than before."""
+        """The handle over the found parts; made again if names, objects or arrays changed."""
         names, parts, values = self._built
         of_values = [leaf.name for leaf in found.values]
         same = found.names == names and all(map(is_, found.parts, parts)) and of_values == values
@@ -267,8 +267,8 @@ class State(MutableMapping[str, Any]):
             for name, part in zip(found.names, found.parts, strict=True):
                 if hasattr(part, "to_local") and hasattr(part, "placements"):
                     raise InvalidArgument(
-                        f"{name} is a {type(part).__name__}, of which this rank holds a part; tessera.torch.checkpoint "
-                        "saves and loads such models and their optimizers"
+                        f"{name} is a {type(part).__name__}, of which this rank holds only a part; use "
+                        "tessera.torch.checkpoint for such models and their optimizers"
                     )
                 _add(handle, name, part)
             self._handle, self._built = handle, (found.names, found.parts, of_values)
@@ -277,7 +277,7 @@ class State(MutableMapping[str, Any]):
 
 
 def _movable(parts: Iterable[Any]) -> Iterator[Any]:
-    """PyTorch's tensors, which may be given other memory (``.data =``, ``set_``). NumPy's cannot while exported."""
+    """PyTorch's tensors, whose memory may be replaced (``.data =``, ``set_``). NumPy's cannot be while exported."""
     for part in parts:
         if type(part) is np.ndarray:
             continue
@@ -285,9 +285,9 @@ def _movable(parts: Iterable[Any]) -> Iterator[Any]:
 
 
 def _check(name: str, part: Any, depth: int = 0) -> None:
-    """Refuse, where it is given and by name, what a save would refuse later."""
+    """Refuse early, and by name, what a save would refuse later."""
     if isinstance(part, type):
-        raise InvalidArgument(f"{name} is the class {part.__name__}; give an object of it")
+        raise InvalidArgument(f"{name} is the class {part.__name__}; pass an object of it")
     if isinstance(part, PerRank):
         encode(part.value, name)
     elif isinstance(part, (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded, Stateful)):
@@ -300,8 +300,8 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
             _check_place(f"{name}.{key}", member, part)
     elif isinstance(part, (Closable, Work, State)):
         raise InvalidArgument(
-            f"{name} is a tessera.{type(part).__name__}, which has no state to save; DDP, an optimizer, Sampler, "
-            "Sharded, arrays and plain values have"
+            f"{name} is a tessera.{type(part).__name__}, which has no state to save; pass a model, an optimizer, a "
+            "Sampler, a Sharded, arrays or plain values"
         )
     else:
         encode(part, name)
@@ -314,11 +314,11 @@ def _check_place(name: str, part: Any, container: Any) -> None:
         return
     if isinstance(part, tuple) or not _is_namespace(part):
         kind = type(container).__name__
-        raise InvalidArgument(f"{name}: a load cannot replace a value in a {kind}; give a dict or a list of it")
+        raise InvalidArgument(f"{name}: a load cannot replace a value in a {kind}; use a dict or a list instead")
 
 
 def _walk_members(prefix: str, members: Iterable[tuple[Any, Any]], container: Any, found: _Found) -> None:
-    """The members of a container, in which a load replaces values."""
+    """Walk the members of a container, in which a load replaces values."""
     for key, part in members:
         name = f"{prefix}{key}"
         if type(part) is np.ndarray or type(part) is Sharded:  # nearly all, where there are many
@@ -363,7 +363,7 @@ def _replace(part: tuple[Any, ...], members: list[Any], store: Callable[[Any], o
 def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
     for key, member in items:
         if not isinstance(key, (str, int)):
-            raise InvalidArgument(f"{name}: the key {key!r} of a dict that holds arrays is neither str nor int")
+            raise InvalidArgument(f"{name}: the key {key!r} of a dict that holds arrays must be a str or an int")
         yield key, member
 
 

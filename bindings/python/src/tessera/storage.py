@@ -1,10 +1,10 @@
-"""Checkpoints elsewhere than in a directory of this machine: in an object store, or whatever keeps named objects.
+"""Checkpoints outside the local file system: in an object store, or anything that keeps named objects.
 
     import fsspec
     storage = ts.storage.from_fsspec(fsspec.filesystem("s3"), "bucket/team")
     saver = ts.Saver(comm, "runs/a", storage=storage)
 
-What a storage must do is little, and what it need not: rename, lock, append, write at random, know directories. A save
+A storage needs few features. It need not rename, lock, append, write at arbitrary offsets, or have directories. A save
 is committed by its manifest, an object that is put last; see docs/STORAGE.md.
 """
 
@@ -23,13 +23,13 @@ __all__ = ["ObjectStatus", "Reader", "Storage", "Upload", "from_fsspec"]
 
 @contextlib.contextmanager
 def in_library(storage: Storage | None) -> Iterator[_core.Storage | None]:
-    """The library's handle for a storage; whatever is made with it keeps the storage alive."""
+    """The library's handle for a storage; objects made with it keep the storage alive."""
     if storage is None:
         yield None
         return
     if not isinstance(storage, Storage):
         raise InvalidArgument(
-            f"storage is {storage!r}; a tessera.Storage is wanted, such as tessera.storage.from_fsspec(filesystem)"
+            f"storage is {storage!r}; it must be a tessera.Storage, such as tessera.storage.from_fsspec(filesystem)"
         )
     handle = _core.storage_create(
         storage,
@@ -44,15 +44,15 @@ def in_library(storage: Storage | None) -> Iterator[_core.Storage | None]:
 
 
 def from_fsspec(filesystem: Any, prefix: str = "") -> Storage:
-    """A storage over a file system of fsspec: ``memory``, ``s3``, ``gs``, ``abfs``, ``file`` and others.
+    """A storage over an fsspec file system: ``memory``, ``s3``, ``gs``, ``abfs``, ``file`` and others.
 
     Parameters
     ----------
     filesystem : fsspec.AbstractFileSystem
-        Of ``s3fs`` parts are sent at once and puts are conditional; others take a file from its begin to its end. Of
-        those that are like a directory (local, SFTP, HDFS, SMB) objects are written under another name and renamed.
+        With ``s3fs``, parts are sent concurrently and puts are conditional; others write a file sequentially. On
+        directory-like file systems (local, SFTP, HDFS, SMB) objects are written to a temporary name and renamed.
     prefix : str
-        Where keys begin, such as ``"bucket/team"``.
+        Prefix of all keys, such as ``"bucket/team"``.
 
     Returns
     -------

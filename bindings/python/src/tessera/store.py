@@ -1,4 +1,4 @@
-"""The key-value store by which the ranks of a job find each other. Most programs never touch it: `init` does."""
+"""The key-value store through which the ranks of a job find each other. Most programs only use it through `init`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ __all__ = ["Store", "StoreServer"]
 
 
 class StoreServer(Closable):
-    """A store's TCP server, on exactly the named address; it serves from a thread of its own until closed.
+    """A store's TCP server, which listens only on the given address and serves from its own thread until closed.
 
     Parameters
     ----------
     host : str
         Numeric address or name to listen on.
     port : int
-        0 takes a free one; see `port`.
+        0 selects a free port; see `port`.
     timeout : float or timedelta, default 60
-        Seconds. Of no effect on a server; it is here because both take the same options.
+        Seconds. Has no effect on a server, which takes the same options as a client.
     insecure : bool, default False
-        No job token and no handshake. ``TESSERA_INSECURE=1`` in the environment makes True the default.
+        Use no job token and no handshake. ``TESSERA_INSECURE=1`` in the environment makes True the default.
     token : str, optional
-        The job token, 64 hexadecimal digits; by default that of ``TESSERA_TOKEN_FD``, ``TESSERA_TOKEN_FILE`` or
-        ``TESSERA_TOKEN``, else on loopback that of a 0600 file in the user's runtime directory.
+        The job token, 64 hexadecimal digits; by default from ``TESSERA_TOKEN_FD``, ``TESSERA_TOKEN_FILE`` or
+        ``TESSERA_TOKEN``, else, on loopback, from a file with mode 0600 in the user's runtime directory.
     job_id : str, default ""
-        Part of the handshake: clients of another job are refused. ``TESSERA_JOB_ID`` is another default.
+        Part of the handshake: clients of another job are refused. ``TESSERA_JOB_ID`` overrides the default.
     epoch : int, default 0
-        Likewise; ``TESSERA_EPOCH`` is another default.
+        Likewise. ``TESSERA_EPOCH`` overrides the default.
 
     Raises
     ------
@@ -64,16 +64,16 @@ class StoreServer(Closable):
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
+        """The port on which the server listens."""
         return _core.store_server_port(self._handle)
 
     @property
     def uri(self) -> str:
-        """What `Store` takes to connect to this server."""
+        """The URI with which a `Store` connects to this server."""
         return f"tcp://[{self._host}]:{self.port}" if ":" in self._host else f"tcp://{self._host}:{self.port}"
 
     def close(self) -> None:
-        """Stop serving; connected clients get errors."""
+        """Stop the server. Connected clients get errors."""
         _core.store_server_destroy(self._handle)
 
 
@@ -85,14 +85,14 @@ class Store(Closable):
     uri : str
         ``"tcp://host:port"``, or ``"file:///directory"`` on a shared file system.
     timeout : float or timedelta, default 60
-        Seconds for the connection and, unless it says otherwise, each call.
+        Seconds for the connection and, by default, for each call.
     insecure, token, job_id, epoch
-        As `StoreServer` takes them.
+        As for `StoreServer`.
 
     Raises
     ------
     TesseraTimeout
-        Nobody answers.
+        The server does not answer.
     PermissionDenied
         The token was refused.
     """
@@ -128,12 +128,12 @@ class Store(Closable):
         _core.store_set(self._handle, key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Read a key as it is now.
+        """Read the current value of a key.
 
         Raises
         ------
         NotFound
-            There is no such key.
+            The key does not exist.
         """
         return _core.store_get(self._handle, key)
 
@@ -143,12 +143,12 @@ class Store(Closable):
         Raises
         ------
         TesseraTimeout
-            It did not appear within `timeout` seconds (by default the store's).
+            The key did not appear within `timeout` seconds (by default the store's).
         """
         _core.store_wait(self._handle, key, milliseconds(timeout))
 
     def add(self, key: str, delta: int) -> int:
-        """Add to the integer at a key (0 if absent), atomically.
+        """Add to the integer at a key (0 if absent) atomically.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class Store(Closable):
         return _core.store_add(self._handle, key, delta)
 
     def compare_set(self, key: str, expected: bytes | str | None, desired: bytes | str) -> bool:
-        """Set a key if it holds `expected`, atomically; None means: if it is absent.
+        """Set a key atomically if it holds `expected`; None means if it is absent.
 
         Returns
         -------
@@ -175,7 +175,7 @@ class Store(Closable):
         Returns
         -------
         bool
-            Whether there was such a key.
+            Whether the key existed.
         """
         return _core.store_delete(self._handle, key)
 
@@ -191,5 +191,5 @@ def _bytes(value: bytes | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise TypeError(f"the value is a {type(value).__name__}; bytes or str are wanted")
+        raise TypeError(f"the value is a {type(value).__name__}; it must be bytes or str")
     return bytes(value)

@@ -1,6 +1,6 @@
-"""Element types, and arrays on their way into the library and out of it.
+"""Element types, and conversion of arrays to and from the library.
 
-Taken is whatever lies in the CPU's memory and speaks the buffer protocol, ``__array_interface__`` or ``__dlpack__``:
+The library takes arrays in CPU memory that support the buffer protocol, ``__array_interface__`` or ``__dlpack__``:
 NumPy arrays, `array.array`, `memoryview`, PyTorch's CPU tensors. Nothing is copied; arrays must be contiguous.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["ArrayLike", "DType", "DTypeLike"]
 
 
 class DType(IntEnum):
-    """Element types of the library; those from ``I16`` on are for checkpoints, they cannot be reduced."""
+    """Element types of the library. Those from ``I16`` on are for checkpoints and cannot be reduced."""
 
     F16 = 1
     BF16 = 2
@@ -47,8 +47,8 @@ class DType(IntEnum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy type; for ``BF16`` and the 8-bit floats that of ml_dtypes, or the bits as ``uint16`` or ``uint8``
-        where it is not installed."""
+        """The NumPy type; for ``BF16`` and the 8-bit floats that of ml_dtypes, or ``uint16`` or ``uint8`` for their
+        bits if it is not installed."""
         return _numpy_of(self)
 
 
@@ -109,7 +109,7 @@ def _numpy_of(dtype: DType) -> np.dtype[Any]:
 
 
 def has_other_bits(dtype: DType) -> bool:
-    """Whether NumPy has no type of its own for it, so that an array may hold its bits as another one's."""
+    """Whether NumPy lacks this type, so that an array may hold its bits as another type."""
     return dtype in _ML_NAMES
 
 
@@ -128,12 +128,12 @@ def dtype_of(dtype: DTypeLike) -> DType:
             name = repr(dtype)
     found = _BY_NAME.get(str(name))
     if found is None:
-        raise InvalidArgument(f"dtype {name} is not supported; {', '.join(sorted(_BY_NAME))} are")
+        raise InvalidArgument(f"dtype {name} is not supported; supported are {', '.join(sorted(_BY_NAME))}")
     return found
 
 
 def tensor(source: ArrayLike, dtype: DTypeLike | None = None, *, writable: bool = True) -> _core.Tensor:
-    """The view of an array that `_core` takes; `dtype` says what the array's bits are, where the array cannot."""
+    """The view of an array that `_core` takes; `dtype` is the element type if the array cannot provide it."""
     return _core.Tensor(source, 0 if dtype is None else int(dtype_of(dtype)), writable)
 
 
@@ -145,17 +145,17 @@ def tensors(source: ArrayLike | Sequence[ArrayLike], dtype: DTypeLike | None = N
     except (InvalidArgument, TypeError):
         if arrays is source and any(isinstance(one, (int, float)) for one in arrays):
             what = f"a {type(source).__name__} of numbers"
-            raise TypeError(f"{what} is no tensor; give an array: np.array(numbers)") from None
+            raise TypeError(f"{what} is not a tensor; pass an array: np.array(numbers)") from None
         raise
 
 
 def array_over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """A NumPy array over memory of the library, which it keeps alive."""
+    """A NumPy array over memory of the library; it keeps the memory alive."""
     return np.ndarray(shape, _numpy_of(DType(dtype)), memoryview(memory))
 
 
 def is_array(value: object) -> bool:
-    """Whether `value` is memory that a checkpoint loads in place, not a plain Python value."""
+    """Whether `value` is an array that a checkpoint loads in place, not a plain Python value."""
     if isinstance(value, (np.ndarray, bytearray)):
         return True
     if isinstance(value, (np.generic, bytes, str, int, float)) or value is None:

@@ -1,7 +1,7 @@
-"""Python values as the typed JSON of docs/FORMAT.md, so that a checkpoint gives back what it got, in any language.
+"""Python values as the typed JSON of docs/FORMAT.md, so that a checkpoint returns what was saved, in any language.
 
-None, bool, int of any size, float (NaN and infinities too), str, bytes, list, tuple and dict with keys of these types;
-NumPy's scalars become Python's. Nothing is pickled: other types are refused.
+Supported are None, bool, int of any size, float (including NaN and infinities), str, bytes, list, tuple, and dict with
+keys of these types; NumPy scalars become Python's. Nothing is pickled: other types are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def encode(value: object, name: str = "value") -> str:
     Raises
     ------
     InvalidArgument
-        A type that is not listed above, or nested deeper than 64.
+        The type is not listed above, or the value is nested more than 64 levels deep.
     """
     return json.dumps(_encoded(value, name, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -39,7 +39,7 @@ def decode(text: str) -> Any:
 
 def _encoded(value: object, place: str, depth: int) -> object:
     if depth > _MAX_DEPTH:
-        raise InvalidArgument(f"{place[:60]}... is nested more than {_MAX_DEPTH} deep")
+        raise InvalidArgument(f"{place[:60]}... is nested more than {_MAX_DEPTH} levels deep")
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, str)):
@@ -65,13 +65,13 @@ def _encoded(value: object, place: str, depth: int) -> object:
         ]
         return {"~": "map", "v": pairs}
     raise InvalidArgument(
-        f"{place} is a {type(value).__name__}; a checkpoint holds DDP, optimizers, samplers, arrays, objects with "
+        f"{place} is a {type(value).__name__}; a checkpoint holds models, optimizers, samplers, arrays, objects with "
         "state_dict(), and None, bool, int, float, str, bytes, list, tuple or dict of these; nothing is pickled"
     )
 
 
 def _decimal(number: int) -> str:
-    """Like str(), which refuses very long numbers."""
+    """Like str(), but for numbers of any length."""
     if number < 0:
         return "-" + _decimal(-number)
     if number < 10**4000:
@@ -114,4 +114,4 @@ def _decoded(document: Any) -> Any:
         return _integer(content)
     if kind == "double":
         return float(content)
-    raise InvalidArgument(f"a value of the kind {kind!r} was written by a newer version")
+    raise InvalidArgument(f"a value has the unknown kind {kind!r}; it was written by a newer version")

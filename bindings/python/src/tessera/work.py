@@ -1,4 +1,4 @@
-"""One asynchronous operation. It keeps the arrays that it uses alive until it is done, even when it is dropped."""
+"""An asynchronous operation. It keeps its arrays alive until it is done, even if it is dropped."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Save", "Work"]
 
 
 class Work:
-    """An operation in flight, as ``async_op=True`` returns it. Not made by users.
+    """An operation in flight, returned by calls with ``async_op=True``. Not created by users.
 
-    A Work can be waited for, asked, given callbacks, and awaited in an `asyncio` coroutine.
+    A Work can be waited for, polled, given callbacks, and awaited in an `asyncio` coroutine.
     """
 
     __reduce_ex__ = stays
@@ -30,7 +30,7 @@ class Work:
         self._callbacks: list[Callable[[Work], object]] | None = None
 
     def wait(self, timeout: Timeout = None) -> None:
-        """Return when the operation is done.
+        """Wait until the operation is done.
 
         Parameters
         ----------
@@ -40,30 +40,30 @@ class Work:
         Raises
         ------
         NotReady
-            `timeout` passed; the operation goes on and may be waited for again.
+            `timeout` passed; the operation continues and may be waited for again.
         TesseraError
-            What the operation failed with.
+            The error of the operation.
         """
         _core.work_wait(self._handle, milliseconds(timeout))
 
     def done(self) -> bool:
-        """Whether the operation is done, well or not."""
+        """Whether the operation is done, successfully or not."""
         return _core.work_test(self._handle)
 
     def error(self) -> TesseraError | None:
-        """What a finished operation failed with; None if it went well.
+        """The error of a finished operation; None if it succeeded.
 
         Raises
         ------
         NotReady
-            It is not done yet.
+            The operation is not done yet.
         """
         return _core.work_error(self._handle)
 
     def add_done_callback(self, fn: Callable[[Work], object]) -> None:
-        """Call ``fn(work)`` when the operation is done, at once if it is.
+        """Call ``fn(work)`` when the operation is done, immediately if it already is.
 
-        The call comes from a thread of the library; `fn` must neither block nor use the communicator.
+        Called on a thread of the library; `fn` must neither block nor use the communicator.
         """
         with self._lock:
             first = self._callbacks is None
@@ -105,7 +105,7 @@ class Work:
 
 
 class Save(Work):
-    """A save in the background, as `Saver.save_async` returns it: done when the checkpoint is durable."""
+    """A save in the background, returned by `Saver.save_async`. It is done when the checkpoint is durable."""
 
     def __init__(self, handle: _core.Work) -> None:
         super().__init__(handle)
@@ -113,9 +113,9 @@ class Save(Work):
 
     @property
     def staged(self) -> Work:
-        """The fence before that one: done when nothing of the state is left to copy, so that anybody may write there.
+        """Done when the whole state is copied, so that it may be written again.
 
-        Without `copy_on_demand` that is before `save_async` returns. Of a save that fails earlier it has the save's
-        error. Its callbacks may also run inside a step, close or load that copies the last of it.
+        Without `copy_on_demand` that is before `save_async` returns. If the save fails earlier, it has the save's
+        error. Its callbacks may also run inside a step, close or load that makes the last copy.
         """
         return self._staged

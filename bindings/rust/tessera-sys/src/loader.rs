@@ -58,7 +58,7 @@ impl fmt::Display for Error {
             ),
             Error::Version { path, found: None } => write!(
                 f,
-                "{} has no tsr_abi_version: it is not a libtessera; these bindings are {own} and need ABI {TSR_ABI_VERSION}",
+                "{} has no tsr_abi_version, so it is not libtessera; these bindings are {own} and need ABI {TSR_ABI_VERSION}",
                 path.display()
             ),
             Error::Symbols { path, missing } => write!(

@@ -44,7 +44,7 @@ impl<T: Element> Buffer<T> {
     fn new(comm: &Comm, len: usize) -> Result<Self> {
         let size = len
             .checked_mul(size_of::<T>())
-            .ok_or_else(|| Error::argument(format!("a buffer of {len} elements is larger than memory can be")))?;
+            .ok_or_else(|| Error::argument(format!("a buffer of {len} elements exceeds the address space")))?;
         let mut handle = ptr::null_mut();
         // SAFETY: the communicator is borrowed for the call.
         check(unsafe { sys::tsr_buffer_create(comm.as_ptr(), size, &mut handle) })?;
@@ -53,7 +53,7 @@ impl<T: Element> Buffer<T> {
         // SAFETY: the handle is alive; the memory lives as long as it.
         check(unsafe { sys::tsr_buffer_data(buffer.handle.as_ptr(), &mut buffer.data, &mut bytes) })?;
         if bytes < size || (buffer.data.is_null() && size > 0) {
-            return Err(Error::state(format!("the library gave a buffer of {bytes} bytes for {size}")));
+            return Err(Error::state(format!("the library returned a buffer of {bytes} bytes, expected {size}")));
         }
         Ok(buffer)
     }

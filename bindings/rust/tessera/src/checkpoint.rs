@@ -98,7 +98,7 @@ pub struct Cast {
 impl LoadReport {
     fn from_json(text: &str) -> Result<Self> {
         let told: serde_json::Value = serde_json::from_str(text)
-            .map_err(|error| Error::new(Code::Internal, format!("the report of a load, {text}: {error}")))?;
+            .map_err(|error| Error::new(Code::Internal, format!("cannot parse the load report {text}: {error}")))?;
         let list = |key: &str| told[key].as_array().cloned().unwrap_or_default();
         let names = |key| list(key).iter().filter_map(|name| name.as_str().map(str::to_owned)).collect();
         let dtype = |name: &serde_json::Value| match name.as_str() {

@@ -85,7 +85,7 @@ impl SamplerInner {
     pub(crate) fn lock(&self) -> Result<Exclusive<'_>> {
         let this = Some(thread::current().id());
         if *self.user.lock().unwrap_or_else(PoisonError::into_inner) == this {
-            return Err(Error::state("the sampler is used in a callback of a save or load that reads it"));
+            return Err(Error::state("the sampler cannot be used in a callback of a save or load that reads it"));
         }
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         set(&self.user, this);

@@ -65,7 +65,7 @@ impl Bucket<'_> {
     pub fn grads_mut<T: Element>(&mut self) -> Result<Vec<&mut [T]>> {
         let slice_of = |grad: &sys::tsr_tensor| {
             if DType::from_raw(grad.dtype) != Some(T::DTYPE) {
-                return Err(Error::argument(format!("the bucket's gradients are no {}", T::DTYPE)));
+                return Err(Error::argument(format!("the bucket's gradients are not {}", T::DTYPE)));
             }
             // SAFETY: the shape has so many sizes.
             let shape = unsafe { slice(grad.shape, usize::try_from(grad.ndim).unwrap_or(0)) };
@@ -286,7 +286,7 @@ impl<'c> Ddp<'c> {
         check(unsafe { sys::tsr_ddp_param_count(inner.as_ptr(), &mut count) })?;
         if count != inner.group.params.len() {
             return Err(Error::state(format!(
-                "{} parameters were registered, {count} are there",
+                "{} parameters were registered, but the library has {count}",
                 inner.group.params.len()
             )));
         }

@@ -258,7 +258,7 @@ impl Param {
     }
 
     fn is_not_trained(&self) -> Error {
-        Error::state(format!("parameter \"{}\" is not trained; it has no gradient", self.name))
+        Error::state(format!("parameter \"{}\" is frozen and has no gradient", self.name))
     }
 }
 
@@ -325,12 +325,13 @@ impl FsdpInner {
     }
 
     fn param(&self, index: usize) -> Result<&Param> {
-        let no_such = || Error::argument(format!("there is no parameter {index}; there are {}", self.params.len()));
+        let no_such =
+            || Error::argument(format!("parameter {index} does not exist; the model has {}", self.params.len()));
         self.params.get(index).ok_or_else(no_such)
     }
 
     fn unit(&self, unit: usize) -> Result<&Unit> {
-        let no_such = || Error::argument(format!("there is no unit {unit}; there are {}", self.units.len()));
+        let no_such = || Error::argument(format!("unit {unit} does not exist; the model has {}", self.units.len()));
         self.units.get(unit).ok_or_else(no_such)
     }
 
@@ -346,7 +347,7 @@ impl FsdpInner {
         let info = self.unit(unit)?;
         if info.lent.replace(true) {
             return Err(Error::state(format!(
-                "unit \"{}\" is in use: a guard of its forward, its backward or of the whole unit is alive; end it first",
+                "unit \"{}\" is in use: a guard of its forward, backward or unsharded state is alive; end it first",
                 info.name
             )));
         }
@@ -435,7 +436,7 @@ impl<'c> Fsdp<'c> {
             if let Some(unknown) = unit.frozen.iter().find(|frozen| !params.iter().any(|(param, _)| param == *frozen)) {
                 return Err(Error::new(
                     Code::NotFound,
-                    format!("unit \"{name}\" is to freeze \"{unknown}\"; it has no such parameter"),
+                    format!("unit \"{name}\" has no parameter \"{unknown}\" to freeze"),
                 ));
             }
             let begin = tensors.len();
@@ -598,7 +599,7 @@ impl<'c> Fsdp<'c> {
         match self.phase(param.unit)? {
             UnitPhase::Sharded | UnitPhase::Reducing => param.shard.view_mut(),
             UnitPhase::OnItsWay | UnitPhase::Whole | UnitPhase::Backward => Err(Error::state(format!(
-                "unit \"{}\" is whole or on its way, so its shards are not to be written; wait() or reshard() the unit first",
+                "the shards of unit \"{}\" cannot be written unless it is sharded; call wait() or reshard() first",
                 self.inner.units[param.unit].name
             ))),
         }
@@ -844,7 +845,7 @@ impl Lent<'_> {
             Ok(index - indices.start)
         } else {
             Err(Error::argument(format!(
-                "parameter {index} is not of unit \"{name}\", which has {} to {}",
+                "parameter {index} does not belong to unit \"{name}\", which has {} to {}",
                 indices.start,
                 indices.end - 1
             )))

@@ -92,13 +92,14 @@ pub(crate) fn tell_of<E: fmt::Display + fmt::Debug>(error: &E) {
 fn tell(message: &str, traceback: Option<&str>) {
     let traceback = traceback.map(|text| text.replace('\0', " "));
     if let Err(error) = record_error(&message.replace('\0', " "), traceback.as_deref()) {
-        eprintln!("the launcher could not be told of the error: {error}");
+        eprintln!("cannot report the error to the launcher: {error}");
     }
 }
 
 fn text_of(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(with a value that is no text)")
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(with a value that is not a string)")
 }
 
 thread_local! {

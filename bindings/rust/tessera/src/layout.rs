@@ -60,7 +60,7 @@ impl Layout {
         crate::load()?;
         if mesh_sizes.len() != placements.len() {
             return Err(Error::argument(format!(
-                "a layout needs one placement for each mesh dimension: {} were given for {}",
+                "a layout needs one placement for each mesh dimension; got {} for {}",
                 placements.len(),
                 mesh_sizes.len()
             )));
@@ -176,7 +176,7 @@ fn boxes_of<'a>(shape: &[usize], regions: impl Iterator<Item = &'a Region>) -> R
     regions
         .map(|region| {
             if region.offsets.len() != shape.len() || region.sizes.len() != shape.len() {
-                return Err(Error::argument(format!("{region:?} is no box of a tensor of shape {shape:?}")));
+                return Err(Error::argument(format!("{region:?} is not a box of a tensor of shape {shape:?}")));
             }
             let mut raw = sys::tsr_box { offsets: [0; MAX_NDIM], sizes: [0; MAX_NDIM] };
             for (i, (&offset, &size)) in region.offsets.iter().zip(&region.sizes).enumerate().take(MAX_NDIM) {

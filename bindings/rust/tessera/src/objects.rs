@@ -101,7 +101,7 @@ fn started<T: Send + 'static>(
 fn receive<T>(receiver: &Receiver<StoreResult<T>>) -> CallbackResult<T> {
     match receiver.recv() {
         Ok(result) => result.map_err(boxed),
-        Err(_) => Err("the store's task ended without an answer".into()),
+        Err(_) => Err("the store's task ended without a result".into()),
     }
 }
 

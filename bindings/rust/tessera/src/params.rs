@@ -123,7 +123,7 @@ impl Group {
     }
 
     fn no_such(&self, index: usize) -> Error {
-        Error::argument(format!("there is no parameter {index}; there are {}", self.params.len()))
+        Error::argument(format!("parameter {index} does not exist; the model has {}", self.params.len()))
     }
 
     pub(crate) fn named_params(&self) -> impl Iterator<Item = (&str, &Tensor)> {

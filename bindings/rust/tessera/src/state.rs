@@ -247,7 +247,7 @@ fn lent(values: *mut sys::tsr_state) -> ManuallyDrop<State<'static>> {
 }
 
 fn borrowed() -> Error {
-    Error::state("the object is borrowed elsewhere; let go of the borrow before the state is saved or loaded")
+    Error::state("the object is borrowed elsewhere; end the borrow before the state is saved or loaded")
 }
 
 /// # Safety
@@ -371,7 +371,7 @@ impl<'c> State<'c> {
         }
         if regions.len() != pieces.len() {
             return Err(Error::argument(format!(
-                "{name}: the layout gives rank {rank} {} pieces, but {} were given",
+                "{name}: the layout has {} pieces for rank {rank}, got {}",
                 regions.len(),
                 pieces.len()
             )));

@@ -198,7 +198,7 @@ unsafe fn bytes<'a>(data: *const c_void, size: i64) -> &'a [u8] {
 }
 
 fn whole(number: u64) -> CallbackResult<i64> {
-    i64::try_from(number).map_err(|_| format!("a size of {number} bytes").into())
+    i64::try_from(number).map_err(|_| format!("the size {number} is too large").into())
 }
 
 fn unsigned(number: i64) -> u64 {

@@ -59,8 +59,8 @@ impl Access {
 
     fn refusal(&self) -> Error {
         Error::state(match self.0.get() {
-            Self::LIBRARY => "the tensor is being reduced over the ranks, which wait() ends, or loaded or updated",
-            Self::DEFERRED => "the tensor is deferred: it stands for a parameter of an Fsdp whose values come later",
+            Self::LIBRARY => "the tensor is being loaded, updated, or reduced over the ranks (until wait())",
+            Self::DEFERRED => "the tensor is deferred: it describes an Fsdp parameter whose values come later",
             Self::WRITER => "a mutable view of the tensor is alive; drop it first",
             _ => "a view of the tensor is alive; drop it first",
         })
@@ -93,7 +93,7 @@ impl Tensor {
         let elements = count(shape)?;
         if elements != data.len() {
             return Err(Error::argument(format!(
-                "a tensor of shape {shape:?} has {elements} elements, but {} values were given",
+                "a tensor of shape {shape:?} has {elements} elements, got {} values",
                 data.len()
             )));
         }
@@ -119,7 +119,7 @@ impl Tensor {
         let len = count(shape)?;
         let bytes = len.checked_mul(dtype.size()).ok_or_else(|| too_large(shape))?;
         let mut words = zeroed_words(bytes.div_ceil(8)).ok_or_else(|| {
-            Error::new(Code::NoMemory, format!("there is no memory for a tensor of shape {shape:?}: {bytes} bytes"))
+            Error::new(Code::NoMemory, format!("cannot allocate {bytes} bytes for a tensor of shape {shape:?}"))
         })?;
         Ok(Tensor(Rc::new(Memory {
             data: words.as_mut_ptr().cast(),
@@ -160,7 +160,7 @@ impl Tensor {
     /// `view` is contiguous, and its memory outlives every use of the tensor and of its clones.
     pub(crate) unsafe fn borrowed(view: &sys::tsr_tensor) -> Result<Self> {
         let dtype = DType::from_raw(view.dtype)
-            .ok_or_else(|| Error::state(format!("the library gave a tensor of unknown dtype {}", view.dtype)))?;
+            .ok_or_else(|| Error::state(format!("the library returned a tensor of unknown dtype {}", view.dtype)))?;
         let ndim = usize::try_from(view.ndim).unwrap_or(0);
         // SAFETY: a tensor's shape holds ndim numbers; it is not read if there are none.
         let shape: Box<[i64]> =
@@ -188,8 +188,8 @@ impl Tensor {
     pub(crate) fn check_own(&self) -> Result<()> {
         if self.0.shared {
             return Err(Error::state(
-                "the ranks of the host share this parameter (share_params): the optimizer and loads alone write it, and \
-                 it is the model's",
+                "the ranks of the host share this parameter (share_params): it belongs to the model, and only the \
+                 optimizer and loads may write to it",
             ));
         }
         Ok(())
@@ -542,5 +542,5 @@ fn zeroed_words(len: usize) -> Option<Vec<u64>> {
 }
 
 fn too_large(shape: &[usize]) -> Error {
-    Error::argument(format!("a tensor of shape {shape:?} is larger than memory can be"))
+    Error::argument(format!("a tensor of shape {shape:?} exceeds the address space"))
 }

@@ -55,7 +55,7 @@ impl Value {
         let mut parser = serde_json::Deserializer::from_str(text);
         parser.disable_recursion_limit();
         let json = serde_json::Value::deserialize(&mut parser).map_err(|error| bad(text, &error.to_string()))?;
-        decode(json).ok_or_else(|| bad(text, "it is no typed JSON"))
+        decode(json).ok_or_else(|| bad(text, "it is not typed JSON"))
     }
 }
 
@@ -68,7 +68,7 @@ const MAX_DEPTH: usize = 64;
 
 fn encode(value: &Value, depth: usize) -> Result<serde_json::Value> {
     if depth > MAX_DEPTH {
-        return Err(Error::argument(format!("a value is nested more than {MAX_DEPTH} deep")));
+        return Err(Error::argument(format!("a value is nested more than {MAX_DEPTH} levels deep")));
     }
     let list = |items: &[Value]| items.iter().map(|item| encode(item, depth + 1)).collect::<Result<Vec<_>>>();
     Ok(match value {
@@ -96,7 +96,7 @@ fn map(pairs: &[(Value, Value)], depth: usize) -> Result<serde_json::Value> {
         match key {
             Value::Str(key) if key != "~" => {
                 if object.insert(key.clone(), encode(value, depth)?).is_some() {
-                    return Err(Error::argument(format!("the key {key:?} comes twice in a map")));
+                    return Err(Error::argument(format!("the key {key:?} occurs twice in a map")));
                 }
             }
             _ => {
@@ -115,7 +115,7 @@ fn map(pairs: &[(Value, Value)], depth: usize) -> Result<serde_json::Value> {
 fn big(digits: &str) -> Result<serde_json::Value> {
     let (sign, number) = digits.strip_prefix('-').map_or(("", digits), |number| ("-", number));
     if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(Error::argument(format!("{digits:?} is no decimal integer")));
+        return Err(Error::argument(format!("{digits:?} is not a decimal integer")));
     }
     let text = format!("{sign}{}", number.trim_start_matches('0'));
     if matches!(text.as_str(), "" | "-") {

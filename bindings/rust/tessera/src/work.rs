@@ -198,7 +198,7 @@ impl<B: Send + 'static> Work<B> {
             return Err(error);
         }
         let taken = self.shared.lock().buffers.take();
-        taken.ok_or_else(|| Error::state("the result was taken before"))
+        taken.ok_or_else(|| Error::state("the result was already taken"))
     }
 }
 

@@ -1,8 +1,8 @@
-"""Tessera under PyTorch's own names. Needs PyTorch; `import tessera` does not.
+"""Tessera under PyTorch's own names. Requires PyTorch; `import tessera` does not.
 
-`tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint over Tessera's engine; `tessera.torch.c10d` is the
-backend "tessera" of `torch.distributed`; `DistributedDataParallel` is PyTorch's over Tessera's own, and so is
-`tessera.torch.fsdp.fully_shard`; `allreduce_hook` averages gradients of PyTorch's, whatever its backend.
+`tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint on Tessera's engine; `tessera.torch.c10d` is the
+backend "tessera" of `torch.distributed`; `DistributedDataParallel` and `tessera.torch.fsdp.fully_shard` have PyTorch's
+API on Tessera's implementation; `allreduce_hook` averages gradients of PyTorch's own DDP, whatever its backend.
 """
 
 import importlib
@@ -12,7 +12,7 @@ try:
     import torch as _torch
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "tessera.torch needs PyTorch, which this Python does not have: pip install torch", name=_missing.name
+        "tessera.torch requires PyTorch, which is not installed; run pip install torch", name=_missing.name
     ) from _missing
 
 from . import c10d
@@ -36,8 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `checkpoint` and `fsdp` on first use: PyTorch's beneath them take a second, which a process group can do
-    without."""
+    """Import `checkpoint` and `fsdp` on first use, because PyTorch's modules beneath them take a second to import."""
     if name not in ("checkpoint", "fsdp"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f".{name}", __name__)

@@ -2,12 +2,12 @@
 
     dist.init_process_group("tessera")            # or "cpu:tessera", "cpu:tessera,cuda:nccl"
 
-PyTorch finds it by the entry point ``torch.distributed.backends``; where the package is used without being installed,
+PyTorch finds it through the entry point ``torch.distributed.backends``; if the package is used without being installed,
 `import tessera.torch` registers it. Each process group has two communicators, made through the group's own store: one
-for collectives, which run in the order of their calls, and one for sends and receives, which pass them by.
+for collectives, which run in the order of their calls, and one for sends and receives, which may overtake them.
 
-Tensors are used where they lie. Those that are not contiguous are copied, and what is received is copied back. A
-synchronous collective runs on the caller's thread.
+Tensors are used in place. Tensors that are not contiguous are copied, and results are copied back. A synchronous
+collective runs on the caller's thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAME = "tessera"
 
 _SUM, _AVG, _MIN, _MAX, _PROD = range(1, 6)  # the core's reductions; it has no bitwise ones
 
-# How a reduction is done: by one of the core's, or by gathering the ranks' values and folding them here.
+# How a reduction is done: by one of the core's reductions, or by gathering the ranks' values and folding them here.
 How = int | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _WHOLE: dict[Any, How] = {
     dist.ReduceOp.SUM: _SUM,
@@ -61,14 +61,14 @@ _BOOL: dict[Any, How] = {  # bytes of 0 and 1
     dist.ReduceOp.BAND: _MIN,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
 }
-_UNSET = timedelta(0)  # timeouts below it, which PyTorch calls kUnsetTimeout
+_UNSET = timedelta(0)  # timeouts below this are unset (PyTorch's kUnsetTimeout)
 
-# What one collective of the communicator is: called with whether to return at once.
+# One collective of the communicator; the argument is whether to return immediately.
 Call = Callable[[bool], Any]
 
 
 def register() -> None:
-    """Make the backend known to `torch.distributed`, for tensors in the CPU's memory. Twice is fine."""
+    """Register the backend with `torch.distributed`, for tensors in CPU memory. May be called repeatedly."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
@@ -83,19 +83,19 @@ def _create(options: Any, _backend_options: Any) -> TesseraBackend:
     return backend
 
 
-# With TORCH_DISTRIBUTED_DEBUG=DETAIL PyTorch puts a wrapper around the backend, which keeps of an object in Python only
-# what is in C++.
+# With TORCH_DISTRIBUTED_DEBUG=DETAIL PyTorch wraps the backend, and the wrapper keeps only the C++ part of the Python
+# object alive.
 _wrapped: set[TesseraBackend] = set()
 
 
 class TesseraBackend(_Backend):
-    """The ranks of one process group. Made by `torch.distributed`, which calls its methods for the group's.
+    """The backend of one process group. Created by `torch.distributed`, which calls its methods for the group's.
 
     Errors are Tessera's: `tessera.Mismatch`, `tessera.PeerLost`, `tessera.TesseraTimeout` and so on. All are
-    `RuntimeError`, and those of communication `torch.distributed.DistBackendError`, too.
+    `RuntimeError`; communication errors are also `torch.distributed.DistBackendError`.
     """
 
-    # All that PyTorch asks, not only what is true: one that a class in Python does not have asks itself without end.
+    # Every property that PyTorch queries, even the false ones: one that a Python class lacks recurses without end.
     supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
@@ -119,7 +119,7 @@ class TesseraBackend(_Backend):
         self._issued = 0
         self._latest: Sequence[_core.Work] = ()
         self._barriers = 0
-        # At the end of the process too, so that peers learn of an orderly end whether the group was destroyed or not.
+        # Also at process exit, so that peers see an orderly end even if the group was not destroyed.
         self._close = weakref.finalize(self, _close, self._comm, self._transfers)
 
     # ------------------------------------------------------------ what PyTorch asks
@@ -132,12 +132,12 @@ class TesseraBackend(_Backend):
         return self._options
 
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> TesseraBackend:
-        """The group of `ranks`, numbers of this group, in their order. Their rendezvous is `store`'s."""
+        """A group of `ranks` (numbers in this group), in that order. They meet through `store`."""
         chosen = list(ranks)
         if self._rank not in chosen:  # None would be the answer, which PyBackend.hpp of 2.15 dereferences
             raise Unsupported(
-                f"rank {self._rank} is in none of the groups: with a backend in Python split_group can leave no rank "
-                "out. Give it a group of its own, or use new_group"
+                f"rank {self._rank} is in none of the groups; with a Python backend, split_group must include every "
+                "rank. Give it its own group, or use new_group"
             )
         timeout = self._limit if options is None else options._timeout
         name = self._options.group_name if options is None else options.group_name
@@ -145,14 +145,14 @@ class TesseraBackend(_Backend):
         return TesseraBackend(store, chosen.index(self._rank), members, timeout, name)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """What PyTorch asks of this rank when others make a group: nothing, they meet by themselves."""
+        """Called by PyTorch when other ranks make a group. Does nothing: they meet without this rank."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Deadline of later operations: earlier than the one that the group was made with, or that again."""
+        """Set the deadline of later operations, at most the one that the group was created with."""
         if timeout > self._limit:
             raise Unsupported(
-                f"the timeout {timeout} is longer than {self._limit}, with which the process group was made: give it "
-                "to init_process_group or new_group"
+                f"the timeout {timeout} is longer than {self._limit}, the timeout of the process group; pass the "
+                "longer one to init_process_group or new_group"
             )
         self._timeout = timeout
         self._options._timeout = timeout
@@ -161,19 +161,19 @@ class TesseraBackend(_Backend):
         return self._issued
 
     def abort(self) -> None:
-        """Fail whatever waits, here and at the peers. From any thread."""
+        """Fail all pending operations, on this rank and its peers. Callable from any thread."""
         for comm in (self._comm, self._transfers):
             if not comm.closed:
                 comm.abort("the process group was aborted")
 
     def shutdown(self) -> None:
-        """Leave the group, once its collectives that are in flight are done. Waits for no rank that issues none."""
+        """Leave the group once its collectives in flight are done. Does not wait for ranks without any."""
         if not self._close.alive:
             return
         for work in self._latest:
             try:
                 _core.work_wait(work, None)
-            except Exception:  # whoever waits for it, or for its future, is told
+            except Exception:  # reported to whoever waits for the work or its future
                 break
         self._latest = ()
         self._close()
@@ -196,7 +196,7 @@ class TesseraBackend(_Backend):
     def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
         dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
         if len(dtypes) != 1:
-            raise InvalidArgument(f"allreduce_coalesced of {dtypes}: tensors of one dtype are wanted")
+            raise InvalidArgument(f"allreduce_coalesced got tensors of {dtypes}; all tensors must have one dtype")
         views = Views()
         how = _how(options.reduceOp, tensors[0])
         if isinstance(how, int):
@@ -207,14 +207,14 @@ class TesseraBackend(_Backend):
         return self._run(options, calls, tensors, views)
 
     def allreduce_sparse(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
-        """The sum of sparse tensors, gradients of embeddings: the entries of all ranks are gathered, and added here.
+        """The sum of sparse tensors, such as embedding gradients: gathers the entries of all ranks and adds them here.
 
-        Returns when it is there, also if asked to return at once.
+        Returns when the sum is complete, even if called asynchronously.
         """
         tensor = _alone(tensors, "allreduce")
         if options.reduceOp.op != dist.ReduceOp.SUM or tensor.layout is not torch.sparse_coo:
             raise Unsupported(
-                f"{_name_of(options.reduceOp)} of {tensor.layout} tensors: SUM of torch.sparse_coo ones can"
+                f"{_name_of(options.reduceOp)} of {tensor.layout} tensors is not supported; SUM of torch.sparse_coo is"
             )
         with self._issuing:
             self._issued += 1
@@ -301,7 +301,7 @@ class TesseraBackend(_Backend):
         how = _how(options.reduceOp, output)
         if not isinstance(how, int):
             raise Unsupported(
-                f"{_name_of(options.reduceOp)} of parts of different lengths: all have to have one length"
+                f"{_name_of(options.reduceOp)} of parts of different lengths is not supported; use equal lengths"
             )
         for root, part in enumerate(parts):
             over = views.reads(part, reduced=True)
@@ -335,7 +335,7 @@ class TesseraBackend(_Backend):
         input_splits: list[int],
         options: Any,
     ) -> Pending | None:
-        """Rows of `input` to all ranks, by `input_splits`; of equal number where both lists are empty."""
+        """Send rows of `input` to all ranks according to `input_splits`; equal numbers if both lists are empty."""
         views = Views()
         if not output_splits and not input_splits:
             over, into = views.reads(input), views.writes(output)
@@ -349,7 +349,7 @@ class TesseraBackend(_Backend):
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any) -> Pending | None:
         for what, tensors in (("outputs", outputs), ("inputs", inputs)):
             if len(tensors) != self._world_size:
-                raise InvalidArgument(f"all_to_all: {len(tensors)} {what} on {self._world_size} ranks")
+                raise InvalidArgument(f"all_to_all: got {len(tensors)} {what} for {self._world_size} ranks")
         views = Views()
         read = [views.whole(tensor) for tensor in inputs]
         written = [views.whole(tensor, write=True) for tensor in outputs]
@@ -359,7 +359,7 @@ class TesseraBackend(_Backend):
         return self._run(options, [lambda later: _core.comm_barrier(self._handle, later)], [], Views())
 
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
-        """Return when every rank has called it, or name those that have not. The group stays usable either way."""
+        """Return once every rank has called it, or name the ranks that have not. The group stays usable either way."""
         self._barriers += 1
         timeout = self._timeout if options.timeout < _UNSET else options.timeout
         meet_again(self._store, self._rank, self._members, timeout, self._barriers, wait_all_ranks)
@@ -394,7 +394,7 @@ class TesseraBackend(_Backend):
     def _run(
         self, options: Any, calls: Sequence[Call], results: list[torch.Tensor], views: Views, *, at_once: bool = False
     ) -> Pending | None:
-        """Issue one operation. None if the caller waits for it and it is done: then it has run here."""
+        """Issue one operation. Returns None for a synchronous one, which is then done."""
         given = options.timeout
         patience = self._timeout if given < _UNSET else min(given, self._timeout)
         later = bool(options.asyncOp) or at_once or patience < self._limit
@@ -431,7 +431,7 @@ class TesseraBackend(_Backend):
         results: list[torch.Tensor],
         views: Views,
     ) -> Pending | None:
-        """An all-to-all of parts of any lengths, those without elements too: so a difference is noticed."""
+        """An all-to-all of parts of any lengths. Empty parts are sent too, so that differences are detected."""
         calls: list[Call] = []
         for step in range(1, self._world_size):
             to, source = (self._rank + step) % self._world_size, (self._rank - step) % self._world_size
@@ -440,7 +440,7 @@ class TesseraBackend(_Backend):
         own = inputs[self._rank]
         if own.numel() != outputs[self._rank].numel():
             raise InvalidArgument(
-                f"all_to_all: rank {self._rank} has {own.numel()} elements for itself and room for "
+                f"all_to_all: rank {self._rank} sends {own.numel()} elements to itself but has room for "
                 f"{outputs[self._rank].numel()}"
             )
         with torch.no_grad():
@@ -450,7 +450,7 @@ class TesseraBackend(_Backend):
     def _gathered(
         self, views: Views, tensor: torch.Tensor, output: torch.Tensor | None, fold: Callable[..., torch.Tensor]
     ) -> Call:
-        """The call that gathers `tensor` of all ranks; afterwards `output` is the fold of them, or of its part."""
+        """The call that gathers `tensor` from all ranks and then folds them, or this rank's part, into `output`."""
         over = views.reads(tensor)
         of_all = torch.empty((self._world_size, tensor.numel()), dtype=tensor.dtype)
         into = views.writes(of_all)
@@ -469,19 +469,18 @@ Given = TypeVar("Given")
 
 
 def _alone(given: Sequence[Given], what: str, root_tensor: int = 0) -> Given:
-    """The only member of a list. Of several, which `torch.distributed` never gives, Gloo reduces all together, and
-    broadcasts one into all."""
+    """The only member of a list. `torch.distributed` never passes several; Gloo would reduce them all together and
+    broadcast one into all."""
     if len(given) != 1 or root_tensor != 0:
-        which = f", of which number {root_tensor} is the root's" if root_tensor else ""
+        which = f" with root tensor {root_tensor}" if root_tensor else ""
         raise InvalidArgument(
-            f"{what} of {len(given)} tensors at once{which}: one is wanted; allreduce_coalesced and its like take "
-            "several"
+            f"{what} got {len(given)} tensors{which}, expected 1; allreduce_coalesced and similar calls take several"
         )
     return given[0]
 
 
 def _address(tensors: Sequence[torch.Tensor], index: int) -> int:
-    """Of one of them; 0 if there are too few, which the core refuses."""
+    """The address of one of the tensors; 0 if there are too few, which the core refuses."""
     return tensors[index].data_ptr() if index < len(tensors) else 0
 
 
@@ -493,7 +492,7 @@ def _how(op: Any, tensor: torch.Tensor) -> How:
     how = table.get(op.op)
     if how is None:
         ops = ", ".join(str(known).removeprefix("RedOpType.") for known in table)
-        raise Unsupported(f"{_name_of(op)} of {dtype} tensors is no reduction of the backend {NAME!r}; {ops} are")
+        raise Unsupported(f"the backend {NAME!r} does not support {_name_of(op)} of {dtype} tensors; supported: {ops}")
     return how
 
 
@@ -505,7 +504,7 @@ def _close(comm: Comm, transfers: Comm) -> None:
     for one in (transfers, comm):
         try:
             one.close()
-        except InvalidState:  # another thread waits in it: ended, so that it can be closed
+        except InvalidState:  # another thread waits in it: abort, so that it can be closed
             one.abort("the process group was destroyed")
 
 

@@ -1,10 +1,10 @@
-"""`DistributedDataParallel` under PyTorch's name and signature, over Tessera's own DDP.
+"""`DistributedDataParallel` with PyTorch's name and signature, on Tessera's own DDP.
 
     from tessera.torch import DistributedDataParallel          # was: from torch.nn.parallel import ...
     model = DistributedDataParallel(net)
 
-Gradients lie in buckets that the ranks of a host share; each is averaged while backward goes on. docs/TORCH.md says
-where it differs from PyTorch's.
+Gradients lie in buckets that the ranks of a host share; buckets are averaged while backward runs. docs/TORCH.md lists
+the differences from PyTorch's class.
 """
 
 from __future__ import annotations
@@ -36,65 +36,65 @@ _MIB = 1 << 20
 
 
 class DistributedDataParallel(_TorchDDP):
-    """A module whose gradients are averaged over the ranks. Collective: all get rank 0's parameters and buffers.
+    """A module whose gradients are averaged over the ranks. Collective: all ranks get rank 0's parameters and buffers.
 
-    A subclass of PyTorch's, so that programs and libraries know it for what it is; none of PyTorch's code beneath it
-    runs. Used by one thread. Errors are Tessera's, which are the builtins' too that PyTorch raises.
+    A subclass of PyTorch's class, so that programs and libraries recognise it, but it runs none of PyTorch's code. Not
+    thread-safe. Errors are Tessera's, which are also the builtins that PyTorch raises.
 
-    Where the ranks are the default process group's, `torch.save` and `copy.deepcopy` take the whole model. What is
-    loaded, or a copy, meets the other ranks' when it is first used; each rank keeps the parameters that it has then.
+    If the ranks are the default process group, `torch.save` and `copy.deepcopy` support the model. A loaded model or
+    copy connects to the other ranks on first use; each rank then keeps its own parameters.
 
     Parameters
     ----------
     module : Module
-        Its parameters are in the CPU's memory, and at least one of them requires a gradient.
+        Its parameters must be in CPU memory, and at least one must require a gradient.
     device_ids, output_device
-        None: they are for GPUs.
+        Must be None: they are for GPUs.
     dim : int
-        As PyTorch has it; for modules on several GPUs.
+        As in PyTorch; for modules on several GPUs.
     broadcast_buffers : bool, optional
-        False: each rank keeps its own buffers. Otherwise each forward pass begins with rank 0's.
+        If False, each rank keeps its own buffers. Otherwise each forward pass begins with rank 0's.
     init_sync : bool
-        False: each rank keeps its parameters and buffers. That the ranks' modules agree is checked all the same.
+        If False, each rank keeps its parameters and buffers. The ranks' modules are still compared.
     process_group : ProcessGroup or Comm, optional
-        The ranks: a group of `torch.distributed` of any backend, by default all of it, or a communicator of Tessera's,
-        which needs no `torch.distributed`. The model makes a communicator of its own.
+        The ranks: a `torch.distributed` group of any backend, by default the default group, or a Tessera communicator,
+        which needs no `torch.distributed`. The model makes its own communicator.
     bucket_cap_mb : float, optional
         MiB of gradients that are reduced together; by default 25, and 1 in the first bucket.
     find_unused_parameters : bool
-        Parameters without a part in the loss are allowed: this rank adds zeros. Those that no rank uses keep their
-        gradient. Without it they are an error, in the step in which it happens.
+        Allow parameters that do not contribute to the loss: this rank adds zeros. Those that no rank uses keep their
+        gradient. Without it, such a parameter is an error in the step in which it occurs.
     check_reduction
-        Without effect, as in PyTorch.
+        No effect, as in PyTorch.
     gradient_as_bucket_view : bool
-        Gradients are views of the buckets either way.
+        No effect: gradients are always views of the buckets.
     static_graph : bool
-        Every step uses the parameters of the first one, as often.
+        Every step uses the same parameters as the first one, equally often.
     delay_all_reduce_named_params, param_to_hook_all_reduce
-        Names and parameters that are reduced together once the latter parameter has its gradient; they may be
-        accumulated often before that.
+        Names and parameters that are reduced together once the latter parameter has its gradient. Their gradients may
+        be accumulated any number of times before.
     mixed_precision
-        With `reduce_dtype` alone: gradients travel in it. Arithmetic in narrow types is `torch.autocast`'s.
+        Only `reduce_dtype` is supported: the dtype in which gradients are sent. Use `torch.autocast` for arithmetic.
     device_mesh : DeviceMesh, optional
-        Of one dimension, in place of `process_group`.
+        One-dimensional mesh, instead of `process_group`.
     skip_all_reduce_unused_params : bool
-        As `find_unused_parameters`, which leaves such parameters alone on all ranks.
+        Same as `find_unused_parameters`, which leaves such parameters unchanged on all ranks.
     bucket_cap_mb_list
-        Refused: all buckets but the first have one size.
+        Not supported: all buckets but the first have the same size.
     batched_grad_copy, lazy_bucket_allocation : bool
-        Without effect: there are no such copies, and buckets are what `grad` is.
+        No effect: there are no such copies, and `grad` is a view of a bucket.
     forward_sync_buffers : bool, optional
-        False: buffers are rank 0's at the beginning only.
+        If False, buffers are rank 0's only at the beginning.
 
     Raises
     ------
     InvalidArgument, Unsupported
-        An argument cannot be, or a parameter is not a dense floating-point tensor in the CPU's memory; it is named.
-        (Gradients of embeddings may be sparse.)
+        An argument is not supported, or a parameter is not a dense floating-point tensor in CPU memory; the message
+        names it. (Gradients of embeddings may be sparse.)
     Mismatch
-        The ranks' modules or options differ; the first difference is named.
+        The ranks' modules or options differ; the message names the first difference.
     TesseraTimeout, PeerLost, Aborted
-        A rank is late or lost; it is named.
+        A rank is late or lost; the message names it.
     """
 
     def __init__(
@@ -139,10 +139,11 @@ class DistributedDataParallel(_TorchDDP):
         del check_reduction, batched_grad_copy, lazy_bucket_allocation
         if device_ids or output_device is not None:
             raise InvalidArgument(
-                f"device_ids is {device_ids} and output_device {output_device}: a module in the CPU's memory has none"
+                f"device_ids is {device_ids} and output_device is {output_device}; they must be None for a module in "
+                "CPU memory"
             )
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
-            raise InvalidArgument("delay_all_reduce_named_params and param_to_hook_all_reduce are given together")
+            raise InvalidArgument("delay_all_reduce_named_params and param_to_hook_all_reduce must be passed together")
         find_unused = (find_unused_parameters or skip_all_reduce_unused_params) and not static_graph
         options = {
             **_limits(bucket_cap_mb, bucket_cap_mb_list),
@@ -162,7 +163,7 @@ class DistributedDataParallel(_TorchDDP):
         delayed = dict(delay_all_reduce_named_params or ())
         for name, param in delayed.items():
             if not any(param is one for one in trained.values()):
-                raise InvalidArgument(f"delay_all_reduce_named_params has {name!r}, which is not averaged")
+                raise InvalidArgument(f"delay_all_reduce_named_params names {name!r}, which is not averaged")
 
         self.module = module
         self.dim = dim
@@ -173,7 +174,7 @@ class DistributedDataParallel(_TorchDDP):
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.mixed_precision = mixed_precision
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
-        of_old = broadcast_buffers is None or broadcast_buffers  # what the deprecated argument says
+        of_old = broadcast_buffers is None or broadcast_buffers  # the deprecated argument
         self.forward_sync_buffers = of_old if forward_sync_buffers is None else forward_sync_buffers
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
@@ -203,13 +204,13 @@ class DistributedDataParallel(_TorchDDP):
     # ------------------------------------------------------------ a step
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module. What is asked for here holds for the backward pass that follows: see `no_sync`."""
+        """Run the module. The synchronisation set now applies to the backward pass that follows: see `no_sync`."""
         grad = torch.is_grad_enabled()
         for param in self.module.parameters():
             if hasattr(param, "_in_backward_optimizers"):
                 raise Unsupported(
-                    "apply_optimizer_in_backward steps before gradients are averaged: step after backward(), or let an "
-                    "optimizer of Tessera's step in backward (tessera.DDP.step_in_backward)"
+                    "apply_optimizer_in_backward steps before gradients are averaged; step after backward(), or use a "
+                    "Tessera optimizer that steps in backward (tessera.DDP.step_in_backward)"
                 )
             if grad and param.requires_grad and param not in self._known:
                 self._refuse_unknown()
@@ -238,7 +239,7 @@ class DistributedDataParallel(_TorchDDP):
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
             raise InvalidState(
                 f"the gradients of {', '.join(unknown[:8])}{more} would not be averaged: the parameters were added, "
-                "replaced or unfrozen after the module was wrapped. Wrap it again, or freeze them"
+                "replaced or unfrozen after the module was wrapped; wrap it again, or freeze them"
             )
 
     def will_sync_module_buffers(self) -> bool:
@@ -247,9 +248,9 @@ class DistributedDataParallel(_TorchDDP):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes of forward passes in this block average nothing; gradients add up.
+        """Backward passes of forward passes in this block average nothing; gradients accumulate.
 
-        The first pass after it averages the sums. On all ranks alike.
+        The first pass after the block averages the sums. Use it on all ranks alike.
         """
         former, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
@@ -259,7 +260,7 @@ class DistributedDataParallel(_TorchDDP):
 
     @property
     def require_manual_backward_finalization(self) -> bool:
-        """Whether `finalize_backward` ends a backward pass, and not its own end. Set between steps."""
+        """Whether a backward pass is ended by `finalize_backward` instead of automatically. Set between steps."""
         return self._gradients.manual
 
     @require_manual_backward_finalization.setter
@@ -269,23 +270,23 @@ class DistributedDataParallel(_TorchDDP):
 
     @property
     def should_finalize_after_backward(self) -> bool:
-        """Whether `finalize_backward` has to come after ``backward``: yes, where it is called at all."""
+        """Whether `finalize_backward` must be called after ``backward``."""
         return self._gradients.manual
 
     def finalize_backward(self) -> None:
-        """After ``backward``: return when all gradients are averaged. Collective.
+        """Call it after ``backward``: returns when all gradients are averaged. Collective.
 
         Raises
         ------
         InvalidState
-            Without `require_manual_backward_finalization`, or gradients are missing; they are named.
+            `require_manual_backward_finalization` is not set, or gradients are missing; the message names them.
         """
         if not self._gradients.manual:
-            raise InvalidState("without require_manual_backward_finalization, backward() itself has ended the step")
+            raise InvalidState("backward() has already ended the step; set require_manual_backward_finalization first")
         self._gradients.ended()
 
     def stats(self) -> list[BucketStats]:
-        """What became of each bucket in the last step: see `tessera.DDP.stats`. Not PyTorch's."""
+        """Statistics of each bucket in the last step: see `tessera.DDP.stats`. Not part of PyTorch's API."""
         return self._gradients.ddp.stats()
 
     # ------------------------------------------------------------ uneven inputs
@@ -299,22 +300,22 @@ class DistributedDataParallel(_TorchDDP):
     ) -> Iterator[None]:
         """A block around the training loop of ranks that may have different numbers of steps. Collective.
 
-        At its end a rank takes part in the steps of the others, adding zeros, until all are there. Then all have the
-        parameters and buffers of the lowest rank that made most steps, and gradients are zero.
+        At its end a rank joins the steps of the others with zero gradients until all have reached the end. Then all
+        ranks have the parameters and buffers of the lowest rank that made the most steps, and gradients are zero.
 
         Parameters
         ----------
         divide_by_initial_world_size : bool
-            False: sums are divided by the number of ranks that still have data.
+            If False, sums are divided by the number of ranks that still have data.
         enable : bool
-            False: a block without effect.
+            If False, the block has no effect.
         throw_on_early_termination : bool
-            Raise on all ranks as soon as one has no data left, in place of the above.
+            Instead of the above, raise on all ranks as soon as one has no data left.
 
         Raises
         ------
         InvalidState
-            See above; the ranks without data are named.
+            With `throw_on_early_termination`; the message names the ranks without data.
         Unsupported
             The model has sparse gradients.
         """
@@ -341,11 +342,11 @@ class DistributedDataParallel(_TorchDDP):
         comm.all_gather(np.array([left], np.uint8), everyone)
         without = [str(rank) for rank, has in enumerate(everyone) if not has]
         if 0 < len(without) < comm.world_size:
-            raise InvalidState(f"ranks without data left: {', '.join(without)}; the others would go on")
+            raise InvalidState(f"ranks without data left: {', '.join(without)}; other ranks still have data")
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
-        """Refused: `torch.distributed.algorithms.Join` shadows a model's collectives one by one; use `join`."""
-        raise Unsupported("torch.distributed.algorithms.Join cannot hold this model: use model.join()")
+        """Not supported: `torch.distributed.algorithms.Join` shadows a model's collectives one by one; use `join`."""
+        raise Unsupported("torch.distributed.algorithms.Join does not support this model; use model.join()")
 
     @property
     def join_device(self) -> torch.device:
@@ -354,35 +355,35 @@ class DistributedDataParallel(_TorchDDP):
 
     @property
     def join_process_group(self) -> Any:
-        """The ranks, as they were given."""
+        """The ranks, as passed to the constructor."""
         return self.process_group
 
     # ------------------------------------------------------------ hooks
 
     def register_comm_hook(self, state: object, hook: Callable[[Any, Any], torch.futures.Future[Any]]) -> None:
-        """Have ``hook(state, bucket)`` reduce each bucket of gradients; PyTorch's own hooks are taken. Once a model.
+        """Let ``hook(state, bucket)`` reduce each bucket of gradients. Supports PyTorch's own hooks. Once per model.
 
-        It gets a `GradBucket` and returns a future of what all ranks shall have (it averages itself). It runs on a
-        thread of the library, bucket after bucket in one order on all ranks, while backward goes on. If the program
-        calls collectives in the backward pass too, give the hook a process group of its own. A sparse gradient is a
-        bucket by itself, after all others, for which it runs on the thread of backward.
+        The hook gets a `GradBucket` and returns a future of the final reduced gradients; it does its own averaging. It
+        runs on a thread of the library, one bucket after another in the same order on all ranks, while backward runs.
+        If the program also calls collectives in the backward pass, give the hook its own process group. A sparse
+        gradient is a separate bucket after all others; for it the hook runs on the thread of backward.
 
         Raises
         ------
         TypeError, InvalidArgument
-            It is no such hook.
+            The hook has a wrong type or signature.
         InvalidState
-            The model has a hook, or is in the middle of a step.
+            The model already has a hook, or is in the middle of a step.
         """
         _check_hook(hook)
         if self._has_hook:
-            raise InvalidState("the model has a communication hook: one can be registered")
+            raise InvalidState("the model already has a communication hook; only one can be registered")
         model = weakref.ref(self)
 
         def reduce(bucket: Bucket) -> None:
             this = model()
             if this is None:
-                raise RuntimeError("the model is gone")
+                raise RuntimeError("the model was garbage-collected")
             gradients, known = this._gradients, this._gradients.in_buckets
             params = [known[name][0] for name in bucket.names if name in known]
             views = [known[name][1] for name in bucket.names if name in known]
@@ -400,21 +401,21 @@ class DistributedDataParallel(_TorchDDP):
     # ------------------------------------------------------------ what PyTorch's has beside that
 
     def train(self, mode: bool = True) -> DistributedDataParallel:
-        """As that of any module."""
+        """As for any module."""
         torch.nn.Module.train(self, mode)
         return self
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> NoReturn:
-        """Refused: it is for modules on several GPUs."""
-        raise Unsupported("scatter is for modules on several GPUs")
+        """Not supported: it is for modules on several GPUs."""
+        raise Unsupported("scatter is only for modules on several GPUs")
 
     def gather(self, outputs: Any, output_device: Any) -> NoReturn:
-        """Refused: it is for modules on several GPUs."""
-        raise Unsupported("gather is for modules on several GPUs")
+        """Not supported: it is for modules on several GPUs."""
+        raise Unsupported("gather is only for modules on several GPUs")
 
     def to_kwargs(self, inputs: Any, kwargs: Any, device_id: Any) -> NoReturn:
-        """Refused: it is for modules on GPUs."""
-        raise Unsupported("to_kwargs is for modules on GPUs")
+        """Not supported: it is for modules on GPUs."""
+        raise Unsupported("to_kwargs is only for modules on GPUs")
 
     @property
     def broadcast_buffers(self) -> bool:
@@ -426,7 +427,7 @@ class DistributedDataParallel(_TorchDDP):
         self.forward_sync_buffers = value
 
     def _set_static_graph(self) -> None:
-        """The way to say `static_graph` that programs had before the argument. Collective."""
+        """Sets `static_graph`, for programs that predate the argument. Collective."""
         if self.static_graph:
             return
         self._gradients.make_static()
@@ -435,19 +436,19 @@ class DistributedDataParallel(_TorchDDP):
             self._shared_buffers.register()
 
     def _get_ddp_logging_data(self) -> NoReturn:
-        """Refused: a prototype of PyTorch's that tells of its reducer."""
-        raise Unsupported("the model has no such logging data: stats() tells what became of each bucket")
+        """Not supported: a prototype of PyTorch's that describes its reducer."""
+        raise Unsupported("this model has no DDP logging data; use stats(), which has statistics of each bucket")
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> NoReturn:
-        """Refused, as the data is."""
-        raise Unsupported("the model has no such logging data: stats() tells of each step")
+        """Not supported, like the data."""
+        raise Unsupported("this model has no DDP logging data; use stats(), which has statistics of each bucket")
 
     def __getstate__(self) -> dict[str, Any]:
-        """The module and the options, without a hook. What is unpickled, or a copy, meets the other ranks' when it is
-        first used."""
+        """The module and the options, without a hook. An unpickled model or copy connects to the other ranks on first
+        use."""
         if self.process_group is not torch.distributed.group.WORLD:
             raise TypeError(
-                "a model whose ranks are not the default process group cannot be pickled or copied: save or copy "
+                "a model whose ranks are not the default process group cannot be pickled or copied; save or copy "
                 "model.module, or its state_dict()"
             )
         made = self.__dict__.keys() - torch.nn.Module().__dict__.keys()
@@ -472,7 +473,7 @@ class DistributedDataParallel(_TorchDDP):
 
 
 class GradBucket:
-    """A bucket of gradients for a communication hook, as PyTorch's: one flat tensor and its parts, or a sparse one."""
+    """A bucket of gradients for a communication hook, like PyTorch's: a flat tensor and its parts, or a sparse one."""
 
     def __init__(
         self, index: int, params: list[torch.nn.Parameter], gradients: list[torch.Tensor], is_last: bool
@@ -485,19 +486,19 @@ class GradBucket:
         self._buffer = gradients[0] if is_sparse else torch.cat([gradient.reshape(-1) for gradient in gradients])
 
     def index(self) -> int:
-        """Its number: the order of reduction."""
+        """Its number, in the order of reduction."""
         return self._index
 
     def is_last(self) -> bool:
-        """Whether it is the last one of a step."""
+        """Whether it is the last bucket of a step."""
         return self._is_last
 
     def buffer(self) -> torch.Tensor:
-        """The gradients, one after the other."""
+        """The gradients, concatenated."""
         return self._buffer
 
     def set_buffer(self, tensor: torch.Tensor) -> None:
-        """Put another tensor in the place of `buffer`."""
+        """Replace `buffer` by another tensor."""
         self._buffer = tensor
 
     def gradients(self) -> list[torch.Tensor]:
@@ -509,7 +510,7 @@ class GradBucket:
         return self._params
 
     def put_back(self, result: Any, gradients: list[torch.Tensor]) -> None:
-        """Write what a hook's future holds into the gradients."""
+        """Write the result of a hook's future into the gradients."""
         flat = _one_tensor(result, sum(map(torch.numel, gradients))).reshape(-1)
         with torch.no_grad():
             for gradient, part in zip(gradients, _parts(flat, self._shapes), strict=True):
@@ -517,9 +518,10 @@ class GradBucket:
 
 
 class _Buffers:
-    """A module's buffers: rank 0's, at the beginning and before forward passes.
+    """A module's buffers, which are broadcast from rank 0 at the beginning and before forward passes.
 
-    The core gets memory that stays; a buffer that is not contiguous, or was replaced in the module, is copied there.
+    The core gets memory that does not change; a buffer that is not contiguous, or was replaced in the module, is copied
+    to it.
     """
 
     def __init__(self, module: torch.nn.Module, ignored: set[str], gradients: Gradients) -> None:
@@ -533,23 +535,23 @@ class _Buffers:
         return {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
 
     def register(self) -> None:
-        """Give the core its memory, without a change of values. Collective."""
+        """Register the memory with the core without changing values. Collective."""
         with kept(list(self._memory.values())):
             self._gradients.ddp.register_buffers(self._memory)
 
     def from_rank_0(self) -> None:
-        """Collective."""
+        """Broadcast rank 0's buffers. Collective."""
         with self.in_place():
             self._gradients.ddp.broadcast_buffers()
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """A block in which the core's memory stands for the buffers."""
+        """A block in which the core's memory holds the buffers' values."""
         moved = []
         for name, buffer in self.now().items():
             memory = self._memory.get(name)
             if memory is None or memory.shape != buffer.shape or memory.dtype != buffer.dtype:
-                raise InvalidState(f"buffer {name!r} is new, or of another shape or dtype, since the model was wrapped")
+                raise InvalidState(f"buffer {name!r} was added, or changed shape or dtype, after the model was wrapped")
             if memory.data_ptr() != buffer.data_ptr() or memory.stride() != buffer.stride():
                 memory.copy_(buffer.detach())
                 moved.append((buffer.data, memory))  # the values change as the core's writes do: unseen by autograd
@@ -559,7 +561,7 @@ class _Buffers:
 
 
 def _broadcast(comm: Comm, tensors: Sequence[torch.Tensor]) -> None:
-    """Rank 0's values."""
+    """Broadcast rank 0's values."""
     views = Views()
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         of_dtype = [views.updates(tensor.detach()) for tensor in tensors if tensor.dtype is dtype]
@@ -568,24 +570,24 @@ def _broadcast(comm: Comm, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _checked(module: torch.nn.Module, ignored: set[str]) -> dict[str, torch.nn.Parameter]:
-    """The parameters that take part, by name."""
+    """The parameters that are not ignored, by name."""
     params = {name: param for name, param in module.named_parameters() if name not in ignored}
     for name, param in params.items():
         if isinstance(param, torch.nn.parameter.UninitializedParameter):
-            raise InvalidState(f"parameter {name!r} has no shape yet: run the module once before it is wrapped")
+            raise InvalidState(f"parameter {name!r} has no shape yet; run the module once before wrapping it")
     for name, buffer in module.named_buffers():
         if name not in ignored and (not buffer.is_cpu or buffer.dtype not in CORE):
-            raise Unsupported(f"buffer {name!r} is {buffer.dtype} on {buffer.device}: it cannot be broadcast")
+            raise Unsupported(f"buffer {name!r} is {buffer.dtype} on {buffer.device} and cannot be broadcast")
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.SyncBatchNorm):
-            raise Unsupported(f"{name!r} is a SyncBatchNorm, which PyTorch has for GPUs alone")
+            raise Unsupported(f"{name!r} is a SyncBatchNorm, which PyTorch supports only on GPUs")
     if not any(param.requires_grad and param.numel() > 0 for param in params.values()):
-        raise InvalidArgument("no parameter of the module requires a gradient, so that there is nothing to average")
+        raise InvalidArgument("no parameter of the module requires a gradient, so there is nothing to average")
     return params
 
 
 def _with_sparse_gradients(module: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Those of embeddings that say so, as PyTorch finds them."""
+    """The parameters of embeddings with sparse=True, found as PyTorch does."""
     tables = [part for part in module.modules() if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
     sparse = {id(param) for part in tables if part.sparse for param in part.parameters(recurse=False)}
     return [param for param in trained if id(param) in sparse]
@@ -595,19 +597,19 @@ def _ranks(group: Any, mesh: Any) -> Any:
     if mesh is None:
         return torch.distributed.group.WORLD if group is None else group
     if group is not None:
-        raise InvalidArgument("process_group and device_mesh are both given; one says who the ranks are")
+        raise InvalidArgument("process_group and device_mesh are both given; pass only one of them")
     if mesh.ndim != 1:
-        raise InvalidArgument(f"device_mesh has {mesh.ndim} dimensions; one is wanted, such as mesh['dp']")
+        raise InvalidArgument(f"device_mesh has {mesh.ndim} dimensions; it must have one, such as mesh['dp']")
     return mesh.get_group(mesh_dim=0)
 
 
 def _limits(cap_mb: float | None, caps: Sequence[float] | None) -> dict[str, int]:
     if caps is not None:
-        raise Unsupported(f"bucket_cap_mb_list is {list(caps)}: buckets have one size; give it as bucket_cap_mb")
+        raise Unsupported(f"bucket_cap_mb_list is {list(caps)}, but all buckets have one size; use bucket_cap_mb")
     if cap_mb is None:
         return {}
     if not cap_mb > 0:
-        raise InvalidArgument(f"bucket_cap_mb is {cap_mb}; MiB above 0 are wanted")
+        raise InvalidArgument(f"bucket_cap_mb is {cap_mb}; it must be positive")
     size = max(1, int(cap_mb * _MIB))
     return {"bucket_bytes": size, "first_bucket_bytes": size}
 
@@ -618,18 +620,18 @@ def _reduce_dtype(policy: Any) -> DType | None:
     for field in ("param_dtype", "buffer_dtype"):
         if getattr(policy, field, None) is not None:
             raise Unsupported(
-                f"mixed_precision.{field} is {getattr(policy, field)}: the module computes in its own dtypes, or in "
-                "those of torch.autocast; reduce_dtype alone is taken"
+                f"mixed_precision.{field} is {getattr(policy, field)}; only reduce_dtype is supported: the module "
+                "computes in its own dtypes, or in those of torch.autocast"
             )
     dtype = getattr(policy, "reduce_dtype", None)
     if dtype is not None and dtype not in CORE:
-        raise Unsupported(f"mixed_precision.reduce_dtype is {dtype}; float16, bfloat16, float32 and float64 can be")
+        raise Unsupported(f"mixed_precision.reduce_dtype is {dtype}; it must be float16, bfloat16, float32 or float64")
     return None if dtype is None else CORE[dtype]
 
 
 def _check_hook(hook: Any) -> None:
     if not callable(hook):
-        raise TypeError(f"the communication hook is a {type(hook).__name__}; hook(state, bucket) is wanted")
+        raise TypeError(f"the communication hook is a {type(hook).__name__}; expected a function hook(state, bucket)")
     try:
         signature = inspect.signature(hook)
         signature.bind(None, None)
@@ -637,26 +639,26 @@ def _check_hook(hook: Any) -> None:
         raise TypeError(f"the communication hook cannot be called as hook(state, bucket): {error}") from None
     try:
         signature = inspect.signature(hook, eval_str=True)
-    except Exception:  # an annotation of names that are not there now: only a type checker knows it
+    except Exception:  # an annotation with names that do not exist at run time
         return
     taken = [one.annotation for one in signature.parameters.values()]
     if len(taken) > 1 and taken[1] not in (inspect.Signature.empty, Any, torch.distributed.GradBucket, GradBucket):
-        raise InvalidArgument(f"the bucket of the communication hook is annotated as {taken[1]}; it is a GradBucket")
+        raise InvalidArgument(f"the bucket of the communication hook is annotated as {taken[1]}; expected GradBucket")
     given = signature.return_annotation
     future = torch.futures.Future
     if given not in (inspect.Signature.empty, Any, future, future[Any], future[torch.Tensor]):
         raise InvalidArgument(
-            f"the result of the communication hook is annotated as {given}; it is a torch.futures.Future[torch.Tensor]"
+            f"the result of the communication hook is annotated as {given}; expected torch.futures.Future[torch.Tensor]"
         )
 
 
 def _one_tensor(result: Any, elements: int) -> torch.Tensor:
-    """What the future of a communication hook holds."""
+    """The tensor in the result of a communication hook's future."""
     if isinstance(result, (list, tuple)) and len(result) == 1:
         (result,) = result
     if not isinstance(result, torch.Tensor) or result.numel() != elements:
         raise TypeError(
-            f"the future of a communication hook holds {_in_short(result)}; one tensor of {elements} elements is wanted"
+            f"the future of a communication hook holds {_in_short(result)}; expected one tensor of {elements} elements"
         )
     return result
 

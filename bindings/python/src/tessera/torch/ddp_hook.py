@@ -1,9 +1,9 @@
-"""Tessera beneath PyTorch's own `DistributedDataParallel`, whatever the backend of its process group is.
+"""Tessera as a communication hook of PyTorch's own `DistributedDataParallel`, whatever its process group's backend.
 
     model = DistributedDataParallel(net)                 # over Gloo, say
     tessera.torch.register_allreduce_hook(model)
 
-Annotations are evaluated here: PyTorch compares those of a hook with its classes.
+Annotations are evaluated in this file, because PyTorch compares those of a hook with its classes.
 """
 
 from typing import Any
@@ -23,20 +23,20 @@ _AVG = 2
 
 
 def register_allreduce_hook(model: Any, comm: Comm | None = None) -> None:
-    """Have Tessera average the gradients of a `DistributedDataParallel` model. Collective.
+    """Let Tessera average the gradients of a `DistributedDataParallel` model. Collective.
 
     Parameters
     ----------
     model : torch.nn.parallel.DistributedDataParallel
-        Its parameters lie in the CPU's memory. It has no communication hook yet.
+        Its parameters must be in CPU memory, and it must not have a communication hook yet.
     comm : Comm, optional
-        Of the same ranks as the model's process group; it stays the caller's. By default one is made for that group,
-        and kept for other models of it.
+        A communicator of the same ranks as the model's process group, owned by the caller. By default one is made for
+        the group and reused for its other models.
 
     Raises
     ------
     TesseraTimeout
-        A rank of the group never came.
+        A rank of the group did not arrive in time.
     """
     state = model.process_group if comm is None else comm
     communicator_of(state)
@@ -49,15 +49,15 @@ def allreduce_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[
     Parameters
     ----------
     state : ProcessGroup, Comm or None
-        The ranks: a group of `torch.distributed` (None: the default one), whose first bucket makes a communicator, or a
-        communicator.
+        The ranks: a communicator, or a `torch.distributed` group (None for the default one), for which the first bucket
+        makes a communicator.
     bucket : GradBucket
         Averaged in place, asynchronously.
 
     Returns
     -------
     Future of Tensor
-        Has the error if the collective fails.
+        Holds the error if the collective fails.
     """
     views, gradients = Views(), bucket.buffer()
     work = _core.comm_all_reduce(

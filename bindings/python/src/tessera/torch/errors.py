@@ -1,6 +1,6 @@
-"""Failures of communication as programs for PyTorch catch them, too: as `torch.distributed.DistBackendError`.
+"""Communication errors that are also `torch.distributed.DistBackendError`, as PyTorch programs expect.
 
-Each is a class of `tessera`, in whose place the library raises it once this is imported.
+Once this module is imported, the library raises them instead of the `tessera` classes that they derive from.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["Aborted", "Mismatch", "NcclError", "PeerLost", "TesseraTimeout"]
 
 
 class TesseraTimeout(errors.TesseraTimeout, DistBackendError):
-    """A deadline passed; the message names who was awaited."""
+    """A deadline passed; the message names the ranks that were waited for."""
 
     code = Code.TIMEOUT
 
 
 class Aborted(errors.Aborted, DistBackendError):
-    """The communicator failed before; ``__cause__`` says how."""
+    """The communicator failed earlier; ``__cause__`` is the reason."""
 
     code = Code.ABORTED
 
@@ -32,7 +32,7 @@ class PeerLost(errors.PeerLost, DistBackendError):
 
 
 class Mismatch(errors.Mismatch, DistBackendError):
-    """The ranks, or a checkpoint and a state, disagree; the message names every difference."""
+    """The ranks, or a checkpoint and a state, differ; the message names every difference."""
 
     code = Code.MISMATCH
 

@@ -1,13 +1,14 @@
-"""The gradients of a module in the buckets of a `tessera.DDP`: what autograd does to each is passed on as it happens.
+"""The gradients of a module in the buckets of a `tessera.DDP`, driven by autograd.
 
 A step of the core is one backward pass:
 
-    a gradient is accumulated --> it is in its view of a bucket, `ready`          many times, in any order
-    the backward pass ends    --> `wait`; what other ranks alone had is handed to the parameters; sparse gradients
+    a gradient is accumulated --> it is in its view of a bucket: `ready`          many times, in any order
+    the backward pass ends    --> `wait`; gradients that only other ranks had are set; sparse gradients are averaged
 
-`param.grad` is the view itself. Where autograd made another tensor (after ``zero_grad()``, which drops the view), its
-values are copied into the view first. A sparse gradient has no view: to the core its parameter is one without elements,
-which is compared, said ready and missed as all others are. Everything runs on the thread that calls ``backward``.
+`param.grad` is the view itself. If autograd made another tensor (after ``zero_grad()``, which drops the view), its
+values are first copied into the view. A sparse gradient has no view: the core sees its parameter as one without
+elements, which is compared, marked ready and reported as missing like any other. Everything runs on the thread that
+calls ``backward``.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ class Gradients:
     Parameters
     ----------
     comm : Comm
-        Used by nothing else.
+        Not used for anything else.
     params : mapping of str to Parameter
-        None without elements, in the order of registration.
+        In the order of registration; all have elements.
     options : mapping
-        Of `tessera.DDP`.
+        Options of `tessera.DDP`.
     sparse : sequence of Parameter
-        Of `params`; their gradients are sparse, and averaged after all others. The parameters stay as they are.
+        Those of `params` with sparse gradients, which are averaged after all others. These parameters are unchanged.
     delayed : sequence of Parameter
-        Of `params`; ready when `trigger` has its gradient.
+        Those of `params` that become ready when `trigger` has its gradient.
     trigger : Parameter, optional
-        See above.
+        See `delayed`.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Gradients:
 
     @property
     def in_buckets(self) -> Mapping[str, tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Parameters and their gradients, by the names that hooks are told; none that are sparse."""
+        """Parameters and their gradients by the names that hooks get, without sparse ones."""
         every = zip(self.ddp.names, self._params, self._views, self._is_sparse, strict=True)
         return {name: (param, view) for name, param, view, is_sparse in every if not is_sparse}
 
@@ -136,8 +137,8 @@ class Gradients:
         hook: Callable[[Bucket], object],
         sparse_hook: Callable[[int, bool, torch.nn.Parameter, torch.Tensor], torch.Tensor],
     ) -> None:
-        """Have `hook` reduce the buckets, and the other one what is sparse: it gets a bucket's number, whether that is
-        the last one, the parameter and its gradient, and returns what all ranks shall have."""
+        """Let `hook` reduce the buckets and `sparse_hook` the sparse gradients. The latter gets a bucket's number,
+        whether it is the last one, the parameter and its gradient, and returns the final reduced gradient."""
         self.ddp.set_hook(hook)
         self._hook, self._sparse_hook = hook, sparse_hook
         self._find_last_bucket()
@@ -146,9 +147,9 @@ class Gradients:
         self.last_bucket = max((i for i, bucket in enumerate(self.ddp.stats()) if bucket.size_bytes), default=-1)
 
     def begin(self, sync: bool) -> None:
-        """A forward pass begins: does its backward pass reduce?"""
+        """A forward pass begins; `sync` is whether its backward pass reduces."""
         if any(self._counts) and torch._C._current_graph_task_id() >= 0:
-            return  # a checkpointed part of the pass that is under way
+            return  # a checkpointed part of the running pass
         self.check_between_steps()
         self._begun = True
         if sync != self._sync:
@@ -156,30 +157,30 @@ class Gradients:
             self._sync = sync
 
     def check_between_steps(self) -> None:
-        """Raise if the last backward pass never came to its end."""
+        """Raise if the last backward pass did not end."""
         if self._running and not any(self._counts):
             self._running = False  # it failed before it touched a parameter
         if not any(self._counts):
             return
         missing = [name for name, said in zip(self._names, self._said, strict=True) if not said]
         what = (
-            "the program has to call finalize_backward() after each backward pass"
+            "call finalize_backward() after each backward pass"
             if self.manual
-            else "the last backward pass ended with an error, so its gradients were never reduced; the peers wait for "
-            "them until their deadline. Start again from a checkpoint"
+            else "the last backward pass ended with an error, so its gradients were never reduced, and the peers wait "
+            "for them until their deadline; restart from a checkpoint"
         )
         raise InvalidState(
             f"rank {self._comm.rank}: the last step lacks {len(missing)} of {len(self._names)} gradients: {what}"
         )
 
     def allow_join(self, mode: str) -> bool:
-        """Make ranks able to have different numbers of steps. False if they were before; else collective."""
+        """Allow ranks to have different numbers of steps. False if that was already allowed; else collective."""
         if self._options.get("join", "off") == mode:
             return False
         if self.has_sparse:
             raise Unsupported(
-                f"{self._names[self._is_sparse.index(True)]!r} has sparse gradients, which a rank without data left "
-                "takes no part in averaging: give sparse=False, or join(throw_on_early_termination=True)"
+                f"{self._names[self._is_sparse.index(True)]!r} has sparse gradients, which cannot be averaged once a "
+                "rank has no data left; use sparse=False, or join(throw_on_early_termination=True)"
             )
         self.check_between_steps()
         self._options["join"] = mode
@@ -188,7 +189,7 @@ class Gradients:
         return True
 
     def make_static(self) -> None:
-        """As if `static_graph` had been among the options. Collective, before the first step."""
+        """Set `static_graph` as if it had been among the options. Collective; call it before the first step."""
         if self._begun:
             raise InvalidState(
                 "_set_static_graph() should be called before training loop starts; the constructor takes "
@@ -200,10 +201,10 @@ class Gradients:
             self._make()
 
     def join(self) -> None:
-        """Take part in the others' steps until all have joined."""
+        """Join the steps of the other ranks until all have joined."""
         for name, param, memory in zip(self._names, self._params, self._memory, strict=True):
             if param.data_ptr() != memory.data_ptr():
-                raise InvalidState(f"the memory of parameter {name!r} was replaced since the model was wrapped")
+                raise InvalidState(f"the memory of parameter {name!r} was replaced after the model was wrapped")
         self.ddp.join()
         self._came = bytearray(len(self._params))
 
@@ -214,21 +215,21 @@ class Gradients:
         self.expect_end()
 
     def expect_end(self) -> None:
-        """Notice the end of the backward pass that is under way: of the outermost one, where they are nested."""
+        """Register for the end of the running backward pass, the outermost one if they are nested."""
         if not self._running and not self.manual:
             self._running = True
             Variable._execution_engine.queue_callback(partial(_ended, weakref.ref(self)))
 
     def accumulated(self, i: int) -> None:
-        """Gradient `i` has got its value, or more of it."""
+        """Gradient `i` was set or added to."""
         self._counts[i] += 1
         if self._static and self._fires is None:
             self._order[i] = self._order.pop(i)
         if self._said[i] and self._sync:
             raise InvalidState(
-                f"rank {self._comm.rank}: the gradient of {self._names[i]!r} came again in one step, when it may be on "
-                "its way to the other ranks. Checkpointed activations need use_reentrant=False, or static_graph=True; "
-                "parameters that are used after the delayed all-reduce cannot be delayed"
+                f"rank {self._comm.rank}: the gradient of {self._names[i]!r} was written again in the same step, when "
+                "its reduction may have begun; checkpointed activations need use_reentrant=False or static_graph=True, "
+                "and parameters used after the delayed all-reduce cannot be delayed"
             )
         self._move_in(i)
         if self._is_delayed[i] or self._said[i]:
@@ -258,9 +259,9 @@ class Gradients:
             return
         if grad.layout is not (torch.sparse_coo if self._is_sparse[i] else torch.strided):
             raise Unsupported(
-                f"rank {self._comm.rank}: the gradient of {self._names[i]!r} is {grad.layout}: parameters of an "
-                "Embedding or EmbeddingBag with sparse=True have sparse gradients (torch.sparse_coo), and nothing else "
-                "may use them; all others have dense ones"
+                f"rank {self._comm.rank}: the gradient of {self._names[i]!r} is {grad.layout}; parameters of an "
+                "Embedding or EmbeddingBag with sparse=True must have sparse gradients (torch.sparse_coo) and must not "
+                "be used elsewhere, and all others must have dense ones"
             )
         if self._is_sparse[i]:
             return
@@ -269,10 +270,10 @@ class Gradients:
         self._params[i].grad = view
 
     def ended(self) -> None:
-        """The backward pass is over: return when the gradients are everybody's."""
+        """The backward pass is over: return when the gradients are reduced."""
         self._running = False
         if not any(self._counts) and not self._may_lack:
-            return  # it was none of this model's
+            return  # it was not a pass of this model
         if any(self._counts[i] for i in self._delayed):
             self.reduce_delayed()
         rest = [i for i, said in enumerate(self._said) if not said]
@@ -282,11 +283,11 @@ class Gradients:
         if self._sync:
             self._average_sparse()
             if self._hook is not None:
-                self._find_last_bucket()  # the first step has grouped them anew
+                self._find_last_bucket()  # the first step has rebuilt the buckets
         self._after(rest)
 
     def _average_sparse(self) -> None:
-        """What is sparse, one after the other; on a rank that has no gradient, of no entries."""
+        """Average the sparse gradients one after the other; a rank without a gradient contributes no entries."""
         number, sparse = self.last_bucket, [i for i, is_sparse in enumerate(self._is_sparse) if is_sparse]
         for i in sparse:
             self._move_in(i)
@@ -307,7 +308,7 @@ class Gradients:
         return bool(self._options.get("find_unused")) or (self._static and self._fires is None)
 
     def _settle(self, rest: Sequence[int]) -> None:
-        """What was not said ready until the end: complete by now, or without a part in this step."""
+        """Handle the gradients that were not marked ready: they are complete now, or unused in this step."""
         missing = []
         for i in [i for i in self._order if not self._said[i]]:
             if self._static and self._counts[i]:
@@ -327,13 +328,13 @@ class Gradients:
             names = ", ".join(repr(self._names[i]) for i in missing[:8])
             more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
             what = (
-                "the first step had them, which static_graph=True makes a rule"
+                "the first step had them, and with static_graph=True every step must"
                 if self._static
-                else "the loss does not depend on these parameters. Give find_unused_parameters=True if that is meant"
+                else "the loss does not depend on these parameters; use find_unused_parameters=True if that is intended"
             )
             raise InvalidState(
-                f"rank {self._comm.rank}: {len(missing)} of {len(self._names)} gradients did not come in this backward "
-                f"pass: {names}{more}; {what}"
+                f"rank {self._comm.rank}: {len(missing)} of {len(self._names)} gradients are missing after this "
+                f"backward pass: {names}{more}; {what}"
             )
 
     def _after(self, rest: Sequence[int]) -> None:
@@ -344,7 +345,7 @@ class Gradients:
                     if grad is not None and grad is not self._views[i] and bool(grad.count_nonzero()):
                         raise Unsupported(
                             f"the gradient of {self._names[i]!r} was kept over a step in which only other ranks used "
-                            "it, which static_graph does not do: call zero_grad() before each step, or use "
+                            "it, which static_graph does not support; call zero_grad() before each step, or use "
                             "find_unused_parameters"
                         )
                     self._params[i].grad = self._views[i]
@@ -357,7 +358,7 @@ class Gradients:
 
 @contextmanager
 def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """A block that writes tensors, after which they have the values that they had before."""
+    """A block that writes tensors; their previous values are restored after it."""
     values = [tensor.detach().clone() for tensor in tensors]
     yield
     for tensor, value in zip(tensors, values, strict=True):
@@ -365,13 +366,13 @@ def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def closed(comm: Comm, hooks: Sequence[Any]) -> None:
-    """The model is gone, or the process ends."""
+    """Clean up when the model is freed or the process ends."""
     for hook in hooks:
         hook.remove()
     comm.close()
 
 
-# What PyTorch keeps must not keep the model.
+# Callbacks that PyTorch keeps: they must not keep the model alive.
 
 
 def _accumulated(self: weakref.ref[Gradients], i: int, _param: torch.Tensor) -> None:
@@ -399,36 +400,38 @@ def _order(tensor: torch.Tensor) -> list[int]:
 
 
 def _in_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
-    """A parameter's elements as they lie, in an order of dimensions that makes them contiguous."""
+    """A parameter's elements as they lie in memory, with the dimensions permuted so that they are contiguous."""
     plain = param.detach()
     if type(plain) not in (torch.Tensor, torch.nn.Parameter):
-        raise Unsupported(f"parameter {name!r} is a {type(param).__name__}; plain tensors are averaged")
+        raise Unsupported(f"parameter {name!r} is a {type(param).__name__}; only plain tensors are supported")
     if not plain.is_cpu:
-        raise Unsupported(f"parameter {name!r} is on {plain.device}; those in the CPU's memory are averaged")
+        raise Unsupported(f"parameter {name!r} is on {plain.device}; parameters must be in CPU memory")
     if plain.is_complex():
         plain = torch.view_as_real(plain)
     elif not plain.is_floating_point() or plain.dtype not in CORE:
-        raise Unsupported(f"parameter {name!r} is {plain.dtype}; a parameter is of floating point")
+        raise Unsupported(f"parameter {name!r} is {plain.dtype}; it must be a floating-point tensor")
     plain = plain.permute(_order(plain))
     if not plain.is_contiguous():
-        raise Unsupported(f"parameter {name!r} has strides {param.stride()} for {tuple(param.shape)}: it has gaps")
+        raise Unsupported(
+            f"parameter {name!r} has strides {param.stride()} for shape {tuple(param.shape)}: its memory has gaps"
+        )
     return plain
 
 
 def _no_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
-    """What the core is told of a parameter whose gradient is sparse: its shape, and no elements."""
+    """What the core sees of a parameter with a sparse gradient: its shape, but no elements."""
     plain = _in_memory(name, param)
     return torch.empty((0, *plain.shape), dtype=plain.dtype)
 
 
 def _no_entries(param: torch.nn.Parameter) -> torch.Tensor:
-    """The gradient of an embedding that was not used."""
+    """The gradient of an unused embedding."""
     rows = torch.empty((0, *param.shape[1:]), dtype=param.dtype)
     return torch.sparse_coo_tensor(torch.empty((1, 0), dtype=torch.int64), rows, param.shape, check_invariants=True)
 
 
 def _view_of(ddp: DDP, i: int, param: torch.nn.Parameter) -> torch.Tensor:
-    """The gradient's memory as a tensor like the parameter."""
+    """The gradient's memory as a tensor with the parameter's layout."""
     memory, dtype, shape = _core.ddp_grad(ddp._handle, i)
     flat = torch.frombuffer(memory, dtype=of_core(dtype))
     like = torch.view_as_real(param.detach()) if param.is_complex() else param

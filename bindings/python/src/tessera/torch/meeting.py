@@ -1,7 +1,7 @@
-"""How the ranks of a process group meet: over the group's own store, which PyTorch hands to its backend.
+"""How the ranks of a process group connect: through the group's own store, which PyTorch passes to its backend.
 
-The store carries where group rank 0 listens, and a token, and forgets both when all have come. From then on the ranks
-have communicators of their own.
+The store holds the address of group rank 0 and a token until all ranks have arrived. From then on the ranks have their
+own communicators.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def meet(
     names: Sequence[str],
     begin: Callable[[Comm], object] | None = None,
 ) -> list[Comm]:
-    """Communicators of the ranks that use `store`, `members` of the job, one of each name. Collective. Later they
-    cannot be split between hosts; `begin` gets the first one while it can be.
+    """Communicators of the ranks that use `store`, which are `members` of the job, one for each name. Collective. They
+    cannot be split between hosts later; `begin` gets the first one while it still can be.
 
     Raises
     ------
     TesseraTimeout
-        A rank never came; it is named.
+        A rank did not arrive in time; the message names it.
     """
     board = dist.PrefixStore("tessera", store)
     meeting, server = arrange(board, rank, members, timeout, names[0])
@@ -53,7 +53,7 @@ def meet(
             comms.append(split)
         if begin is not None:
             begin(comm)
-        comm.barrier()  # none needs the store any more
+        comm.barrier()  # no rank needs the store any more
     except BaseException:
         for one in comms:
             one.close()
@@ -70,8 +70,8 @@ _lock = threading.Lock()  # guards the above
 
 
 def communicator_of(ranks: Any) -> Comm:
-    """A communicator for gradients: `ranks` itself, or one that is made for a group of `torch.distributed` (None: the
-    default one) and kept as long as the group. Collective the first time."""
+    """A communicator for gradients: `ranks` itself, or one made for a `torch.distributed` group (None for the default
+    one) and kept as long as the group. Collective the first time."""
     if isinstance(ranks, Comm):
         return ranks
     group = _group(ranks)
@@ -84,8 +84,8 @@ def communicator_of(ranks: Any) -> Comm:
 
 
 def own_communicator(ranks: Any, name: str, begin: Callable[[Comm], object] | None = None) -> Comm:
-    """A further communicator of the same ranks, which is the caller's. Collective. `begin` gets it while it can be
-    split; if that fails, it is closed."""
+    """A new communicator of the same ranks, owned by the caller. Collective. `begin` gets it while it can be split; if
+    `begin` fails, it is closed."""
     if isinstance(ranks, Comm):
         comm = ranks.split(0, ranks.rank, name=name)
         assert comm is not None
@@ -104,13 +104,13 @@ def _group(ranks: Any) -> Any:
     group = dist.group.WORLD if ranks is None else ranks
     if group is None:
         raise TesseraError(
-            "torch.distributed is not initialised: call init_process_group first, or give a tessera.Comm"
+            "torch.distributed is not initialised; call init_process_group first, or pass a tessera.Comm"
         )
     return group
 
 
 def _of_group(group: Any, name: str, begin: Callable[[Comm], object] | None = None) -> Comm:
-    """Made through the group's store."""
+    """A communicator made through the group's store."""
     store = dist.PrefixStore("gradients", group.get_group_store())
     timeout = deadline(group._get_backend(torch.device("cpu")).options._timeout)
     (comm,) = meet(store, group.rank(), members_of(group), timeout, [name], begin)
@@ -118,14 +118,14 @@ def _of_group(group: Any, name: str, begin: Callable[[Comm], object] | None = No
 
 
 def meet_again(store: Any, rank: int, members: Sequence[int], timeout: timedelta, number: int, name_all: bool) -> None:
-    """Return when every rank has called this with the same number, 1 the first time and then one more each time.
+    """Return once every rank has called this with the same number, which is 1 at first and increases by one each time.
 
-    It goes over the store, so that no rank's communicator fails if one does not come.
+    It uses the store, so that no communicator fails if a rank does not arrive.
 
     Raises
     ------
     TesseraTimeout
-        Names every rank that did not come, in the words of Gloo's monitored barrier.
+        Names every rank that did not arrive, in the words of Gloo's monitored barrier.
     """
 
     def late() -> TesseraTimeout:
@@ -140,8 +140,8 @@ def meet_again(store: Any, rank: int, members: Sequence[int], timeout: timedelta
         too = f" (nor did {', '.join(map(str, more))})" if more else ""
         words = (
             f"{here}: Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier in "
-            f"{round(timeout.total_seconds() * 1000)} ms{too}. Look at the logs of those that are missing, or raise "
-            "the timeout of the call"
+            f"{round(timeout.total_seconds() * 1000)} ms{too}. Check the logs of the missing ranks, or raise the "
+            "timeout of the call"
         )
         return about(missing[0], rank, members, TesseraTimeout(words))
 

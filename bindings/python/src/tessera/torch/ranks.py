@@ -1,8 +1,8 @@
-"""A Tessera communicator out of the ranks of a `torch.distributed` group.
+"""Tessera communicators for the ranks of `torch.distributed` groups.
 
-The group's store, which PyTorch hands to its backend, carries a few words once (where rank 0's own store listens, and
-its token); from then on the communicator is Tessera's, so a save in the background shares nothing with the trainer's
-collectives. One is kept for each group and closed with it; saves in flight keep it open.
+The group's store, which PyTorch passes to its backend, carries the address and token of rank 0's own store once. From
+then on the communicator is Tessera's, so a save in the background shares nothing with the trainer's collectives. One
+communicator is kept per group and closed with it; saves in flight keep it open.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Missed = TypeVar("Missed", PeerLost, TesseraTimeout)
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where ranks find each other; small, and made to be pickled."""
+    """Where ranks find each other. Small, and can be pickled."""
 
     uri: str
     token: str
@@ -65,7 +65,7 @@ class Meeting:
 
 
 class Ranks:
-    """The ranks that save or load together: a communicator, or one rank alone; and what they have in flight."""
+    """The ranks that save or load together (a communicator, or one rank alone), and their save in flight."""
 
     def __init__(self, comm: Comm | None, *, server: StoreServer | None = None, store: Store | None = None) -> None:
         self.comm = comm
@@ -79,27 +79,27 @@ class Ranks:
 
     @classmethod
     def alone(cls) -> Ranks:
-        """This process, without any other."""
+        """This process alone."""
         return cls(None)
 
     @classmethod
     def meet(cls, meeting: Meeting, rank: int, server: StoreServer | None) -> Ranks:
-        """Join the others at the meeting; rank 0 brings its server, which is closed with the rest. Collective."""
+        """Connect to the other ranks; rank 0 passes its server, which is closed with the rest. Collective."""
         comm, store = join(meeting, rank, server, name="torch.checkpoint")
         return cls(comm, server=server, store=store)
 
     @property
     def usable(self) -> bool:
-        """Whether a save may use it: neither closed, nor failed, nor a parent process's."""
+        """Whether a save may use it: not closed, not failed, and not of a parent process."""
         if self.pid != os.getpid() or self._closing:
             return False
         return self.comm is None or (not self.comm.closed and self.comm.error is None)
 
     def wait(self) -> None:
-        """Wait for the save in flight; what became of it is its future's to tell."""
+        """Wait for the save in flight; its future has the outcome."""
         with self._lock:
             running = self._in_flight
-        if running is not None and self.pid == os.getpid():  # a fork has not the thread that would end it
+        if running is not None and self.pid == os.getpid():  # a forked child lacks the thread that would end it
             running.exception()
 
     def runs(self, future: Future[Any]) -> None:
@@ -117,7 +117,7 @@ class Ranks:
             self._free()
 
     def close(self) -> None:
-        """Leave the other ranks, once nothing is in flight any more."""
+        """Leave the other ranks once nothing is in flight."""
         with self._lock:
             self._closing = True
             busy = self._in_flight is not None
@@ -134,11 +134,11 @@ class Ranks:
         return gather(self.comm, content)
 
     def agree(self, error: BaseException | None) -> None:
-        """Raise on every rank if any rank brings an error: that itself there, the first one elsewhere. Collective."""
+        """Raise on every rank if any rank has an error: its own there, the first one elsewhere. Collective."""
         agree(self.comm, error)
 
     def together(self, step: Callable[[], T]) -> T:
-        """Do a step of all ranks; if it fails on one, raise on all of them. Collective."""
+        """Run a step on all ranks; if it fails on one, raise on all of them. Collective."""
         try:
             result = step()
         except Exception as error:
@@ -160,7 +160,7 @@ def gather(comm: Comm | None, content: bytes) -> list[bytes]:
 
 
 def agree(comm: Comm | None, error: BaseException | None) -> None:
-    """Raise on every rank if any rank brings an error."""
+    """Raise on every rank if any rank has an error."""
     failed = b"" if error is None else f"{_code_of(error)}:{type(error).__name__}: {error}".encode()
     answers = gather(comm, failed)
     if error is not None:
@@ -184,7 +184,7 @@ _known_lock = threading.Lock()
 
 
 def ranks_of(group: Any, no_dist: bool) -> Ranks:
-    """The ranks of a `torch.distributed` group (None: the default one), or of a Tessera `Comm`. Collective at first."""
+    """The ranks of a `torch.distributed` group (None for the default one) or Tessera `Comm`. Collective at first."""
     if isinstance(group, Comm):
         return _remembered(group, lambda: Ranks(group if group.world_size > 1 else None))
     if no_dist or not dist.is_available() or not dist.is_initialized():
@@ -223,8 +223,8 @@ def _of_torch(group: Any) -> Ranks:
 
 
 def deadline(timeout: timedelta) -> timedelta:
-    """What a group's operations have: `timeout`, which is the group's, or TESSERA_TIMEOUT_MS where the group was given
-    none."""
+    """The timeout of a group's operations: `timeout`, which is the group's, or TESSERA_TIMEOUT_MS if the group has the
+    default."""
     text = os.environ.get("TESSERA_TIMEOUT_MS", "")
     if timeout != default_pg_timeout or not text:
         return timeout
@@ -234,7 +234,7 @@ def deadline(timeout: timedelta) -> timedelta:
 
 
 def members_of(group: Any) -> list[int]:
-    """The numbers in the job of a group's ranks, in its order."""
+    """The global ranks of a group, in its order."""
     members: list[int] = dist.get_process_group_ranks(group)
     return members
 
@@ -242,13 +242,13 @@ def members_of(group: Any) -> list[int]:
 def arrange(
     board: Any, rank: int, members: Sequence[int], timeout: timedelta, what: str
 ) -> tuple[Meeting, StoreServer | None]:
-    """Where the ranks that share `board` meet; rank 0 gets the server, too. Collective. `members` are their numbers in
-    the job.
+    """Agree on where the ranks that share `board` meet; rank 0 also gets the server. Collective. `members` are their
+    global ranks.
 
     Raises
     ------
     TesseraTimeout
-        A rank never came to `what`; it is named.
+        A rank did not join `what` in time; the message names it.
     """
     watch_uncaught()
     end = time.monotonic() + timeout.total_seconds()
@@ -265,8 +265,8 @@ def arrange(
     def did_not_come() -> TesseraTimeout:
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         words = (
-            f"{ranks} did not come to {what} in time. Look at the logs of those that are missing, or raise the timeout "
-            "of the group"
+            f"{ranks} did not join {what} in time; check the logs of the missing ranks, or raise the timeout of the "
+            "group"
         )
         return about(missing[0], rank, members, TesseraTimeout(words))
 
@@ -279,7 +279,7 @@ def arrange(
         missing = told["missing"]
         if missing:
             raise did_not_come()
-        raise TesseraError(f"rank 0 could not have the others meet for {what}: {told['failed']}")
+        raise TesseraError(f"rank 0 could not connect the ranks for {what}: {told['failed']}")
     try:
         await_told(board, hosts, end, late, rank, members)
         server, meeting = serve([board.get(host).decode() for host in hosts])
@@ -291,7 +291,7 @@ def arrange(
 
 
 def forget(board: Any, world_size: int) -> None:
-    """Rank 0's part when all have come: nobody reads this any more, and who meets later under this name must not."""
+    """Called by rank 0 when all have arrived: delete the keys, which later meetings of this name must not read."""
     for key in ["meeting", *(f"host/{rank}" for rank in range(world_size))]:
         board.delete_key(key)
 
@@ -299,7 +299,7 @@ def forget(board: Any, world_size: int) -> None:
 def await_told(
     board: Any, keys: Sequence[str], end: float, late: Callable[[], TesseraTimeout], rank: int, members: Sequence[int]
 ) -> None:
-    """Return when all keys are there; `late` makes the error of `rank` where they are not."""
+    """Return when all keys exist; `late` makes the error of `rank` if they do not in time."""
     try:
         try:
             board.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
@@ -311,14 +311,14 @@ def await_told(
     except dist.DistNetworkError as error:
         said = str(error).partition("\n")[0]
         words = (
-            f"the store by which the ranks meet was lost: {said} Look at the log of the rank that served it, which "
-            "mostly is rank 0 of the job"
+            f"the store through which the ranks connect was lost: {said} Check the log of the rank that served it, "
+            "usually rank 0 of the job"
         )
         raise about(members.index(0) if 0 in members else -1, rank, members, PeerLost(words)) from error
 
 
 def about(peer: int, rank: int, members: Sequence[int], error: Missed) -> Missed:
-    """The error of `rank`, which waits for `peer`: numbers of the group's. The launcher is told as it numbers them."""
+    """The error of `rank`, which waits for `peer` (both numbers in the group), with global ranks for the launcher."""
     error.rank = rank
     if peer >= 0:
         error.peer = peer
@@ -328,7 +328,7 @@ def about(peer: int, rank: int, members: Sequence[int], error: Missed) -> Missed
 
 
 def missing_of(board: Any, keys: Sequence[str]) -> list[int]:
-    """The places of the keys that are not there."""
+    """The indices of the keys that do not exist."""
     if board.check(list(keys)):
         return []
     if len(keys) == 1:
@@ -340,8 +340,8 @@ def missing_of(board: Any, keys: Sequence[str]) -> list[int]:
 def join(
     meeting: Meeting, rank: int, server: StoreServer | None, *, name: str, timeout: Timeout = None
 ) -> tuple[Comm, Store]:
-    """The communicator of those who come to the meeting, and the store that it uses. Collective. On failure `server`,
-    which rank 0 brings, is closed."""
+    """The communicator of the ranks of a meeting, and the store that it uses. Collective. On failure `server`, which
+    rank 0 passes, is closed."""
     store = None
     try:
         store = Store(meeting.uri, token=meeting.token, job_id=meeting.job_id, epoch=0)
@@ -354,7 +354,7 @@ def join(
 
 
 def serve(hosts: Sequence[str]) -> tuple[StoreServer, Meeting]:
-    """A store for as many ranks as there are names of hosts; the caller is one of them."""
+    """A store for as many ranks as there are host names; the caller is one of them."""
     address = "127.0.0.1" if len(set(hosts)) == 1 else own_address()
     token, job_id = secrets.token_hex(32), f"torch-{uuid.uuid4()}"
     server = StoreServer(address, token=token, job_id=job_id, epoch=0)
@@ -362,7 +362,7 @@ def serve(hosts: Sequence[str]) -> tuple[StoreServer, Meeting]:
 
 
 def own_address() -> str:
-    """The address of this host on the way to the job's master, which other hosts reach too."""
+    """The address of this host on its route to the job's master, which other hosts can reach too."""
     master = os.environ.get("MASTER_ADDR")
     if not master:
         return socket.gethostbyname(socket.gethostname())
@@ -372,7 +372,7 @@ def own_address() -> str:
 
 
 def host_name() -> str:
-    """What tells this machine from others: its boot, and its name where that cannot be read."""
+    """An identifier of this machine: its boot id, or its host name if that cannot be read."""
     if pretended := os.environ.get("TESSERA_HOST_ID"):
         return pretended
     try:

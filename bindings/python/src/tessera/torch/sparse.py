@@ -1,4 +1,4 @@
-"""Sparse tensors that are added up over the ranks: gradients of embeddings."""
+"""Sums of sparse tensors over the ranks, for embedding gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["sum_of_ranks"]
 
 
 def sum_of_ranks(comm: _core.Comm, tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of the ranks' tensors, which are `torch.sparse_coo` ones of one shape; coalesced. Collective.
+    """The coalesced sum of the ranks' tensors, which must be `torch.sparse_coo` of one shape. Collective.
 
-    The entries of all ranks are gathered, and added here, so that what is sent grows with the ranks' entries and not
-    with the shape. All ranks get the same bits.
+    Gathers the entries of all ranks and adds them here, so that the data sent grows with the entries and not with the
+    shape. All ranks get the same bits.
     """
     own = tensor.detach().coalesce()
     parts = [own.indices().t().contiguous(), own.values().contiguous()]

@@ -1,6 +1,6 @@
-"""PyTorch's tensors as the core takes them: contiguous, in the CPU's memory, of a dtype that it knows.
+"""PyTorch's tensors as the core takes them: contiguous, in CPU memory, of a dtype that it supports.
 
-Where a tensor is all that already, its own memory is used. Dtypes that the core lacks travel as integers of their size.
+If a tensor already is, its own memory is used. Dtypes that the core lacks are passed as integers of their size.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def named_dtype(name: str) -> torch.dtype:
-    """The dtype of a name.
+    """The dtype with a name.
 
     Raises
     ------
     Unsupported
-        This PyTorch has none of that name.
+        This PyTorch has no such dtype.
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
@@ -56,28 +56,28 @@ def named_dtype(name: str) -> torch.dtype:
 
 
 def of_core(dtype: int) -> torch.dtype:
-    """PyTorch's dtype of a core dtype."""
+    """PyTorch's dtype for a core dtype."""
     return next(known for known, core in CORE.items() if int(core) == int(dtype))
 
 
 def bits_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a tensor of `dtype` travels as; itself, if the core knows it."""
+    """The dtype as which a tensor of `dtype` is passed to the core; the same if the core supports it."""
     return dtype if dtype in CORE else _BITS[dtype.itemsize]
 
 
 def core_dtype(dtype: torch.dtype) -> DType:
-    """The core's dtype of what `dtype` travels as."""
+    """The core's dtype as which `dtype` is passed."""
     return CORE[bits_of(dtype)]
 
 
 class Copies:
-    """Copies of tensors, in memory that is kept from one time to the next; pinned for those that come from a GPU."""
+    """Copies of tensors, in memory that is reused from save to save; pinned for tensors from a GPU."""
 
     def __init__(self) -> None:
         self._kept: dict[object, torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor, key: object) -> torch.Tensor:
-        """The values as a contiguous CPU tensor, in the memory of this key."""
+        """The values as a contiguous CPU tensor, in the memory for this key."""
         kept = self._kept.get(key)
         if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
             kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
@@ -88,16 +88,16 @@ class Copies:
 
 
 def staged(tensor: torch.Tensor, name: str, copies: Copies | None = None, key: object = None) -> torch.Tensor:
-    """The values as a plain CPU tensor, contiguous, as the core takes them: the same memory if it can be.
+    """The values as a contiguous plain CPU tensor, as the core takes them: in the same memory if possible.
 
-    With `copies` it never is: the values are copied there, under the name and `key`.
+    With `copies` the values are always copied there, under the name and `key`.
     """
     if tensor.layout is not torch.strided:
-        raise Unsupported(f"{name!r} is a {tensor.layout} tensor; dense ones are saved")
+        raise Unsupported(f"{name!r} is a {tensor.layout} tensor; only dense tensors can be saved")
     if tensor.device.type == "meta":
-        raise InvalidArgument(f"{name!r} is on the meta device: it has no values to save")
+        raise InvalidArgument(f"{name!r} is on the meta device and has no values to save")
     if tensor.is_quantized:
-        raise Unsupported(f"{name!r} is quantised; its int_repr() can be saved")
+        raise Unsupported(f"{name!r} is quantised; save its int_repr() instead")
     if tensor.ndim > _MAX_NDIM:
         raise InvalidArgument(f"{name!r} has {tensor.ndim} dimensions; at most {_MAX_NDIM} are supported")
     plain = tensor.detach().resolve_conj().resolve_neg()

@@ -1,7 +1,7 @@
-"""PyTorch's tensors as a communicator takes them: contiguous, in the CPU's memory, one after the other.
+"""PyTorch's tensors as a communicator takes them: contiguous and in CPU memory.
 
-A contiguous tensor's own memory is used. For any other, and for one that lies where the operation reads or writes
-another of its tensors, a copy stands in, and what is written into it is copied back when the operation is done.
+A contiguous tensor's own memory is used. Any other tensor, and one that overlaps another tensor of the operation, is
+replaced by a copy, which is copied back when the operation is done if it was written.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .tensors import CORE
 
 __all__ = ["Views", "at", "joined", "pieces_of"]
 
-# What a reduction takes them for, and how many of these an element is.
+# The dtype as which a reduction treats them, and how many of it an element has.
 _REDUCED = {torch.bool: (DType.U8, 1), torch.complex64: (DType.F32, 2), torch.complex128: (DType.F64, 2)}
 
 
 class Views:
-    """The memory of one operation's tensors, and what remains to be done when it is over."""
+    """The memory of one operation's tensors, and the actions to take when it is done."""
 
     def __init__(self) -> None:
         self._afterwards: list[Callable[[], object]] = []
@@ -35,22 +35,22 @@ class Views:
         return bool(self._afterwards)
 
     def finish(self) -> None:
-        """Copy back what stood in for tensors. Once, when the operation is done."""
+        """Copy results back into the tensors that were replaced by copies. Call once, when the operation is done."""
         if self._afterwards:
             with torch.no_grad():
                 for act in self._afterwards:
                     act()
 
     def afterwards(self, act: Callable[[], object]) -> None:
-        """Have `finish` do this too."""
+        """Let `finish` call this too."""
         self._afterwards.append(act)
 
     def reads(self, tensor: torch.Tensor, *, reduced: bool = False, own: int = 0) -> _core.Tensor:
-        """For an operation that only reads the tensor. It may lie at the address `own` of what is written."""
+        """For an operation that only reads the tensor. It may lie at the address `own` of the written tensor."""
         return at(self.whole(tensor, own=own), reduced)
 
     def writes(self, tensor: torch.Tensor, *, reduced: bool = False, own: int = 0) -> _core.Tensor:
-        """For an operation that writes all of the tensor. It may lie at the address `own` of what is read."""
+        """For an operation that writes all of the tensor. It may lie at the address `own` of the read tensor."""
         return at(self.whole(tensor, write=True, own=own), reduced)
 
     def updates(self, tensor: torch.Tensor, *, reduced: bool = False) -> _core.Tensor:
@@ -63,7 +63,7 @@ class Views:
         return at(whole, reduced)
 
     def writes_joined(self, tensors: Sequence[torch.Tensor]) -> _core.Tensor:
-        """For an operation that writes all of the tensors, which have one length, as one."""
+        """For an operation that writes all of the tensors, which have the same length, as one tensor."""
         whole = _adjoining(tensors)
         if whole is None or not self._lies_apart(whole, True):
             whole = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
@@ -74,7 +74,7 @@ class Views:
         return at(whole, False)
 
     def whole(self, tensor: torch.Tensor, *, write: bool = False, own: int = 0) -> torch.Tensor:
-        """The tensor itself, or the contiguous one that stands in for it."""
+        """The tensor itself, or a contiguous copy that replaces it."""
         _check(tensor)
         if self._lies_apart(tensor, write, own):
             return tensor
@@ -85,7 +85,7 @@ class Views:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def _lies_apart(self, tensor: torch.Tensor, write: bool, own: int = 0) -> bool:
-        """Whether its own memory can be used: contiguous, and of no other tensor of the operation that is written."""
+        """Whether its own memory can be used: contiguous, and not overlapping a written tensor of the operation."""
         if not tensor.is_contiguous():
             return False
         begin = tensor.data_ptr()
@@ -98,27 +98,27 @@ class Views:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of tensors of one dtype, one after the other; not copied if they lie so."""
+    """The elements of tensors of one dtype, concatenated; not copied if they are adjacent in memory."""
     whole = _adjoining(tensors)
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if whole is None else whole
 
 
 def pieces_of(tensor: torch.Tensor, splits: Sequence[int], world_size: int, what: str) -> Sequence[torch.Tensor]:
-    """The rows of a contiguous tensor for each rank; equal numbers of them if `splits` is empty."""
+    """The rows of a contiguous tensor for each rank; equal numbers if `splits` is empty."""
     rows = tensor.shape[0]
     if not splits:
         if rows % world_size:
-            raise InvalidArgument(f"all_to_all: the {what} has {rows} rows, which {world_size} ranks do not divide")
+            raise InvalidArgument(f"all_to_all: the {what}'s {rows} rows are not divisible by {world_size} ranks")
         splits = [rows // world_size] * world_size
     if len(splits) != world_size or sum(splits) != rows:
         raise InvalidArgument(
-            f"all_to_all: the {what} has {rows} rows for {world_size} ranks; its split sizes are {list(splits)}"
+            f"all_to_all: the {what} has {rows} rows for {world_size} ranks, but its split sizes are {list(splits)}"
         )
     return tensor.detach().split(list(splits))
 
 
 def _adjoining(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """One tensor over tensors that lie one after the other in one storage, as chunks of a contiguous one do."""
+    """One tensor over tensors that are adjacent in one storage, like the chunks of a contiguous tensor; else None."""
     first = tensors[0]
     end = first.data_ptr()
     for tensor in tensors:
@@ -138,16 +138,16 @@ def _copy(to: torch.Tensor, of: torch.Tensor) -> None:
 def _check(tensor: torch.Tensor) -> None:
     if not tensor.is_cpu:
         raise Unsupported(
-            f"a tensor is on {tensor.device}: the backend 'tessera' moves those in the CPU's memory; "
-            'init_process_group("cpu:tessera,cuda:nccl") gives each device its own'
+            f"a tensor is on {tensor.device}, but the backend 'tessera' supports only CPU memory; use "
+            'init_process_group("cpu:tessera,cuda:nccl") for a backend per device'
         )
     if tensor.layout is not torch.strided:
-        raise Unsupported(f"a {tensor.layout} tensor cannot be used by the backend 'tessera'; x.to_dense() can")
+        raise Unsupported(f"the backend 'tessera' does not support {tensor.layout} tensors; use x.to_dense()")
 
 
 def at(tensor: torch.Tensor, reduced: bool = False) -> _core.Tensor:
-    """A tensor that `Views.whole` gave, as the core has it."""
+    """A tensor from `Views.whole`, as the core takes it."""
     code, words = (_REDUCED.get(tensor.dtype) if reduced else None) or (CORE.get(tensor.dtype), 1)
     if code is None:
-        raise Unsupported(f"tensors of {tensor.dtype} cannot be used by the backend 'tessera'; x.view(torch.uint8) can")
+        raise Unsupported(f"the backend 'tessera' does not support tensors of {tensor.dtype}; use x.view(torch.uint8)")
     return _core.tensor_at(tensor.data_ptr(), code, tensor.numel() * words, tensor)

@@ -1,9 +1,9 @@
-"""Operations in flight, as PyTorch waits for them: `Work` of `torch.distributed`, and futures.
+"""Operations in flight for PyTorch: `Work` of `torch.distributed`, and futures.
 
-PyTorch completes a future inside the thread that has the result, and runs the future's callbacks there. Tessera's
-progress thread must not run them: a callback may wait for another collective (PowerSGD's does), which that thread would
-have to do. So another thread completes futures, one after the other, in the order in which their operations are done;
-and a further one those that were asked for in such a callback.
+PyTorch completes a future on the thread that has the result, and runs the future's callbacks there. Tessera's progress
+thread must not run them: a callback may wait for another collective (PowerSGD's does), which that thread would have to
+run. Therefore another thread completes futures, in the order in which their operations are done, and a further thread
+those that were requested in such a callback.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from .errors import TesseraTimeout
 
 __all__ = ["Pending", "future_of", "teach_is_completed"]
 
-_NO_TIMEOUT = timedelta(0)  # as PyTorch says it
+_NO_TIMEOUT = timedelta(0)  # PyTorch's value for no timeout
 _UNKNOWN = 100  # OpType::UNKNOWN
 
 
 class Pending(Work):
-    """One operation of a process group, which may be several of a communicator.
+    """One operation of a process group, which may be several operations of a communicator.
 
     Parameters
     ----------
     works : list of _core.Work
-        What is in flight.
+        The operations in flight.
     results : list of Tensor
-        What the future's value is.
+        The value of the future.
     finish : callable, optional
-        Run once when all is there, before anybody sees the results: copies back what had to be copied.
+        Called once when all operations are done, before the results are visible: copies back what was copied.
     patience : timedelta, optional
         A deadline before the communicator's own; when it passes, `give_up` is called with the error's message.
     """
@@ -62,15 +62,15 @@ class Pending(Work):
         self._lock = threading.RLock()  # guards _finish and _future; again by a future that is complete when it is made
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         if finish is not None:
-            self.get_future()  # so that it is run even if nobody waits
+            self.get_future()  # so that finish() is called even if nobody waits
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Return when the results are there; zero waits until the operation's own deadline."""
+        """Wait for the results; a timeout of zero waits until the operation's own deadline."""
         self._outcome(None if timeout <= _NO_TIMEOUT else timeout.total_seconds())
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """The results, later. The same future each time."""
+        """A future of the results. The same one on every call."""
         with self._lock:
             if self._future is None:
                 self._future = future_of(self._works, self._outcome)
@@ -95,17 +95,17 @@ class Pending(Work):
         except NotReady:
             if self._deadline is None or time.monotonic() < self._deadline:
                 raise
-            message = f"the operation was not done within {self._patience}, the timeout that it was given"
+            message = f"the operation timed out after {self._patience}, the timeout of the call"
             if self._give_up is not None:
                 self._give_up(message)
             raise TesseraTimeout(message) from None
 
 
 def future_of(works: Sequence[_core.Work], outcome: Callable[[], Any]) -> torch.futures.Future[Any]:
-    """A future of what `outcome` returns or raises, which is called once all works are done."""
+    """A future of what `outcome` returns or raises; `outcome` is called once all works are done."""
     begun: torch.futures.Future[None] = torch.futures.Future()
-    # Only a callback that raises makes an error of it in C++ too: of a future with set_exception() the reducer of DDP
-    # would take the exception for the tensor.
+    # Only a callback that raises becomes an error in C++ too: with set_exception() the reducer of DDP would take the
+    # exception for the tensor.
     future = begun.then(lambda _: outcome())
     waiting = [work for work in works if not _core.work_test(work)]
     if not waiting:
@@ -144,10 +144,10 @@ def _completer(depth: int) -> ThreadPoolExecutor:
 
 @cache
 def teach_is_completed() -> None:
-    """Let `Work.is_completed` see what a backend in Python has done.
+    """Make `Work.is_completed` work for a backend in Python.
 
-    PyTorch hands such a backend's work out inside a holder that passes on wait() and get_future() alone
-    (PyProcessGroup.hpp, 2.15); its is_completed() is False for ever, and a loop that polls it would never end.
+    PyTorch returns such a backend's work in a holder that forwards only wait() and get_future() (PyProcessGroup.hpp,
+    2.15); its is_completed() is always False, and a loop that polls it would never end.
     """
     itself = Work.is_completed
 

@@ -112,7 +112,7 @@ impl Comm {
         let world_size = self.world_size()?;
         if outputs.len() != world_size {
             return Err(Error::argument(format!(
-                "all_gather_v needs one output a rank: {} were given for {world_size} ranks",
+                "all_gather_v needs one output per rank; got {} for {world_size} ranks",
                 outputs.len()
             )));
         }
@@ -255,7 +255,7 @@ fn pairs<T: Element>(
 ) -> Result<()> {
     if inputs.len() != outputs.len() {
         let (ins, outs) = (inputs.len(), outputs.len());
-        return Err(Error::argument(format!("{ins} inputs and {outs} outputs; they belong together in pairs")));
+        return Err(Error::argument(format!("got {ins} inputs and {outs} outputs; pass them in pairs")));
     }
     let shapes: Vec<_> = inputs.iter().map(|data| flat_shape(data.len())).collect();
     let inputs: Vec<_> = inputs.iter().zip(&shapes).map(|(data, shape)| reading(data, shape)).collect();

@@ -1,4 +1,4 @@
-"""PyTorch's Distributed Checkpoint over Tessera's engine, under PyTorch's names and signatures.
+"""PyTorch's Distributed Checkpoint on Tessera's engine, with PyTorch's names and signatures.
 
     import tessera.torch.checkpoint as dcp
 
@@ -6,7 +6,7 @@
     dcp.load({"app": AppState(model, optimizer)}, checkpoint_id="checkpoint")
 
 `FileSystemWriter` and `FileSystemReader` also plug into an unmodified `torch.distributed.checkpoint`. Functions and
-classes that only turn models and optimizers into states and back are PyTorch's own, handed on.
+classes that only convert between models or optimizers and states are re-exported from PyTorch.
 """
 
 from torch.distributed.checkpoint import (

@@ -1,6 +1,6 @@
-"""A checkpoint opened to read as PyTorch knows it: names with their paths, tensors with PyTorch's dtypes, and objects.
+"""A checkpoint opened for reading as PyTorch sees it: names with paths, tensors with PyTorch's dtypes, and objects.
 
-Any that the core reads: native ones of any language, PyTorch's directories and files of torch.save.
+Supports all that the core reads: native checkpoints of any language, PyTorch's directories, and files of torch.save.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Contents", "Saved", "Wanted"]
 
 
 class Saved(NamedTuple):
-    """A tensor of the checkpoint: the core's name of it, and what PyTorch takes it for."""
+    """A tensor of the checkpoint: its name in the core, and its dtype and shape in PyTorch."""
 
     core_name: str
     dtype: torch.dtype
@@ -41,7 +41,7 @@ class Saved(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A box of a saved tensor, and contiguous CPU memory for it, of the dtype that the tensor travels as."""
+    """A box of a saved tensor, and contiguous CPU memory for it, of the dtype as which the core reads the tensor."""
 
     saved: Saved
     box: Box
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
 
 class Contents:
-    """What a checkpoint holds. `verify` checks the checksum of every block that is read; `progress` hears of reads."""
+    """The contents of a checkpoint. `verify` checks the checksum of every block read; `progress` is called on reads."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, verify: bool = True, progress: ProgressFn | None = None
@@ -79,7 +79,7 @@ class Contents:
             self._know(read_metadata(self._checkpoint.path))
 
     def _know(self, metadata: Metadata) -> None:
-        """What PyTorch's own metadata tells beyond what the core reads of it."""
+        """Use the parts of PyTorch's own metadata that the core does not read."""
         self._save_id = getattr(metadata.storage_meta, "save_id", None)
         if isinstance(metadata.planner_data, dict):
             self.paths |= metadata.planner_data
@@ -93,7 +93,7 @@ class Contents:
         return self._checkpoint.path
 
     def metadata(self) -> Metadata:
-        """The checkpoint as PyTorch's planners take it. Each tensor is one chunk: the core reads any box of it."""
+        """The metadata for PyTorch's planners. Each tensor is one chunk, because the core reads any box of it."""
         known: dict[str, Any] = {name: whole_tensor(saved.shape, saved.dtype) for name, saved in self.tensors.items()}
         for name in (*self.values, *self.pickles, *self._places):
             known[name] = BytesStorageMetadata()
@@ -102,11 +102,11 @@ class Contents:
         return Metadata(known, planner_data=paths, storage_data={}, storage_meta=storage, version="1.0.0")
 
     def why_unreadable(self, name: str) -> str | None:
-        """Why a name of the checkpoint is not among its contents; None if it is, or is no name of it."""
+        """Why a name of the checkpoint is not in its contents; None if it is, or is not a name of the checkpoint."""
         return None if name in self._places else self._foreign.get(name)
 
     def read(self, wanted: list[Wanted], comm: Comm | None = None) -> None:
-        """Read boxes, in place. With a `comm`, collective: ranks of a host read what several of them want once."""
+        """Read boxes in place. With a `comm` collective: ranks of a host read data that several of them need once."""
         rounds: list[dict[str, list[Wanted]]] = []
         whole: list[Wanted] = []
         for want in wanted:
@@ -134,7 +134,7 @@ class Contents:
         settle_progress(self._progress)
 
     def _read_whole(self, want: Wanted) -> None:
-        """A name that a state of the core cannot have, since it takes the wrappers' parts away."""
+        """Read a tensor whose name a state of the core cannot have, because it strips the wrappers' parts."""
         whole = torch.empty(want.saved.shape, dtype=bits_of(want.saved.dtype))
         _core.checkpoint_read(self._checkpoint._handle, want.saved.core_name, core_tensor(whole))
         want.into.copy_(whole[want.box.slices])
@@ -145,7 +145,7 @@ class Contents:
         Raises
         ------
         Unsupported
-            A pickle that holds more than data, and `weights_only` is set: nothing was executed.
+            The pickle holds more than data, and `weights_only` is set. Nothing was executed.
         """
         if name in self.values and name not in self._places:
             return _saved(self.values[name])
@@ -156,8 +156,8 @@ class Contents:
         if name in self.values:
             return _saved(self.values[name])
         raise Unsupported(
-            f"{name!r} of {self.path} is a pickle of more than data: {refused} If you trust who wrote it: "
-            "FileSystemReader(path, weights_only=False), which executes what the pickle says"
+            f"{name!r} of {self.path} is a pickle that holds more than data: {refused} If you trust its source, use "
+            "FileSystemReader(path, weights_only=False), which executes the pickle"
         )
 
     def _pickle(self, name: str) -> bytes:
@@ -170,10 +170,13 @@ class Contents:
             raise NotFound(f"{self.path} has no object {name!r}")
         place = self._places[name]
         if getattr(place, "transform_descriptors", None):
-            raise Unsupported(f"{name!r} of {self.path} was written through {place.transform_descriptors}")
+            raise Unsupported(
+                f"{name!r} of {self.path} was written with the transforms {place.transform_descriptors}, which are not "
+                "supported"
+            )
         inside = PurePath(str(getattr(place, "relative_path", "..")))
         if inside.is_absolute() or ".." in inside.parts or not (Path(self.path) / inside).is_file():
-            raise Corrupt(f"{name!r} of {self.path} lies in {str(inside)!r}, which is no file of it")
+            raise Corrupt(f"{name!r} of {self.path} is in {str(inside)!r}, which is not a file of the checkpoint")
         with (Path(self.path) / place.relative_path).open("rb") as file:
             file.seek(place.offset)
             return file.read(place.length)
@@ -200,7 +203,7 @@ def _state_of(boxes: dict[str, list[Wanted]]) -> _core.State:
 
 
 def _place(rounds: list[dict[str, list[Wanted]]], want: Wanted) -> None:
-    """One load of the core takes each box of a tensor once; the same box again goes into a further load."""
+    """A load of the core takes each box of a tensor once; the same box again goes into another load."""
     for boxes in rounds:
         parts = boxes.setdefault(want.saved.core_name, [])
         if all(part.box != want.box for part in parts):
@@ -210,7 +213,7 @@ def _place(rounds: list[dict[str, list[Wanted]]], want: Wanted) -> None:
 
 
 def flat_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, KeyPath]]:
-    """Values as PyTorch names them: dicts, and lists that hold dicts, are descended."""
+    """Values with PyTorch's names: dicts, and lists that hold dicts, are flattened."""
     flat: dict[str, Any] = {}
     paths: dict[str, KeyPath] = {}
     for name, value in values.items():

@@ -1,8 +1,8 @@
-"""Pickles that are data: what torch.load(weights_only=True) takes, and plain types of NumPy and the library beyond it.
+"""Pickles that hold only data: what torch.load(weights_only=True) accepts, plus plain types of NumPy and the library.
 
-A pickle is read twice. `refusal` reads it by PyTorch's restricted unpickler, to which stand-ins of NumPy's constructors
-are given: they make nothing, but refuse all that NumPy's own pickles do not say, since NumPy itself trusts what it is
-told about sizes and memory. What passes may then be read by anybody.
+A pickle is read twice. `refusal` reads it with PyTorch's restricted unpickler and stand-ins for NumPy's constructors.
+The stand-ins make nothing but refuse everything that NumPy's own pickles do not contain, because NumPy itself trusts
+the sizes in a pickle. A pickle that passes is safe to read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNITS = (b"Y", b"M", b"W", b"D", b"h", b"m", b"s", b"ms", b"us", b"ns", b"ps", 
 
 
 class _DType:
-    """In the place of numpy.dtype."""
+    """Stand-in for numpy.dtype."""
 
     itemsize: int
 
@@ -35,62 +35,62 @@ class _DType:
         text = arguments[0] if arguments else None
         plain = type(text) is str and _PLAIN_DTYPE.fullmatch(text) is not None
         if not plain or arguments[1:] not in ((), (False, True), (False, False)):
-            raise UnpicklingError(f"NumPy's dtype {text!r} is not as plain as numbers, texts and times")
+            raise UnpicklingError(f"the NumPy dtype {text!r} is not a number, string or time")
         made = super().__new__(cls)
         made.itemsize = np.dtype(text).itemsize
         return made
 
     def __setstate__(self, state: Any) -> None:
-        """The byte order is all that it may change: arrays that have the dtype already rely on the rest."""
+        """Only the byte order may change: arrays that already have the dtype rely on the rest."""
         version, order, *nothing, size, alignment, flags = state[:8]
         sizes = type(size) is type(alignment) is int and size in (-1, self.itemsize) and alignment in (-1, 1, 4)
         if nothing != [None] * 3 or not sizes or flags not in (0, 8) or order not in ("<", ">", "|", "="):
-            raise UnpicklingError("a dtype of NumPy has fields, or sizes that are not its own")
+            raise UnpicklingError("a NumPy dtype has fields or wrong sizes")
         if version == 4 and len(state) == 9:
             (attributes, (unit, count, *rest)) = state[8]
             if attributes or unit not in _UNITS or type(count) is not int or count < 1 or rest not in ([1, 1], [1]):
-                raise UnpicklingError("a time of NumPy has a unit that is none")
+                raise UnpicklingError("a NumPy time has an unknown unit")
         elif version != 3 or len(state) != 8:
-            raise UnpicklingError("a dtype of NumPy was pickled in an unknown way")
+            raise UnpicklingError("a NumPy dtype was pickled in an unknown way")
 
 
 class _NDArray:
-    """In the place of numpy.ndarray, which is named and not called."""
+    """Stand-in for numpy.ndarray, which a pickle names but does not call."""
 
     def __new__(cls, *_: Any) -> _NDArray:
         raise UnpicklingError("numpy.ndarray is called")
 
 
 class _Array:
-    """What `_reconstruct` makes."""
+    """The result of `_reconstruct`."""
 
     def __setstate__(self, state: Any) -> None:
         version, shape, dtype, fortran, data = state
         known = version == 1 and type(dtype) is _DType and type(fortran) in (bool, int) and type(data) is bytes
         if not known or type(shape) is not tuple or any(type(size) is not int or size < 0 for size in shape):
-            raise UnpicklingError("an array of NumPy holds objects, or was pickled in an unknown way")
+            raise UnpicklingError("a NumPy array holds objects, or was pickled in an unknown way")
         if len(data) != math.prod(shape) * dtype.itemsize:
-            raise UnpicklingError(f"an array of NumPy of shape {shape} has {len(data)} bytes")
+            raise UnpicklingError(f"a NumPy array of shape {shape} has {len(data)} bytes")
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
     if kind is not _NDArray or shape != (0,) or code != b"b":
-        raise UnpicklingError("an array of NumPy was pickled in an unknown way")
+        raise UnpicklingError("a NumPy array was pickled in an unknown way")
     return _Array()
 
 
 def _scalar(dtype: Any, data: Any = None) -> None:
     if type(dtype) is not _DType or type(data) is not bytes or len(data) != dtype.itemsize:
-        raise UnpicklingError("a scalar of NumPy is an object, or was pickled in an unknown way")
+        raise UnpicklingError("a NumPy scalar is an object, or was pickled in an unknown way")
 
 
 def _deque(items: Any = (), _most: Any = None) -> list[Any]:
-    """A list, since the restricted unpickler appends to nothing else."""
+    """A list, because the restricted unpickler appends only to lists."""
     return list(items)
 
 
 def _bytes() -> bytes:
-    """As pickles of PyTorch say b""."""
+    """The encoding of b"" in PyTorch's pickles."""
     return b""
 
 
@@ -113,7 +113,7 @@ _DATA: list[Any] = [
 
 
 def refusal(content: bytes) -> str | None:
-    """Why what torch.save wrote is more than data; None if it is data. Nothing is executed."""
+    """Why a file of torch.save holds more than data; None if it holds only data. Nothing is executed."""
     try:
         torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return None
@@ -127,6 +127,6 @@ def refusal(content: bytes) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """The sentence of torch.load's advice that says what it stumbled over."""
+    """The sentence of torch.load's error that names the reason."""
     text = str(error).split("WeightsUnpickler error:")[-1].strip()
     return text.split("\n")[0].split(" Please use ")[0].rstrip(".") + "."

@@ -1,7 +1,7 @@
 """The `.metadata` of a checkpoint in PyTorch's format: read without executing it, and written for any PyTorch.
 
-The core writes a save into a directory of its own below the checkpoint's; the `.metadata` that PyTorch looks for stands
-above it, refers into it, and is replaced in one rename: from then on PyTorch sees the new save.
+The core writes a save into its own directory below the checkpoint's. The `.metadata` that PyTorch reads is in the
+checkpoint's directory, refers to the save, and is replaced by one rename, which makes the new save visible to PyTorch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PATHS = {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the classes of a `.metadata` and nothing else."""
+    """Accepts only the classes of a `.metadata`."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in _MODULES and name.lstrip("_")[:1].isupper() and "." not in name:
@@ -61,38 +61,38 @@ class _Unpickler(pickle.Unpickler):
             return PurePath
         if module in ("builtins", "__builtin__") and name == "getattr":  # the second up to protocol 2
             return _enum_member
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a {METADATA}")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a {METADATA}")
 
 
 def _enum_member(owner: Any, name: str) -> Any:
-    """Python 3.11.0 to 3.11.3 pickle an enum's member by getattr."""
+    """Python 3.11.0 to 3.11.3 pickle an enum's member with getattr."""
     if owner is not _MEM_FORMAT_ENCODING and getattr(owner, "__name__", "") != "MEM_FORMAT_ENCODING":
-        raise pickle.UnpicklingError(f"getattr of {owner!r} does not belong into a {METADATA}")
+        raise pickle.UnpicklingError(f"getattr of {owner!r} is not allowed in a {METADATA}")
     return owner[name]
 
 
 def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
-    """The metadata of a directory of PyTorch's format.
+    """The metadata of a directory in PyTorch's format.
 
     Raises
     ------
     NotFound
-        There is none.
+        The file does not exist.
     Corrupt
-        It holds something else than PyTorch's metadata; nothing was executed.
+        It is not PyTorch's metadata. Nothing was executed.
     """
     path = Path(directory) / METADATA
     try:
         with path.open("rb") as file:
             found = _Unpickler(file).load()
     except FileNotFoundError:
-        raise NotFound(f"there is no {path}") from None
+        raise NotFound(f"{path} does not exist") from None
     except OSError as error:
         raise TesseraIOError(f"cannot read {path}: {error}") from error
     except Exception as error:
-        raise Corrupt(f"{path} is no metadata of a PyTorch checkpoint: {error}") from error
+        raise Corrupt(f"{path} is not the metadata of a PyTorch checkpoint: {error}") from error
     if not isinstance(found, Metadata):
-        raise Corrupt(f"{path} holds a {type(found).__name__} instead of metadata")
+        raise Corrupt(f"{path} holds a {type(found).__name__}, expected Metadata")
     return found
 
 
@@ -106,7 +106,7 @@ def metadata_over(save: Path, entries: list[Entry], storage: StorageMeta) -> Met
     for index, info in inner.storage_data.items():
         name = by_core_name.get(index.fqn)
         if name is None:
-            raise Unsupported(f"the core split {index.fqn!r}, which is no name of the state")
+            raise Unsupported(f"the core wrote {index.fqn!r}, which is not a name of the state")
         place = replace(info, relative_path=f"{save.name}/{info.relative_path}")
         if name in pickles:
             described[name] = BytesStorageMetadata()
@@ -114,14 +114,14 @@ def metadata_over(save: Path, entries: list[Entry], storage: StorageMeta) -> Met
         else:
             described[name] = inner.state_dict_metadata[index.fqn]
             places[replace(index, fqn=name)] = place
-    for name, tensor in inner.state_dict_metadata.items():  # without elements, so without data
+    for name, tensor in inner.state_dict_metadata.items():  # tensors without elements have no data
         described.setdefault(by_core_name.get(name, name), tensor)
     paths = {entry.name: entry.path for entry in entries}
     return Metadata(described, planner_data=paths, storage_data=places, storage_meta=storage, version="1.0.0")
 
 
 def _content_of(save: Path, info: _StorageInfo, place: _StorageInfo) -> _StorageInfo:
-    """Where in an archive of one uint8 tensor its bytes lie: they are the archive that PyTorch would have written."""
+    """Where the bytes of a uint8 tensor lie in its archive: they are the archive that PyTorch would have written."""
     with (save / info.relative_path).open("rb") as file:
         file.seek(info.offset)
         archive = file.read(info.length)
@@ -134,7 +134,7 @@ def _content_of(save: Path, info: _StorageInfo, place: _StorageInfo) -> _Storage
 
 
 class _Pickler(pickle.Pickler):
-    """Writes what PyTorch from 2.4 on reads: newer ones give tensors' properties a sixth field."""
+    """Writes what PyTorch 2.4 and newer read: newer versions add a sixth field to tensor properties."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is TensorProperties:
@@ -159,6 +159,6 @@ def write_metadata(directory: Path, metadata: Metadata) -> None:
 
 
 def whole_tensor(size: tuple[int, ...], dtype: torch.dtype) -> TensorStorageMetadata:
-    """What a planner needs to know of a tensor of which the core reads any box: one chunk, the whole."""
+    """The metadata of a tensor for a planner: one chunk, because the core reads any box of it."""
     whole = ChunkStorageMetadata(torch.Size([0] * len(size)), torch.Size(size))
     return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), [whole])

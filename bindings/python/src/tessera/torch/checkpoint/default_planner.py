@@ -1,4 +1,4 @@
-"""PyTorch's own, under the module name that it uses."""
+"""Re-exports of PyTorch's own, under PyTorch's module name."""
 
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,

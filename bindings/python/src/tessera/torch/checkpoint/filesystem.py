@@ -1,4 +1,4 @@
-"""The storage classes, under the module name that PyTorch uses."""
+"""The storage classes under PyTorch's module name."""
 
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 

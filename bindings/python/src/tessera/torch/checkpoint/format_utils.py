@@ -1,4 +1,4 @@
-"""From checkpoints to files of torch.save and back, under the names that PyTorch uses."""
+"""Conversion between checkpoints and files of torch.save, under PyTorch's names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["BroadcastingTorchSaveReader", "DynamicMetaLoadPlanner", "dcp_to_torc
 
 
 def dcp_to_torch_save(dcp_checkpoint_dir: str | os.PathLike[str], torch_save_path: str | os.PathLike[str]) -> None:
-    """Write a whole checkpoint, of any format that `load` takes, as torch.save does.
+    """Convert a checkpoint of any format that `load` supports to a file of torch.save.
 
     Raises
     ------
     Unsupported
-        It holds pickles of more than data: nothing was executed.
+        The checkpoint has pickles that hold more than data. Nothing was executed.
     """
     reader = FileSystemReader(dcp_checkpoint_dir)
     state: dict[str, Any] = {}
@@ -39,18 +39,18 @@ def dcp_to_torch_save(dcp_checkpoint_dir: str | os.PathLike[str], torch_save_pat
 def torch_save_to_dcp(
     torch_save_path: str | os.PathLike[str], dcp_checkpoint_dir: str | os.PathLike[str], *, format: str | None = None
 ) -> None:
-    """Save what a file of torch.save holds as a checkpoint.
+    """Convert a file of torch.save to a checkpoint.
 
     Raises
     ------
     Unsupported
-        It holds more than torch.load(weights_only=True) takes: nothing was executed.
+        The file holds more than torch.load(weights_only=True) accepts. Nothing was executed.
     """
     try:
         state = torch.load(torch_save_path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise Unsupported(
-            f"{os.fsdecode(torch_save_path)} holds more than torch.load(weights_only=True) takes. If you trust who "
-            "wrote it: save(torch.load(path, weights_only=False), checkpoint_id=...), which executes what it says"
+            f"{os.fsdecode(torch_save_path)} holds more than torch.load(weights_only=True) accepts. If you trust its "
+            "source, use save(torch.load(path, weights_only=False), checkpoint_id=...), which executes its pickle"
         ) from error
     save(state, checkpoint_id=dcp_checkpoint_dir, no_dist=True, format=format)

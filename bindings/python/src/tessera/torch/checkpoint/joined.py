@@ -1,8 +1,8 @@
-"""From the rows of all ranks to the one state that they save.
+"""Joins the rows of all ranks into the state that they save.
 
 Ranks whose rows have the same structure compare a hash and exchange nothing more. Otherwise (names that some ranks
-lack, shards on a part of the mesh, strided shards, plans that PyTorch deduplicated) each tells the others its table:
-names and boxes, no data.
+lack, shards on a part of the mesh, strided shards, plans that PyTorch deduplicated) they exchange their tables: names
+and boxes, no data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["State", "join"]
 
 
 def join(comm: Comm | None, rows: list[Row], save_id: str) -> tuple[list[Entry], str]:
-    """The joined state of all ranks' rows, and rank 0's id of the save. Collective; the rows are good on every rank."""
+    """The joined state of all ranks' rows, and rank 0's save id. Collective; every rank must have valid rows."""
     rank, world = (comm.rank, comm.world_size) if comm is not None else (0, 1)
     digest = hashlib.sha256(structure_text(rows)).digest()
     own_boxes = any(row.kind == "tensor" and row.spec[0] == "boxes" for row in rows)
@@ -61,9 +61,9 @@ def _merged(name: str, lines: dict[int, list[Any]], pieces: list[torch.Tensor], 
         same = line[1:5:2] == [kind, dtype] and line[4] == shape if kind == "tensor" else line[1] != "tensor"
         if not same:
             rows = line[1:4:2] == [kind, dtype] and line[1] == "tensor" and line[4][1:] == list(shape[1:])
-            hint = "; rows of one tensor are saved as a DTensor or a ShardedTensor, which know their places"
+            hint = "; save the rows of one tensor as a DTensor or a ShardedTensor, which know their offsets"
             raise Mismatch(
-                f"{name!r} is a {line[1]} {line[3]} {tuple(line[4])} on rank {other}, and a {kind} {dtype} "
+                f"{name!r} is a {line[1]} {line[3]} {tuple(line[4])} on rank {other}, but a {kind} {dtype} "
                 f"{tuple(shape)} on rank {first}{hint if rows else ''}"
             )
     own = lines.get(rank)
@@ -95,8 +95,8 @@ class State:
             same = entry.name if entry.kind == "value" else names.setdefault(core_name(entry.name), entry.name)
             if same != entry.name:
                 raise InvalidArgument(
-                    f"{same!r} and {entry.name!r} differ by names of wrappers alone (module., _orig_mod.), which a "
-                    "checkpoint leaves out; save one of them by another name"
+                    f"{same!r} and {entry.name!r} differ only by wrapper names (module., _orig_mod.), which a "
+                    "checkpoint strips; save one of them under another name"
                 )
             if entry.kind == "value":
                 _core.state_set_value(self.handle, entry.name, entry.json)

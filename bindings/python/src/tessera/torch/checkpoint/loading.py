@@ -37,21 +37,21 @@ def load(
 ) -> None:
     """Load a checkpoint into a state: tensors in place, objects into their dicts. Collective.
 
-    Whatever world size, layout and language saved it: each rank gets the boxes that its state wants. What several ranks
-    of a host want they read once, and hand it on through shared memory (from 8 MiB on).
+    Supports checkpoints of any world size, layout and language: each rank gets the boxes of its state. Ranks of a host
+    read data that several of them need once (from 8 MiB on) and share it through shared memory.
 
     Parameters
     ----------
     state_dict : dict
-        What to load, allocated. ``state_dict()`` of `Stateful` members is called before, ``load_state_dict()`` after.
+        The allocated state. ``state_dict()`` of `Stateful` members is called before, ``load_state_dict()`` after.
     checkpoint_id : path
-        A checkpoint of Tessera or of PyTorch's `dcp`, or a file of `torch.save`. A URL, as ``s3://``, is PyTorch's to
-        read, by fsspec, which executes what pickles say.
+        A checkpoint of Tessera or of PyTorch's `dcp`, or a file of `torch.save`. A URL such as ``s3://`` is read by
+        PyTorch through fsspec, which executes pickles.
     storage_reader : StorageReader, optional
-        A `FileSystemReader`. Any other of PyTorch's is handed to PyTorch.
+        A `FileSystemReader`. With any other reader PyTorch loads.
     planner : LoadPlanner, optional
-        ``DefaultLoadPlanner(allow_partial_load=True)`` leaves alone what the checkpoint lacks. One of one's own lets
-        PyTorch plan.
+        ``DefaultLoadPlanner(allow_partial_load=True)`` leaves names that the checkpoint lacks unchanged. With a custom
+        planner PyTorch plans.
     process_group : ProcessGroup or tessera.Comm, optional
         The ranks that load.
     no_dist : bool
@@ -60,11 +60,11 @@ def load(
     Raises
     ------
     Mismatch
-        Names that the checkpoint lacks, and sizes that differ; all are listed, and nothing was loaded.
+        The checkpoint lacks names, or sizes differ; the message lists all, and nothing was loaded.
     NotFound, Corrupt, VersionMismatch, TesseraIOError
-        The checkpoint cannot be read; on all ranks, if one fails.
+        The checkpoint cannot be read. Raised on all ranks if one fails.
     Unsupported
-        An object is a pickle that only ``FileSystemReader(path, weights_only=False)`` takes.
+        An object is a pickle that needs ``FileSystemReader(path, weights_only=False)``.
     """
     _load(state_dict, _reader(storage_reader, checkpoint_id), planner, process_group, no_dist, 0)
 
@@ -113,7 +113,7 @@ def load_state_dict(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> None:
-    """`load`, as PyTorch named it before 2.2. Planners hear who coordinates."""
+    """PyTorch's name of `load` before 2.2. Planners get the coordinator."""
     storage_reader.reset()
     _load(state_dict, storage_reader, planner, process_group, no_dist, coordinator_rank)
 
@@ -129,7 +129,7 @@ def _plan(parts: StateDict, reader: FileSystemReader, planner: DefaultLoadPlanne
 
 
 def _know_wrapped_names(planner: DefaultLoadPlanner, metadata: Metadata, reader: FileSystemReader) -> None:
-    """A model in a wrapper finds what was saved without it, and the other way round. No saved tensor has two names."""
+    """Let a wrapped model find tensors saved without the wrapper and vice versa, if the names are unambiguous."""
     tensors = reader.contents.tensors
     saved, lacking = (
         _by_core_name(names) for names in (tensors.keys() - planner.state_dict, _lacking(planner, tensors))
@@ -142,7 +142,7 @@ def _know_wrapped_names(planner: DefaultLoadPlanner, metadata: Metadata, reader:
 
 
 def _lacking(planner: DefaultLoadPlanner, saved: Container[str]) -> list[str]:
-    """The state's tensors that were not saved under just their names."""
+    """The state's tensors that were not saved under exactly their names."""
     return [name for name, value in planner.state_dict.items() if isinstance(value, torch.Tensor) and name not in saved]
 
 
@@ -156,16 +156,14 @@ def _by_core_name(names: Iterable[str]) -> dict[str, list[str]]:
 def _differences(
     planner: DefaultLoadPlanner, metadata: Metadata, reader: FileSystemReader, error: Exception
 ) -> TesseraError:
-    """All that PyTorch's planner would find one after the other."""
+    """All differences, which PyTorch's planner would report one at a time."""
     found = []
     for name, value in planner.state_dict.items():
         saved = metadata.state_dict_metadata.get(name)
         if saved is None:
             why = reader.contents.why_unreadable(name)
             if why is not None or not planner.allow_partial_load:
-                missing = (
-                    f"{name!r} is missing: the state has it, the checkpoint does not{_twins(planner, reader, name)}"
-                )
+                missing = f"{name!r} is missing in the checkpoint{_twins(planner, reader, name)}"
                 found.append(missing if why is None else f"{name!r} cannot be read: {why}")
         elif isinstance(saved, TensorStorageMetadata) and isinstance(value, torch.Tensor):
             size = tuple(getattr(value, "global_shape", None) or value.size())
@@ -180,12 +178,12 @@ def _differences(
 
 
 def _twins(planner: DefaultLoadPlanner, reader: FileSystemReader, name: str) -> str:
-    """Why a name that differs from a saved one by wrappers' parts alone does not load it."""
+    """Why a name that differs from a saved one only by wrapper names does not load it."""
     wanted, saved = (
         " and ".join(repr(other) for other in names if core_name(other) == core_name(name))
         for names in (planner.state_dict, reader.contents.tensors)
     )
-    return f" (it has {saved}; {wanted} of the state differ by names of wrappers alone)" if saved else ""
+    return f" (it has {saved}; {wanted} of the state differ only by wrapper names)" if saved else ""
 
 
 def _state_of(part: Any) -> Any:
@@ -195,7 +193,7 @@ def _state_of(part: Any) -> Any:
 def _reader(reader: StorageReader | None, checkpoint_id: str | os.PathLike[str] | None) -> StorageReader:
     if reader is None:
         if checkpoint_id is None:
-            raise InvalidArgument("either checkpoint_id or storage_reader has to say what to load")
+            raise InvalidArgument("nothing to load; pass checkpoint_id or storage_reader")
         return of_url(FsspecReader, checkpoint_id) if is_url(checkpoint_id) else FileSystemReader(checkpoint_id)
     if checkpoint_id is not None:
         reader.reset(checkpoint_id)
@@ -206,7 +204,7 @@ def _pytorch(
     state_dict: StateDict, reader: StorageReader, planner: Any, group: Any, no_dist: bool, coordinator: int
 ) -> None:
     if isinstance(group, Comm):
-        raise InvalidArgument("PyTorch plans this load: its process_group is wanted, not a tessera.Comm")
+        raise InvalidArgument("PyTorch plans this load; pass a process_group of PyTorch, not a tessera.Comm")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")

@@ -1,4 +1,4 @@
-"""PyTorch's own way to the sharded state of an FSDP optimizer, under the module name that it uses."""
+"""PyTorch's own function for the sharded state of an FSDP optimizer, under PyTorch's module name."""
 
 from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 

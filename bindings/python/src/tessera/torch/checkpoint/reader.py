@@ -1,4 +1,4 @@
-"""A StorageReader that gives PyTorch's own `dcp.load` whatever Tessera's engine reads."""
+"""A StorageReader through which PyTorch's own `dcp.load` reads any checkpoint that Tessera's engine supports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["FileSystemReader"]
 
 
 class Target(NamedTuple):
-    """Where an item of a plan goes: the planner's tensor, and what the core reads into."""
+    """The target of a plan's item: the planner's tensor, and the tensor that the core reads into."""
 
     item: ReadItem
     tensor: torch.Tensor
@@ -41,11 +41,11 @@ class FileSystemReader(StorageReader):
     path : path
         The checkpoint; `checkpoint_id` of a load replaces it.
     verify : bool
-        Check the checksum of every block that is read.
+        Verify the checksum of every block that is read.
     weights_only : bool
-        Of pickled objects take only what ``torch.load(weights_only=True)`` does. False executes what they say.
+        Accept only pickled objects that ``torch.load(weights_only=True)`` accepts. False executes pickles.
     progress : callable, optional
-        As that of `tessera.Checkpoint.load`.
+        As for `tessera.Checkpoint.load`.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class FileSystemReader(StorageReader):
         return {**self.__dict__, "_contents": None}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new load, of `checkpoint_id` if it is given."""
+        """Begin a new load, of `checkpoint_id` if given."""
         self.close()
         self.load_id = str(uuid.uuid4())
         if checkpoint_id:
             self.path = local_directory(checkpoint_id)
 
     def close(self) -> None:
-        """Forget the opened checkpoint; the next load opens it anew."""
+        """Close the opened checkpoint; the next load opens it again."""
         if self._contents is not None:
             self._contents.close()
             self._contents = None
@@ -89,7 +89,7 @@ class FileSystemReader(StorageReader):
         return self._contents
 
     def read_metadata(self) -> Metadata:
-        """Names, sizes and dtypes, as PyTorch's planners take them. The checkpoint is opened anew."""
+        """Names, sizes and dtypes for PyTorch's planners. Opens the checkpoint again."""
         self.close()
         metadata = self.contents.metadata()
         assert metadata.storage_meta is not None
@@ -97,18 +97,18 @@ class FileSystemReader(StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Told by PyTorch who coordinates."""
+        """Called by PyTorch. Does nothing."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is: the core reads any box."""
+        """The plan, unchanged, because the core reads any box."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """The plans, unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read all items of a plan, in place, and check what was read."""
+        """Read all items of a plan in place and verify the data."""
         targets = self.begin(plan, planner)
         self.contents.read([target.want for target in targets])
         self.finish(planner, targets)
@@ -117,7 +117,7 @@ class FileSystemReader(StorageReader):
         return done
 
     def begin(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
-        """Read the objects of a plan; return where its tensors go."""
+        """Read the objects of a plan and return the targets of its tensors."""
         targets: list[Target] = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -129,14 +129,15 @@ class FileSystemReader(StorageReader):
             box = _box(item)
             if tuple(target.shape) != box.sizes:
                 raise InvalidArgument(
-                    f"{item.dest_index.fqn!r}: the planner gave memory of {tuple(target.shape)} for {box.sizes}"
+                    f"{item.dest_index.fqn!r}: the planner returned memory of shape {tuple(target.shape)}, expected "
+                    f"{box.sizes}"
                 )
             into = _memory(target.detach(), saved)
             targets.append(Target(item, target, into, Wanted(saved, box, _as_bits(into))))
         return targets
 
     def finish(self, planner: LoadPlanner, targets: list[Target]) -> None:
-        """Hand over what was read."""
+        """Pass the data to the planner."""
         casts: list[str] = []
         for item, target, into, want in targets:
             with torch.no_grad():
@@ -150,18 +151,18 @@ class FileSystemReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The checkpoint that is read."""
+        """The checkpoint."""
         return self.path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether `checkpoint_id` is a path, and no URL."""
+        """Whether `checkpoint_id` is a path, not a URL."""
         return not is_url(checkpoint_id)
 
 
 def load_object(planner: LoadPlanner, item: ReadItem, content: io.BytesIO) -> None:
-    """Hand an object over. A flattened name has the keys of dicts as texts, by which PyTorch's own planner would set
-    another item beside one whose key is a number; here the object takes that one's place."""
+    """Pass an object to the planner. A flattened name has dict keys as strings, so PyTorch's own planner would add a
+    second item beside one whose key is a number; here the object replaces that item."""
     if type(planner).load_bytes is DefaultLoadPlanner.load_bytes and planner.flatten_state_dict:
         *path, last = planner.mappings[item.dest_index.fqn]
         inner: Any = planner.original_state_dict
@@ -170,7 +171,7 @@ def load_object(planner: LoadPlanner, item: ReadItem, content: io.BytesIO) -> No
                 inner = inner[_key(inner, part)]
             key = _key(inner, last)
         except (KeyError, IndexError):
-            pass  # a planner that makes its state as it loads
+            pass  # a planner that creates its state while loading
         else:
             inner[key] = torch.load(content, weights_only=False)
             return
@@ -178,19 +179,19 @@ def load_object(planner: LoadPlanner, item: ReadItem, content: io.BytesIO) -> No
 
 
 def _key(container: Any, part: str | int) -> Any:
-    """What a dict has for the text of a key in a flattened name; an index of a list is itself."""
+    """The dict key for a string in a flattened name; a list index is returned unchanged."""
     if isinstance(container, Mapping) and part not in container:
         return next((key for key in container if str(key) == part), part)
     return part
 
 
 def _box(item: ReadItem) -> Box:
-    """Of the whole tensor: the metadata's one chunk begins at its beginning."""
+    """The box of an item in the tensor: the metadata's only chunk begins at offset 0."""
     return Box(tuple(item.storage_offsets), tuple(item.lengths))
 
 
 def _memory(target: torch.Tensor, saved: Saved) -> torch.Tensor:
-    """The target itself if the core can read into it; else memory beside it."""
+    """The target itself if the core can read into it; else new memory."""
     fits = target.dtype == saved.dtype and target.device.type == "cpu" and target.is_contiguous()
     lazy = target.is_conj() or target.is_neg()  # its memory holds other values than it shows
     return target if fits and not lazy else torch.empty(target.shape, dtype=saved.dtype)

@@ -1,6 +1,6 @@
-"""What PyTorch knows of a state and the native format does not: a value of rank 0's own, which others may ignore.
+"""Facts about a state that PyTorch needs and the native format lacks: a value of rank 0, which other loads may ignore.
 
-Names under ``rank/<r>/`` belong to one rank, so that a strict load elsewhere does not stumble over it.
+Names under ``rank/<r>/`` belong to one rank, so a strict load by others does not see it as unexpected.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _OF_ONE_RANK = re.compile(r"rank/(0|[1-9][0-9]*)/.")
 
 
 def core_name(name: str) -> str:
-    """The name under which the core keeps a tensor: without the parts that wrappers of models add."""
+    """The name of a tensor in the core: without the parts that model wrappers add."""
     *parts, last = name.split(".")
     return ".".join([*(part for part in parts if part not in ("module", "_orig_mod")), last])
 
 
 def of_one_rank(name: str) -> bool:
-    """Whether the core takes a name for one of the values that belong to a single rank."""
+    """Whether the core treats a name as a value of a single rank."""
     return _OF_ONE_RANK.match(name) is not None
 
 
 @dataclass
 class Record:
-    """Of names as PyTorch has them: their paths, which are pickles, which have dtypes that the core lacks; and the id
-    that PyTorch gave the save."""
+    """The paths of PyTorch's names, which of them are pickles, which have dtypes that the core lacks, and the id that
+    PyTorch gave the save."""
 
     paths: dict[str, Path] = field(default_factory=dict)
     pickles: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Record:
         return record
 
     def json(self) -> str:
-        """The value that is saved; a path that is its name alone is left out."""
+        """The value that is saved; a path that equals its name is omitted."""
         paths = {name: list(path) for name, path in self.paths.items() if path != (name,)}
         names = [name for name in self.paths if name not in paths and core_name(name) != name]
         known = {"paths": paths, "names": names, "pickles": self.pickles, "dtypes": self.dtypes}

@@ -1,7 +1,7 @@
-"""What a rank brings to a save: one row a name, out of a plan of PyTorch's.
+"""The rows that a rank contributes to a save: one per name, from a plan of PyTorch's.
 
-A row is a tensor (whole on this rank, cut by a mesh, or in boxes of its own), a plain value, or a pickle: what is
-neither, as torch.save writes it.
+A row is a tensor (complete on this rank, sharded by a mesh, or in explicit boxes), a plain value, or, for anything
+else, a pickle of torch.save.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class Row:
 
     @property
     def structure(self) -> list[Any]:
-        """What has to be the same on every rank for the state to be saved as it is."""
+        """What must be the same on every rank so that no tables need to be exchanged."""
         return [self.name, self.kind, self.path, self.dtype, self.shape, self.spec]
 
     @property
     def table(self) -> list[Any]:
-        """What other ranks are told where structures differ: everything but the data."""
+        """What is exchanged if structures differ: everything but the data."""
         return [*self.structure, [[box.offsets, box.sizes] for box in self.boxes], self.json]
 
 
 @dataclass
 class Entry:
-    """A name of the joined state, the same on every rank but for the pieces."""
+    """A name of the joined state, the same on every rank except for the pieces."""
 
     name: str
     kind: str
@@ -74,12 +74,12 @@ def rows_of(
     Parameters
     ----------
     plan : SavePlan
-        Of this rank.
+        This rank's plan.
     planner : SavePlanner
         Resolves the items.
     world : sequence of int or None
-        The global ranks that save, if all of them come with plans that nobody deduplicated; DTensors cut by a mesh of
-        just these need no boxes.
+        The global ranks that save, if none of their plans was deduplicated; DTensors on a mesh of exactly these ranks
+        need no boxes.
     copies : Copies, optional
         Where the data is copied; without it rows share the memory of the state.
     """
@@ -105,20 +105,20 @@ def rows_of(
 
 
 def mesh_spec(tensor: DTensor, world: Sequence[int]) -> list[Any] | None:
-    """The mesh and the dimension that each of its dimensions cuts (-1: none); None if it is not as plain as that."""
+    """The mesh and the tensor dimension that each mesh dimension shards (-1: none); None for other placements."""
     mesh = tensor.device_mesh.mesh
     if mesh.flatten().tolist() != list(world):
         return None
     dims = []
     for placement in tensor.placements:
-        if type(placement) not in (Shard, Replicate):  # a strided shard is a Shard of its own kind
+        if type(placement) not in (Shard, Replicate):  # a strided shard is a subclass of Shard
             return None
         dims.append(placement.dim if isinstance(placement, Shard) else -1)
     return ["mesh", list(mesh.shape), dims]
 
 
 def plain_json(value: object) -> str | None:
-    """The typed JSON of a value that a load gives back just so; None for all others."""
+    """The typed JSON of a value that a load returns unchanged; None for all others."""
     if not _is_plain(value, 0):
         return None
     try:
@@ -130,7 +130,7 @@ def plain_json(value: object) -> str | None:
 
 
 def _is_plain(value: object, depth: int) -> bool:
-    """Of exactly these types: a subclass, such as torch.Size or an enum, would come back as its base."""
+    """Whether a value has exactly these types: a subclass, such as torch.Size or an enum, would load as its base."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str, bytes):
         return True
@@ -146,7 +146,7 @@ def _is_plain(value: object, depth: int) -> bool:
 
 
 def _keeps_objects(planner: SavePlanner) -> bool:
-    """Whether what a planner's state holds is what it would save."""
+    """Whether a planner saves the objects in its state unchanged."""
     return isinstance(planner, DefaultSavePlanner) and all(
         getattr(type(planner), name) is getattr(DefaultSavePlanner, name)
         for name in ("resolve_data", "lookup_object", "transform_object")
@@ -154,7 +154,7 @@ def _keeps_objects(planner: SavePlanner) -> bool:
 
 
 def _is_split(value: object) -> bool:
-    """Whether the core would save the members of a value apart in PyTorch's format, as PyTorch's planner mostly did."""
+    """Whether the core would save the members of a value separately in PyTorch's format, as PyTorch's planner does."""
     return isinstance(value, dict) or (isinstance(value, list) and any(_is_split(member) for member in value))
 
 
@@ -167,7 +167,7 @@ def _object_row(name: str, path: Path, item: WriteItem, planner: SavePlanner, va
     except Exception as error:
         raise InvalidArgument(f"{name!r} cannot be pickled: {error}") from error
     if not isinstance(content, io.BytesIO):
-        raise InvalidArgument(f"the planner resolved {name!r} to a {type(content).__name__}; a BytesIO is wanted")
+        raise InvalidArgument(f"the planner resolved {name!r} to a {type(content).__name__}, expected a BytesIO")
     data = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
     size = (len(data),)
     return Row(name, "pickle", path, "uint8", size, ["boxes"], [Box((0,), size)], [data])
@@ -176,19 +176,21 @@ def _object_row(name: str, path: Path, item: WriteItem, planner: SavePlanner, va
 def _add_piece(row: Row, item: WriteItem, planner: SavePlanner, copies: Copies | None) -> None:
     data = planner.resolve_data(item)
     if not isinstance(data, torch.Tensor):
-        raise InvalidArgument(f"the planner resolved {row.name!r} to a {type(data).__name__}; a tensor is wanted")
+        raise InvalidArgument(f"the planner resolved {row.name!r} to a {type(data).__name__}, expected a tensor")
     assert item.tensor_data is not None
     chunk = item.tensor_data.chunk
     box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
     if tuple(data.shape) != box.sizes:
-        raise InvalidArgument(f"{row.name!r}: the planner gave data of {tuple(data.shape)} for a chunk of {box.sizes}")
+        raise InvalidArgument(
+            f"{row.name!r}: the planner returned data of shape {tuple(data.shape)} for a chunk of shape {box.sizes}"
+        )
     row.dtype = dtype_name(data.dtype)
-    if 0 in row.shape:  # without elements: every rank brings all of it
+    if 0 in row.shape:  # no elements: every rank has all of it
         row.spec, row.boxes = ["whole"], [Box((0,) * len(row.shape), row.shape)]
         row.pieces = [torch.empty(row.shape, dtype=bits_of(data.dtype))]
         return
     if 0 in box.sizes:
-        return  # nothing of the tensor is here
+        return  # this rank holds nothing of the tensor
     row.boxes.append(box)
     row.pieces.append(staged(data, row.name, copies, box))
 
@@ -199,5 +201,5 @@ def table_text(rows: list[Row]) -> bytes:
 
 
 def structure_text(rows: list[Row]) -> bytes:
-    """The structures of rows, to be compared."""
+    """The structures of rows, for comparison."""
     return json.dumps([row.structure for row in rows]).encode()

@@ -1,8 +1,8 @@
 """One save of joined rows into a checkpoint's directory, by the core's saver.
 
-A checkpoint_id is a root of the core's saver that holds one save at a time: a new save is written beside the former one
-and replaces it when it is committed, so that whatever dies before leaves the former one as it was. In PyTorch's format
-rank 0 then replaces the directory's `.metadata`, and PyTorch sees the new save from there on.
+A checkpoint_id is a root of the core's saver that holds one save at a time. A new save is written beside the previous
+one and replaces it when it is committed, so a failure before that leaves the previous one intact. In PyTorch's format
+rank 0 then replaces the directory's `.metadata`, which makes the new save visible to PyTorch.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ _HEAD = re.compile(rb'^\{"format":"[^"]*","version":\d+,"sequence":(\d+),')
 
 
 def is_url(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint_id is no path."""
+    """Whether a checkpoint_id is a URL, not a path."""
     return "://" in os.fsdecode(checkpoint_id)
 
 
 def local_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """The directory that a checkpoint_id means now, wherever the program is later; InvalidArgument for URLs."""
+    """The absolute path of a checkpoint_id. Raises InvalidArgument for URLs."""
     text = os.fsdecode(checkpoint_id)
     if is_url(text):
         raise InvalidArgument(
-            f"{text} is a URL; Tessera's FileSystemWriter and FileSystemReader take paths, and PyTorch's FsspecWriter "
-            "and FsspecReader URLs"
+            f"{text} is a URL; Tessera's FileSystemWriter and FileSystemReader need a path, use PyTorch's FsspecWriter "
+            "and FsspecReader for URLs"
         )
     return Path(text).absolute()
 
 
 class Save:
-    """Into one directory, in one format. Used once."""
+    """A save into a directory in one format. Used once."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Save:
         check_replicas: bool = False,
     ) -> None:
         if format not in FORMATS:
-            raise InvalidArgument(f"the format {format!r} is none of {', '.join(FORMATS)}")
+            raise InvalidArgument(f"format is {format!r}; it must be one of {', '.join(FORMATS)}")
         self._ranks = ranks
         self._directory = directory
         self._save_id = save_id  # rank 0's, once the ranks have met
@@ -107,12 +107,12 @@ class Save:
         return self._described(entries)
 
     def later(self, rows: Callable[[], list[Row]], *, staged: bool = False) -> Future[Metadata]:
-        """Return once training may go on; the future is done when the checkpoint is committed. Collective.
+        """Return once training may continue; the future is done when the checkpoint is committed. Collective.
 
-        `staged` says that nobody changes the rows' memory before the future is done, so that nothing is copied.
+        With `staged`, nothing changes the rows' memory before the future is done, so nothing is copied.
         """
         self._ranks.wait()
-        # A communicator of its own for what has to be agreed in the background.
+        # A separate communicator for agreement in the background.
         comm = None if self._ranks.comm is None else self._ranks.comm.split(0, name="torch.checkpoint.async")
         saver = work = None
         try:
@@ -143,7 +143,7 @@ class Save:
                 future.set_result(self._described(entries))
 
         def in_background() -> None:
-            if self._low_priority and work is None:  # this thread writes, and those that it starts
+            if self._low_priority and work is None:  # this thread and the threads it starts write
                 with contextlib.suppress(OSError):
                     thread_id = threading.get_native_id()
                     os.setpriority(
@@ -151,11 +151,11 @@ class Save:
                     )
             finish()
 
-        # Not a daemon: a program that ends waits for its last save.
+        # Not a daemon thread, so that the program waits for its last save before it exits.
         thread = threading.Thread(target=in_background, name="tessera-async-save")
         try:
             thread.start()
-        except RuntimeError:  # no more threads are to be had; the other ranks count on this one
+        except RuntimeError:  # no thread is available, but the other ranks depend on this one
             finish()
         return future
 
@@ -167,7 +167,7 @@ class Save:
             comm.close()
 
     def _begin(self, comm: Comm | None, rows: Callable[[], list[Row]]) -> tuple[list[Entry], State, Any]:
-        """The joined state and a saver for it. Whatever fails on one rank fails on all, before a byte is written."""
+        """The joined state and a saver for it. A failure on one rank fails all ranks, before a byte is written."""
         error: BaseException | None = None
         own: list[Row] = []
         try:
@@ -205,27 +205,27 @@ class Save:
     def _check(self, rows: list[Row]) -> None:
         if self._ranks.rank == 0 and (self._directory / "manifest.json").exists():
             raise InvalidState(
-                f"{self._directory} is one save below a checkpoint's directory; save into {self._directory.parent}"
+                f"{self._directory} is a single save in a checkpoint's directory; save into {self._directory.parent}"
             )
         if not self._overwrite and self._ranks.rank == 0 and holds_checkpoint(self._directory):
-            raise InvalidState(f"{self._directory} holds a checkpoint already, and overwrite is False")
+            raise InvalidState(f"{self._directory} already holds a checkpoint, and overwrite is False")
         for row in rows:
             if of_one_rank(row.name):
                 raise InvalidArgument(
-                    f"{row.name!r}: names under rank/<r>/ are those of values that one rank owns; save it by another "
-                    "name"
+                    f"{row.name!r}: names under rank/<r>/ are reserved for values of a single rank; save it under "
+                    "another name"
                 )
             if row.kind != "tensor" or self._format != "torch_dcp" or not row.dtype:
                 continue
             if bits_of(named_dtype(row.dtype)) != named_dtype(row.dtype):
-                raise Unsupported(f"{row.name!r} is {row.dtype}, which is saved in the format 'tessera' alone")
+                raise Unsupported(f"{row.name!r} is {row.dtype}, which only the format 'tessera' supports")
 
     @property
     def _storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id=str(self._directory), save_id=self._save_id)
 
     def _described(self, entries: list[Entry]) -> Metadata:
-        """What PyTorch's `save` returns: names, sizes and dtypes; where the data lies is the core's to know."""
+        """The result of PyTorch's `save`: names, sizes and dtypes, without the location of the data."""
         known = {
             entry.name: whole_tensor(entry.shape, named_dtype(entry.dtype))
             if entry.kind == "tensor"
@@ -236,26 +236,26 @@ class Save:
         return Metadata(known, planner_data=paths, storage_meta=self._storage_meta, version="1.0.0")
 
     def _end(self, comm: Comm | None, entries: list[Entry]) -> None:
-        """After the commit: what PyTorch looks for, and no former save."""
+        """After the commit: write what PyTorch reads, and remove previous saves."""
         error: BaseException | None = None
         if self._ranks.rank == 0:
             try:
                 settle(self._directory, entries if self._format == "torch_dcp" else None, self._storage_meta)
             except OSError as failure:
-                error = TesseraIOError(f"{self._directory}: the save is committed, tidying up failed: {failure}")
+                error = TesseraIOError(f"{self._directory}: the save is committed, but cleaning up failed: {failure}")
             except Exception as failure:
                 error = failure if isinstance(failure, TesseraError) else TesseraError(str(failure))
         agree(comm, error)
 
 
 def warn_of_more_than_data(entries: list[Entry]) -> None:
-    """While the object is there to be saved otherwise: on the rank that saves it."""
+    """Warn on the rank that saves such an object, while it can still be saved in another way."""
     pickles = ((entry.name, entry.pieces[0]) for entry in entries if entry.kind == "pickle" and entry.pieces)
     refused = {name: refusal(content.numpy().tobytes()) for name, content in pickles}
     told = [f"{name!r} ({why})" for name, why in refused.items() if why is not None]
     if told:
         warnings.warn(
-            "saved, but load will refuse these objects, which hold more than data; to load them, use "
+            "the checkpoint is saved, but load will refuse these objects, which hold more than data; to load them, use "
             f"FileSystemReader(path, weights_only=False): {', '.join(told)}",
             stacklevel=2,
         )
@@ -267,7 +267,7 @@ def holds_checkpoint(directory: Path) -> bool:
 
 
 def saves_in(directory: Path) -> list[tuple[int, Path]]:
-    """The committed saves below a directory, by their order of commits, oldest first."""
+    """The committed saves in a directory, oldest commit first."""
     found = []
     for save in directory.glob("step-*"):
         try:
@@ -281,7 +281,7 @@ def saves_in(directory: Path) -> list[tuple[int, Path]]:
 
 
 def settle(directory: Path, entries: list[Entry] | None, storage: StorageMeta) -> None:
-    """Make the newest save the only one of ours; in PyTorch's format `entries` go into the directory's `.metadata`."""
+    """Keep only the newest of our saves; in PyTorch's format write `entries` to the directory's `.metadata`."""
     saves = saves_in(directory)
     newest = saves[-1][1]
     if entries is not None:
@@ -289,11 +289,11 @@ def settle(directory: Path, entries: list[Entry] | None, storage: StorageMeta) -
     elif (directory / METADATA).exists():
         (directory / METADATA).unlink()
         sync_directory(directory)
-    # Held: whoever swaps a directory for a link, or for another, has nothing else removed.
+    # Held open, so that swapping a directory for a link or another directory cannot make us remove anything else.
     with opened(directory) as root, opened(newest.name, root) as own:
         for sequence, former in saves[:-1]:
             remove(root, former.name, sequence)
-        for left in directory.glob(f"{_REMOVED}step-*"):  # by one that died here
+        for left in directory.glob(f"{_REMOVED}step-*"):  # left by a process that died here
             with contextlib.suppress(NotADirectoryError), opened(left.name, root) as gone:
                 if os.fstat(gone).st_uid == os.fstat(own).st_uid:
                     empty(gone)
@@ -302,7 +302,7 @@ def settle(directory: Path, entries: list[Entry] | None, storage: StorageMeta) -
 
 @contextlib.contextmanager
 def opened(name: str | os.PathLike[str], root: int | None = None) -> Iterator[int]:
-    """A directory's descriptor; in `root` the name must be no link."""
+    """A directory's descriptor; in `root` the name must not be a link."""
     link = 0 if root is None else os.O_NOFOLLOW
     descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | link, dir_fd=root)
     try:
@@ -320,7 +320,7 @@ def empty(directory: int) -> None:
 
 
 def remove(root: int, name: str, sequence: int) -> None:
-    """Remove our save of that sequence, unless it is open for reading, or its directory is a link: what that leads to
+    """Remove our save with this sequence number, unless it is open for reading or its directory is a link, whose target
     is not ours to empty."""
     if stat.S_ISLNK(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode):
         return
@@ -337,8 +337,8 @@ def remove(root: int, name: str, sequence: int) -> None:
         except BlockingIOError:
             return
         except OSError:
-            pass  # a file system without locks protects nobody
-        gone = _REMOVED + name  # at once: from here on it is no save, whatever dies
+            pass  # a file system without locks protects no reader
+        gone = _REMOVED + name  # atomic: from here on it is not a save, even if this process dies
         os.rename(name, gone, src_dir_fd=root, dst_dir_fd=root)
         if not os.path.samestat(os.fstat(save), os.stat(gone, dir_fd=root, follow_symlinks=False)):
             os.rename(gone, name, src_dir_fd=root, dst_dir_fd=root)

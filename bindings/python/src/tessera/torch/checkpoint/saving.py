@@ -36,7 +36,7 @@ _Storage = TypeVar("_Storage", FsspecReader, FsspecWriter)
 
 
 def storage_may_be_second(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """As PyTorch has it, with its warning: a second positional argument is the storage_writer or storage_reader."""
+    """As in PyTorch, with its warning: a second positional argument is the storage_writer or storage_reader."""
     taken: Callable[_Given, _Result] = _api_bc_check(function)
     return taken
 
@@ -53,27 +53,27 @@ def save(
     use_collectives: bool = True,
     format: str | None = None,
 ) -> Metadata:
-    """Save a state of tensors, DTensors, ShardedTensors and objects, each rank its part. Collective.
+    """Save a state of tensors, DTensors, ShardedTensors and objects; each rank saves its part. Collective.
 
     Parameters
     ----------
     state_dict : dict
-        Nested as PyTorch takes it; ``state_dict()`` of `Stateful` members is called.
+        Nested as in PyTorch; ``state_dict()`` of `Stateful` members is called.
     checkpoint_id : path
-        The checkpoint's directory. A checkpoint that it holds is replaced when the new one is committed. A URL, as
-        ``s3://``, is PyTorch's to write, in its own format, by fsspec.
+        The checkpoint's directory. An existing checkpoint is replaced when the new one is committed. A URL such as
+        ``s3://`` is written by PyTorch through fsspec, in PyTorch's format.
     storage_writer : StorageWriter, optional
-        A `FileSystemWriter`. Any other of PyTorch's is handed to PyTorch.
+        A `FileSystemWriter`. With any other writer PyTorch saves.
     planner : SavePlanner, optional
-        A planner of one's own lets PyTorch plan, which gathers all plans on one rank; by default no plan travels.
+        With a custom planner PyTorch plans, which gathers all plans on one rank; by default no plan is sent.
     process_group : ProcessGroup or tessera.Comm, optional
-        The ranks that save; by default all of `torch.distributed`, or this process alone where that is not initialised.
+        The ranks that save; by default all of `torch.distributed`, or this process alone if it is not initialised.
     no_dist : bool
-        Save this process's state alone.
+        Save only this process's state.
     use_collectives : bool
-        Only True.
+        Must be True.
     format : {"tessera", "torch_dcp"}, optional
-        What is written: Tessera's own format (the default), or PyTorch's, which an unmodified PyTorch loads.
+        Tessera's own format (the default), or PyTorch's, which an unmodified PyTorch loads.
 
     Returns
     -------
@@ -83,9 +83,9 @@ def save(
     Raises
     ------
     Mismatch
-        Ranks bring tensors of one name that differ in dtype or shape.
+        Ranks have tensors of the same name with different dtypes or shapes.
     TesseraIOError, TesseraTimeout, PeerLost, CommitUnknown
-        The save failed; all ranks raise, and the former checkpoint is untouched.
+        The save failed. All ranks raise, and the previous checkpoint is untouched.
     """
     writer = _writer(storage_writer, checkpoint_id, format)
     if not isinstance(writer, FileSystemWriter) or not _ours(planner) or not use_collectives:
@@ -124,23 +124,23 @@ def async_save(
 ) -> Future[Metadata] | AsyncSaveResponse:
     """Copy a state, return, and save the copy in the background. Collective.
 
-    One save is in flight at a time: the next one waits for it. A program that ends waits for its last save. The ranks
-    need no CPU backend for it, as PyTorch's does.
+    Only one save is in flight at a time: the next one waits for it. The program waits for its last save before it
+    exits. Unlike PyTorch's, the ranks need no CPU backend.
 
     Parameters
     ----------
     state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist, use_collectives, format
-        As `save` takes them. A `FileSystemWriter` with ``cache_staged_state_dict`` keeps the memory of the copy.
+        As for `save`. A `FileSystemWriter` with ``cache_staged_state_dict`` reuses the memory of the copy.
     async_checkpointer_type : AsyncCheckpointerType
-        PROCESS lets PyTorch save from a process of its own.
+        With PROCESS, PyTorch saves from a separate process.
     async_stager : AsyncStager, optional
-        Makes the copy, as PyTorch has it.
+        Makes the copy, as in PyTorch.
 
     Returns
     -------
     Future
-        ``result()`` is the metadata that `save` returns, or raises what it would raise. A stager that itself works in
-        the background makes this an `AsyncSaveResponse`, as it does with PyTorch.
+        ``result()`` returns or raises what `save` would. With a stager that works in the background this is an
+        `AsyncSaveResponse`, as in PyTorch.
     """
     writer = _writer(storage_writer, checkpoint_id, format)
     theirs = async_stager is not None or async_checkpointer_type != AsyncCheckpointerType.THREAD
@@ -161,7 +161,7 @@ def async_save(
     copies = writer.copies
     if copies is None:
         return writer.saving(ranks).later(_rows(state_dict, planner, ranks, process_group, 0))
-    if writer.reads_copies is not None:  # perhaps for other ranks than these
+    if writer.reads_copies is not None:  # possibly for other ranks
         writer.reads_copies.exception()
     rows = _rows(state_dict, planner, ranks, process_group, 0, copies)
     writer.reads_copies = writer.saving(ranks).later(rows, staged=True)
@@ -176,7 +176,7 @@ def save_state_dict(
     no_dist: bool = False,
     planner: SavePlanner | None = None,
 ) -> Metadata:
-    """`save`, as PyTorch named it before 2.2. Planners hear who coordinates; what is saved does not depend on it."""
+    """PyTorch's name of `save` before 2.2. Planners get the coordinator; the saved data does not depend on it."""
     storage_writer.reset()
     if isinstance(storage_writer, FileSystemWriter) and _ours(planner):
         return _save(storage_writer, state_dict, planner, process_group, no_dist, coordinator_rank)
@@ -192,13 +192,13 @@ def save_state_dict(
 
 
 def check_coordinator(rank: int, ranks: Ranks) -> None:
-    """InvalidArgument if no rank has this number; one that is alone coordinates itself, as with PyTorch."""
+    """Raise InvalidArgument if the rank does not exist; a single rank coordinates itself, as in PyTorch."""
     if ranks.world_size > 1 and not 0 <= rank < ranks.world_size:
-        raise InvalidArgument(f"coordinator_rank={rank}: the ranks are 0 to {ranks.world_size - 1}")
+        raise InvalidArgument(f"coordinator_rank is {rank}; it must be 0 to {ranks.world_size - 1}")
 
 
 def plain_state(state_dict: StateDict) -> StateDict:
-    """The state with those of its `Stateful` members in their place."""
+    """The state with its `Stateful` members replaced by their states."""
     return {key: part.state_dict() if isinstance(part, Stateful) else part for key, part in state_dict.items()}
 
 
@@ -215,46 +215,46 @@ def _rows(
 
 
 def _refuse_lazy(state: Any) -> None:
-    """PyTorch's planner would, without the name."""
+    """Refuse lazy parameters by name; PyTorch's planner would refuse them without it."""
     for name, value in state.items() if isinstance(state, dict) else ():
         if is_lazy(value):
-            raise InvalidArgument(f"{name!r} is a lazy parameter without a shape yet: run a forward pass before")
+            raise InvalidArgument(f"{name!r} is a lazy parameter without a shape; run a forward pass first")
 
 
 def _world(ranks: Ranks, group: Any) -> list[int]:
-    """The ranks as `torch.distributed` counts them."""
+    """The global ranks of `torch.distributed`."""
     if ranks.world_size == 1 or isinstance(group, Comm) or not dist.is_initialized():
         return list(range(ranks.world_size))
     return list(dist.get_process_group_ranks(group))
 
 
 def _ours(planner: SavePlanner | None) -> bool:
-    """Whether the planner decides nothing that only PyTorch's own way of planning would bring about."""
+    """Whether the planner needs nothing of PyTorch's own planning."""
     return planner is None or (type(planner) is DefaultSavePlanner and not planner._enable_plan_caching)
 
 
 def _writer(writer: StorageWriter | None, checkpoint_id: CheckpointId, format: str | None) -> StorageWriter:
     if writer is None:
         if checkpoint_id is None:
-            raise InvalidArgument("either checkpoint_id or storage_writer has to say where to save")
+            raise InvalidArgument("nowhere to save; pass checkpoint_id or storage_writer")
         if is_url(checkpoint_id):
             if format not in (None, "torch_dcp"):
-                raise Unsupported(f"{checkpoint_id!r} is a URL, where PyTorch's own format is saved, not {format!r}")
+                raise Unsupported(f"{checkpoint_id!r} is a URL; only PyTorch's own format is supported, not {format!r}")
             return of_url(FsspecWriter, checkpoint_id)
         return FileSystemWriter(checkpoint_id, format=format or "tessera")
     if format is not None:
-        raise InvalidArgument("the format is the storage_writer's: FileSystemWriter(path, format=...)")
+        raise InvalidArgument("the storage_writer decides the format; use FileSystemWriter(path, format=...)")
     if checkpoint_id is not None:
         writer.reset(checkpoint_id)
     return writer
 
 
 def of_url(kind: type[_Storage], url: str | os.PathLike[str]) -> _Storage:
-    """PyTorch's own writer or reader of the file systems of fsspec."""
+    """PyTorch's own writer or reader for fsspec file systems."""
     try:
         if kind.validate_checkpoint_id(url):
             return kind(url)
-        why = "fsspec knows no such file system"
+        why = "fsspec does not know this file system"
     except ImportError as missing:
         why = str(missing)
     raise InvalidArgument(f"{url!r} is a URL that cannot be opened: {why}")
@@ -262,12 +262,12 @@ def of_url(kind: type[_Storage], url: str | os.PathLike[str]) -> _Storage:
 
 def _torch_group(group: Any) -> Any:
     if isinstance(group, Comm):
-        raise InvalidArgument("PyTorch plans this save: its process_group is wanted, not a tessera.Comm")
+        raise InvalidArgument("PyTorch plans this save; pass a process_group of PyTorch, not a tessera.Comm")
     return group
 
 
 def _pytorch(function: Any, state_dict: StateDict, writer: StorageWriter, **how: Any) -> Any:
-    """PyTorch's own function. An error of Tessera that all ranks share is raised as itself."""
+    """Call PyTorch's own function. A Tessera error that all ranks share is raised as itself."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -278,6 +278,6 @@ def _pytorch(function: Any, state_dict: StateDict, writer: StorageWriter, **how:
 
 
 def unwrapped(failed: Any) -> BaseException:
-    """The first rank's own error, if it is one of Tessera; else PyTorch's, of all ranks."""
+    """The first Tessera error of any rank; else PyTorch's error of all ranks."""
     errors = [failure[0] for _, failure in sorted(failed.failures.items())]
     return next((error for error in errors if isinstance(error, TesseraError)), failed)

@@ -1,7 +1,7 @@
-"""From models and optimizers to states and back: PyTorch's own functions, under the module name that it uses.
+"""PyTorch's own functions to convert between models or optimizers and states, under PyTorch's module name.
 
-Of Tessera's `FullyShardedDataParallel` they take and give what they take and give of PyTorch's: sharded states, or
-whole ones by their options, whatever its own `state_dict_type` is.
+For Tessera's `FullyShardedDataParallel` they work as for PyTorch's: with sharded states, or full ones by their options,
+whatever its own `state_dict_type` is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _with_sharded_states(function: Callable[_Given, _Result]) -> Callable[_Given
 
 
 def _sharded(model: Any) -> AbstractContextManager[None]:
-    fsdp = sys.modules.get("tessera.torch.fsdp")  # who has such a model has imported it
+    fsdp = sys.modules.get("tessera.torch.fsdp")  # a program with such a model has imported it
     if fsdp is None or not isinstance(model, nn.Module) or not fsdp.FullyShardedDataParallel.fsdp_modules(model):
         return nullcontext()
     kind: AbstractContextManager[None] = fsdp.FullyShardedDataParallel.state_dict_type(

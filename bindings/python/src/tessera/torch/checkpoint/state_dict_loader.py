@@ -1,4 +1,4 @@
-"""`load` and its like, under the module name that PyTorch uses."""
+"""`load` and `load_state_dict` under PyTorch's module name."""
 
 from .loading import load, load_state_dict
 

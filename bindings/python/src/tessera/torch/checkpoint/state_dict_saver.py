@@ -1,4 +1,4 @@
-"""`save` and its like, under the module name that PyTorch uses."""
+"""`save` and similar functions under PyTorch's module name."""
 
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 

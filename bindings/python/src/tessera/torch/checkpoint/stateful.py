@@ -1,4 +1,4 @@
-"""The protocol of objects that know their own state, under the module name that PyTorch uses."""
+"""The protocol of objects that provide their own state, under PyTorch's module name."""
 
 from torch.distributed.checkpoint.stateful import Stateful
 

@@ -1,7 +1,7 @@
-"""A StorageWriter that gives PyTorch's own `dcp.save` and `dcp.async_save` Tessera's engine.
+"""A StorageWriter through which PyTorch's own `dcp.save` and `dcp.async_save` use Tessera's engine.
 
-PyTorch plans; the ranks then meet through the plan (`Meeting`), and `write_data` is one save of the core: durable and
-committed on all ranks, or on none.
+PyTorch plans; the ranks then connect through the plan (`Meeting`), and `write_data` is one save of the core: durable
+and committed on all ranks, or on none.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
     Parameters
     ----------
     path : path
-        The checkpoint's directory; `checkpoint_id` of a save replaces it. A relative one is below the program's working
-        directory now, wherever it is when it saves.
+        The checkpoint's directory; `checkpoint_id` of a save overrides it. A relative path is resolved against the
+        working directory at construction, not when saving.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead
-        As PyTorch takes them, so that its programs run: the core always writes one file a rank, syncs it, and
-        chooses its threads itself.
+        Accepted for compatibility with PyTorch: the core always writes one file per rank, syncs it, and chooses its
+        threads itself.
     cache_staged_state_dict : bool
-        Keep the buffers into which an asynchronous save copies from save to save (pinned, where there is an
-        accelerator). Keep the writer too, then.
+        Reuse the buffers into which asynchronous saves copy (pinned if there is an accelerator). Requires reusing the
+        writer.
     overwrite : bool
-        Whether a checkpoint that is there may be replaced; else `InvalidState`.
+        Whether an existing checkpoint may be replaced; if not, a save raises `InvalidState`.
     cached_state_dict : bool, optional
-        Another name of `cache_staged_state_dict`.
+        Another name for `cache_staged_state_dict`.
     serialization_format : torch.distributed.checkpoint.filesystem.SerializationFormat, optional
-        PyTorch's default, TORCH_SAVE, changes nothing; another is `Unsupported`: `format` says what is written.
+        PyTorch's default, TORCH_SAVE, has no effect; others are `Unsupported`. Use `format` instead.
     format : {"tessera", "torch_dcp"}
-        What is written: Tessera's own format, or PyTorch's, which an unmodified PyTorch loads.
+        Tessera's own format, or PyTorch's, which an unmodified PyTorch loads.
     step : int
         Steps completed, stored with the checkpoint.
     timeout : float or timedelta, optional
         Deadline of the ranks' votes, in seconds.
     progress, low_priority, write_bytes_per_s, check_replicas
-        As `tessera.Saver` takes them.
+        As for `tessera.Saver`.
     """
 
     def __init__(
@@ -82,13 +82,14 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         check_replicas: bool = False,
     ) -> None:
         if not sync_files:
-            raise Unsupported("sync_files=False: a checkpoint of Tessera is durable when its save is done")
+            raise Unsupported("sync_files=False is not supported; Tessera checkpoints are durable when a save is done")
         if getattr(serialization_format, "value", None) not in (None, "torch_save"):
             raise Unsupported(
-                f"serialization_format={serialization_format}: the format 'tessera' writes safetensors files"
+                f"serialization_format={serialization_format} is not supported; the format 'tessera' writes "
+                "safetensors files"
             )
         if format not in FORMATS:
-            raise InvalidArgument(f"the format {format!r} is none of {', '.join(FORMATS)}")
+            raise InvalidArgument(f"format is {format!r}; it must be one of {', '.join(FORMATS)}")
         StorageWriter.__init__(self)
         BlockingAsyncStager.__init__(
             self, cache_staged_state_dict=cache_staged_state_dict if cached_state_dict is None else cached_state_dict
@@ -111,7 +112,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         self._meeting: tuple[Any, Meeting] | None = None  # of the coordinator: its server, and what it told the ranks
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process: an asynchronous save in another one meets anew."""
+        """The state without what belongs to this process: an asynchronous save in another process connects again."""
         return {
             **self.__dict__,
             "_ranks": {},
@@ -122,13 +123,13 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         }
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new save, into `checkpoint_id` if it is given."""
+        """Begin a new save, into `checkpoint_id` if given."""
         self.save_id = str(uuid.uuid4())
         if checkpoint_id:
             self.path = local_directory(checkpoint_id)
 
     def saving(self, ranks: Ranks) -> Save:
-        """A save as this writer's options say."""
+        """A save with this writer's options."""
         return Save(
             ranks,
             self.path,
@@ -144,7 +145,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         )
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the state on the CPU, for PyTorch's `async_save`; into memory that is kept, if it is to be."""
+        """A copy of the state on the CPU, for PyTorch's `async_save`; in reused memory if the state is cached."""
         if not self.cache_staged_state_dict or self.state_dict_cache is not None or torch.cuda.is_available():
             return dict(super().stage(state_dict))
         self.cache_staged_state_dict = False  # the first copy becomes the cache; PyTorch would pin it for a GPU
@@ -155,9 +156,11 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         return cache
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Told by PyTorch who coordinates."""
+        """Called by PyTorch before planning."""
         if not kwargs.get("use_collectives", True):
-            raise Unsupported("use_collectives=False: such checkpoints cannot be loaded by another number of ranks")
+            raise Unsupported(
+                "use_collectives=False is not supported; such checkpoints cannot be loaded by another number of ranks"
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Tell the coordinator which host this rank is on."""
@@ -171,7 +174,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         known = self._ranks.get(self._meeting[1].job_id) if self._meeting is not None else None
         if self._meeting is None or known is None or not known.usable or known.world_size != len(hosts):
             if self._meeting is not None and known is None:
-                self._meeting[0].close()  # nobody came
+                self._meeting[0].close()  # no rank arrived
             self._meeting = serve(hosts)
         meeting = self._meeting[1]
         return [dataclasses.replace(plan, storage_data=(rank, meeting)) for rank, plan in enumerate(plans)]
@@ -196,7 +199,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         if known is not None and known.usable:
             return known
         if known is not None:
-            raise InvalidState("the planner told the ranks of a save before to meet: keep one FileSystemWriter for it")
+            raise InvalidState("the plan belongs to an earlier save; use the same FileSystemWriter for all its saves")
         for former in self._ranks.values():
             former.close()
         server = self._meeting[0] if self._meeting is not None and self._meeting[1] == meeting else None
@@ -206,12 +209,12 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         return ranks
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing is left to do: the checkpoint is committed."""
+        """Complete the metadata. The checkpoint is already committed."""
         metadata.version = "1.0.0"
         metadata.storage_meta = self.storage_meta()
 
     def storage_meta(self) -> StorageMeta | None:
-        """What a planner is told of the storage."""
+        """The storage metadata for planners."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     @property
@@ -221,5 +224,5 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether `checkpoint_id` is a path, and no URL."""
+        """Whether `checkpoint_id` is a path, not a URL."""
         return not is_url(checkpoint_id)

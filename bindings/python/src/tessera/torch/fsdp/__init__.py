@@ -1,13 +1,13 @@
-"""PyTorch's FSDP2 over Tessera's own: `fully_shard` with its signature, and the methods that it gives to modules; and
-`FullyShardedDataParallel`, FSDP1's class by its names.
+"""PyTorch's FSDP2 API on Tessera's FSDP: `fully_shard` with its signature and the methods that it adds to modules; and
+`FullyShardedDataParallel`, the class of FSDP1.
 
     from tessera.torch.fsdp import fully_shard                # was: from torch.distributed.fsdp import ...
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
 
-Sharded parameters are DTensors. While a module computes they are plain tensors, whole, in one copy that the ranks of a
-host share. docs/TORCH.md says where it differs from PyTorch's.
+Sharded parameters are DTensors. While a module computes, they are unsharded plain tensors, in one copy that the ranks
+of a host share. docs/TORCH.md lists the differences from PyTorch.
 """
 
 from torch.distributed.fsdp import (

@@ -1,4 +1,4 @@
-"""Tessera's collectives inside PyTorch's own `fully_shard`, whatever backend its groups have.
+"""Tessera's collectives for PyTorch's own `fully_shard`, whatever the backend of its groups.
 
     from tessera.torch.fsdp import AllGather, ReduceScatter
     for module in model.modules():
@@ -6,7 +6,7 @@
             module.set_custom_all_gather(AllGather())
             module.set_custom_reduce_scatter(ReduceScatter())
 
-Where the group's own backend is "tessera" they add nothing.
+They have no effect if the group's own backend is "tessera".
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def _ours_of(group: Any) -> Any:
 
 class _Collective:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for an input or an output."""
+        """Allocate memory for an input or output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class AllGather(_Collective):
-    """For ``set_custom_all_gather`` of PyTorch's modules. Errors are Tessera's, and name ranks."""
+    """For ``set_custom_all_gather`` of PyTorch's modules. Errors are Tessera's and name ranks."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        """As `torch.distributed.all_gather_into_tensor`."""
+        """Like `torch.distributed.all_gather_into_tensor`."""
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group=_ours_of(group), async_op=async_op)
 
 
@@ -56,5 +56,5 @@ class ReduceScatter(_Collective):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
-        """As `torch.distributed.reduce_scatter_tensor`."""
+        """Like `torch.distributed.reduce_scatter_tensor`."""
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=_ours_of(group), async_op=async_op)

@@ -1,18 +1,18 @@
-"""What a tree of modules under `fully_shard` does in a step, from the first forward of its root on.
+"""The steps of a tree of modules under `fully_shard`, from the first forward of its root.
 
-    a module's forward begins     its unit is whole, and the units that come next on their way
-    ... ends                      sharded again, unless it stays whole
-    a gradient of its output      backward begins: whole again
-    its last gradient             on their way into the shards, once the gradients of its inputs are there, too
-    the end of the pass           units whose inputs have no gradient, or which no gradient came to; then all gradients
-                                  are reduced
+    a module's forward begins     its unit is unsharded, and unsharding of the next units begins
+    ... ends                      the unit is sharded again, unless it stays unsharded
+    a gradient of its output      backward begins: the unit is unsharded again
+    its last gradient             its gradients are reduced into the shards, once those of its inputs are complete too
+    the end of the pass           units whose inputs have no gradient, or which got no gradient; then all gradients are
+                                  reduced
 
-Autograd itself says which gradients its pass will bring (`Unit.await_gradients`). A pass that runs inside another, as
-a reentrant checkpoint's does, may bring more of a unit that has handed its gradients over: it has another backward
-then, and what that gives is added.
+Autograd itself tells which gradients its pass will produce (`Unit.await_gradients`). A pass inside another one, such as
+that of a reentrant checkpoint, may produce more gradients for a unit whose gradients are already being reduced: the
+unit then has another backward, and its results are added.
 
-Everything runs on the thread that calls forward and backward, in the order in which autograd comes to the modules: all
-ranks compute the same modules, so that it is the same order everywhere.
+Everything runs on the thread that calls forward and backward, in the order in which autograd reaches the modules. All
+ranks compute the same modules, so the order is the same on all of them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Engine:
     Parameters
     ----------
     root : Unit
-        Names of parameters begin below its first module.
+        Names of parameters are relative to its first module.
     units : sequence of Unit
-        With parameters, in the order in which their modules are met.
+        The units with parameters, in the order of their modules.
     """
 
     def __init__(self, root: Unit, units: Sequence[Unit]) -> None:
@@ -56,7 +56,10 @@ class Engine:
         first = self.units[0]
         for unit in self.units[1:]:
             if unit.mesh != first.mesh:
-                raise Unsupported(f"fully_shard got the mesh {first.mesh} for one module and {unit.mesh} for another")
+                raise Unsupported(
+                    f"fully_shard got the mesh {first.mesh} for one module and {unit.mesh} for another; use one mesh "
+                    "for all modules of a root"
+                )
         for unit in self.units:
             unit.name = names[unit.modules[0]] or type(top).__name__
             for param in unit.params:
@@ -64,9 +67,9 @@ class Engine:
                 param.name = f"{names[module]}.{attribute}".lstrip(".")
         self._group = _group_of(first.mesh)
         self._failed = False
-        self.running = False  # a backward pass is under way, and its end will be noticed
+        self.running = False  # a backward pass is running, and its end will call back
         self.sync = True
-        self.reduces = True  # the shards have their gradients at the end of this pass
+        self.reduces = True  # the shards get their gradients at the end of this pass
         self._begin_core()
 
     def _begin_core(self) -> None:
@@ -92,7 +95,7 @@ class Engine:
                 for unit in self.units
             },
             frozen=[param.core_name for unit in self.units for param in unit.params if not param.shown.requires_grad],
-            # When the others are sharded again is said each time.
+            # The core is told each time when the other units are sharded again.
             keep_whole=[unit.name for unit in self.units if unit.kept_among is None],
             keep_among={unit.name: unit.kept_among for unit in self.units if unit.kept_among is not None},
             shard_ranks=0 if first.mesh.ndim == 1 else first.mesh.size(1),
@@ -107,7 +110,7 @@ class Engine:
         Raises
         ------
         TesseraError
-            What failed first: it may have been a unit on its way, of which this call only hears.
+            The first failure, which may have been the unsharding of another unit in the background.
         """
         try:
             act(self.handle, *arguments)
@@ -117,39 +120,39 @@ class Engine:
             cause = error.__cause__ if isinstance(error, Aborted) and not self._failed else None
             first = cause if isinstance(cause, TesseraError) else error
             self._failed = True
-            if isinstance(first, Mismatch):  # others may wait for something else of this rank, which will not come
+            if isinstance(first, Mismatch):  # others may wait for a different call of this rank, which will not come
                 self.comm.abort(str(first))
             raise first from first.__cause__
 
     # ------------------------------------------------------------ units
 
     def _bring(self, units: Sequence[Unit]) -> None:
-        """The core has the shards of these units as they are now. The root's forward has brought all, and a backward
-        needs them as they were."""
+        """Give the core the current shards of these units. The root's forward has done so for all units, and a backward
+        needs those."""
         if not self.running and not self.root.computing:
             for unit in units:
                 for param in unit.params:
                     param.bring()
 
     def unshard(self, unit: Unit) -> None:
-        """It is on its way."""
+        """Begin to unshard a unit."""
         self._bring([unit])
         self._do(_core.fsdp_unshard, unit.number)
 
     def wait_for(self, unit: Unit) -> None:
-        """It is whole, and its modules show it so."""
+        """Wait until a unit is unsharded, and show it unsharded in its modules."""
         self._do(_core.fsdp_await, unit.number)
         unit.show_whole(self.handle)
 
     def reshard(self, unit: Unit) -> None:
-        """It is sharded, and its modules show it so."""
+        """Shard a unit, and show it sharded in its modules."""
         if unit.in_backward:
-            raise InvalidState(f"{unit.name!r} is in its backward, which ends with backward() itself")
+            raise InvalidState(f"{unit.name!r} is in its backward and cannot be resharded until backward() returns")
         unit.show_sharded()
         self._do(_core.fsdp_reshard, unit.number)
 
     def keep(self, unit: Unit) -> None:
-        """It is kept as its `kept_among` says, and its modules show it sharded."""
+        """Keep a unit among `kept_among` ranks, and show it sharded in its modules."""
         unit.show_sharded()
         self._do(_core.fsdp_forward_done, unit.number)
 
@@ -157,10 +160,10 @@ class Engine:
 
     def forward(self, unit: Unit) -> None:
         """A module of the unit begins to compute."""
-        if self.running:  # activations are computed again
+        if self.running:  # activations are recomputed
             self.backward(unit)
             return
-        self._bring(self.units)  # the next one is on its way, too
+        self._bring(self.units)  # unsharding of the next one begins too
         if unit.forward_prefetch is not None:
             self.unshard(unit)
             for other in unit.forward_prefetch:
@@ -169,7 +172,7 @@ class Engine:
         unit.show_whole(self.handle)
 
     def backward(self, unit: Unit) -> None:
-        """Gradients of the unit's output are there."""
+        """Gradients of the unit's output are available."""
         if not self.running:
             self._begin_backward()
         unit.await_gradients()
@@ -189,7 +192,8 @@ class Engine:
         all_reduce = {unit.all_reduces for unit in self.units}
         if len(sync) > 1 or len(all_reduce) > 1:
             raise Unsupported(
-                "set_requires_gradient_sync and set_requires_all_reduce hold for all modules of a root: call them on it"
+                "set_requires_gradient_sync and set_requires_all_reduce hold for all modules of a root; call them on "
+                "the root"
             )
         (self.sync,), (everywhere,) = sync, all_reduce
         mesh = self.units[0].mesh
@@ -219,7 +223,7 @@ class Engine:
             self.hand_over(unit)
 
     def hand_over(self, unit: Unit) -> None:
-        """The unit's gradients are on their way into the shards."""
+        """Begin to reduce the unit's gradients into the shards."""
         if not unit.in_backward:
             return
         adds = unit.holds_sums or not self.sync
@@ -232,7 +236,7 @@ class Engine:
         self._do(_core.fsdp_grads_ready, unit.number)
 
     def end(self) -> None:
-        """The backward pass is over: return when the gradients of the shards are reduced."""
+        """End the backward pass: return when the gradients of the shards are reduced."""
         self.running = False
         for unit in self.units:
             if not unit.in_backward and not unit.handed_over and unit.trained and self.sync:
@@ -248,12 +252,12 @@ class Engine:
                     param.give_gradient(self.handle)
 
     def _take_part(self, unit: Unit) -> None:
-        """This rank did not use the unit; others may have."""
+        """Begin the backward of a unit that this rank did not use, but others may have."""
         self._do(_core.fsdp_backward, unit.number)
         unit.in_backward = True
 
     def abandon(self) -> None:
-        """Give up the step that has begun."""
+        """Abandon the current step."""
         self.running = False
         self.reduces = True
         self.root.computing = 0
@@ -268,8 +272,8 @@ class Engine:
         self._do(_core.fsdp_abandon)
 
     def begin_forward(self) -> None:
-        """The root's forward begins. Parameters that were replaced, as load_state_dict(assign=True) does: their values
-        become the shards'. Where one was unfrozen, the core gets another model, which has a gradient of it."""
+        """Begin the root's forward. Replaced parameters (load_state_dict(assign=True)) give their values to the shards.
+        If a parameter was unfrozen, the core gets a new model that has a gradient for it."""
         unfrozen = []
         self.root.computing = 0
         for unit in self.units:
@@ -283,8 +287,8 @@ class Engine:
             return
         if not self.reduces or any(unit.holds_sums for unit in self.units):
             raise InvalidState(
-                f"{unfrozen[0]!r} was unfrozen while gradients of earlier passes are not reduced: end them by a "
-                "backward with synchronisation, or give them up by reset_iter_state()"
+                f"{unfrozen[0]!r} was unfrozen while gradients of earlier passes are not reduced; reduce them by a "
+                "backward with synchronisation, or drop them with reset_iter_state()"
             )
         for unit in self.units:
             unit.show_sharded()
@@ -306,7 +310,7 @@ def _group_of(mesh: Any) -> Any:
         group = dist.new_group(wanted, use_local_synchronization=True)
     ranks = dist.get_process_group_ranks(group)
     if ranks != wanted:
-        raise Unsupported(f"the mesh {mesh} has its ranks in another order than its group, {ranks}")
+        raise Unsupported(f"the mesh {mesh} has its ranks in another order than its group {ranks}")
     return group
 
 

@@ -1,4 +1,4 @@
-"""`FullyShardedDataParallel` and what states hold, under the module name that PyTorch uses."""
+"""`FullyShardedDataParallel` and the state configurations under PyTorch's module name."""
 
 from . import (
     FullOptimStateDictConfig,

@@ -23,7 +23,7 @@ ATTRIBUTE = "_tessera_fsdp_unit"  # of modules
 
 
 def unit_of(module: nn.Module) -> HookedUnit | None:
-    """What `fully_shard` made of a module; None if it was not called for it."""
+    """The unit of a module; None if `fully_shard` was not called for it."""
     return module.__dict__.get(ATTRIBUTE)
 
 
@@ -50,7 +50,7 @@ class HookedUnit(Unit):
             module.register_load_state_dict_pre_hook(self._before_load)
 
     def begun(self) -> Engine | None:
-        """The engine; made now if there is none, with the modules of this unit as the root. None: there is nothing to
+        """The engine, created with this unit's modules as the root if there is none. None if there is nothing to
         shard."""
         if self.engine is None:
             begin(self)
@@ -66,7 +66,7 @@ class HookedUnit(Unit):
         if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
             args, kwargs = _cast((args, kwargs), self.policy.param_dtype)
         if engine is not None:
-            self.computing += not engine.running  # what is computed again may end in the middle
+            self.computing += not engine.running  # a recomputed forward may end early
         if engine is not None and self.params:
             engine.forward(self)
             if torch.is_grad_enabled():
@@ -100,7 +100,7 @@ class HookedUnit(Unit):
             engine.keep(self)
 
     def _watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Have the gradients of the inputs tell that the backward of this forward is over."""
+        """Watch the gradients of the inputs, which mark the end of this forward's backward."""
         leaves, spec = tree_flatten((args, kwargs))
         watched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if not watched:
@@ -131,7 +131,7 @@ class HookedUnit(Unit):
 
 
 class _Inputs(torch.autograd.Function):
-    """The inputs of a module as they are; tells when their gradients are there."""
+    """Passes the inputs of a module through unchanged and calls back when their gradients are available."""
 
     @staticmethod
     def forward(ctx: Any, done: Callable[[], None], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -145,7 +145,7 @@ class _Inputs(torch.autograd.Function):
 
 
 def begin(root: HookedUnit) -> None:
-    """Make the engine of the units at and below `root`."""
+    """Create the engine for the units at and below `root`."""
     units: dict[int, HookedUnit] = {id(root): root}
     for top in root.modules:
         for module in top.modules():
@@ -155,7 +155,7 @@ def begin(root: HookedUnit) -> None:
     for unit in units.values():
         if unit.engine is not None:
             raise InvalidState(
-                f"{unit.name!r} has computed on its own before the module that it belongs to: run that one first"
+                f"{unit.name!r} has computed on its own before the module that contains it; run that module first"
             )
     with_params = [unit for unit in units.values() if unit.params]
     root.is_root = True

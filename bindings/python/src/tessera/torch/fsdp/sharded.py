@@ -1,10 +1,10 @@
-"""One parameter under `fully_shard`: sharded, it is a DTensor; whole, a plain parameter at an address of its own.
+"""A parameter under `fully_shard`: a DTensor while sharded, a plain parameter at its own address while unsharded.
 
-Which of the two a module shows is the unit's to say. A parameter that several modules share is shown by all of them.
+The unit decides which of the two its modules show. A parameter that several modules share is shown in all of them.
 
-The core cuts by rows. A parameter that is cut along another dimension has that one first there: its memory is seen
-through views, which have other strides than PyTorch's shards. So such a shard and its gradient are copies, which the
-program and its optimizer may take for what PyTorch's are: contiguous.
+The core shards by rows. For a parameter sharded along another dimension, the core sees that dimension first, and the
+memory is accessed through views with other strides than PyTorch's shards. Therefore such a shard and its gradient are
+copies, contiguous like PyTorch's.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Place = tuple[nn.Module, str]
 
 _TRAINED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# The parameters that were cut, as long as their units are there: a module of no unit yet may still have one.
+# The parameters that were sharded, as long as their units exist: a module without a unit may still hold one.
 _cut: Any = WeakTensorKeyDictionary()
 
 
 def over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over memory of the library, which it keeps alive."""
+    """A tensor over memory of the library; it keeps the memory alive."""
     known = of_core(dtype)
     if not len(memory):
         return torch.empty(shape, dtype=known)
@@ -48,15 +48,15 @@ class Sharded:
     Parameters
     ----------
     name : str
-        In messages, until the model has a root.
+        Name for messages until the model has a root.
     param : Parameter
-        Whole; `check` has seen it. Its rows of this rank are copied; nothing is sent.
+        The full parameter, already validated by `check`. This rank's rows are copied; nothing is sent.
     places : sequence of (Module, str)
-        The modules that have it, each with its name there.
+        The modules that have it, with its name in each.
     mesh : DeviceMesh
-        Of one dimension, or of replicas by shards.
+        One-dimensional, or replicas by shards.
     dim : int
-        The dimension that is cut.
+        The dimension that is sharded.
     """
 
     def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], mesh: DeviceMesh, dim: int) -> None:
@@ -68,10 +68,10 @@ class Sharded:
         self.shape = tuple(param.shape)
         self.stride = param.stride()
         self.trained = param.requires_grad
-        self.number = -1  # in the core's model; from its beginning on
+        self.number = -1  # in the core's model, once that exists
         self.whole: nn.Parameter | None = None
         self._accumulator: Any = None  # autograd's node that adds to the gradient of `whole`
-        self.accumulated: Callable[[Sharded], None] | None = None  # called whenever it has
+        self.accumulated: Callable[[Sharded], None] | None = None  # called after each accumulation
         self._shown_trained = False
         self.grad: DTensor | None = None  # of the shard
         ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
@@ -85,11 +85,11 @@ class Sharded:
         self.show(nn.Parameter(self.distributed(own), requires_grad=param.requires_grad))
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of something of the parameter's shape."""
+        """This rank's part of a tensor with the parameter's shape."""
         return whole.detach().narrow(self.dim, self.begin_at, self.own_size)
 
     def distributed(self, own: torch.Tensor) -> DTensor:
-        """The DTensor of which this rank has `own`."""
+        """The DTensor whose local tensor is `own`."""
         return DTensor.from_local(
             own,
             self.mesh,
@@ -101,12 +101,12 @@ class Sharded:
 
     @property
     def shown(self) -> nn.Parameter:
-        """What the modules have now."""
+        """The parameter that the modules have now."""
         module, attribute = self.places[0]
         return module._parameters[attribute]
 
     def show(self, param: nn.Parameter) -> None:
-        """Have the modules show this."""
+        """Set the parameter in all its modules."""
         for module, attribute in self.places:
             module._parameters[attribute] = param
 
@@ -114,35 +114,35 @@ class Sharded:
 
     @property
     def core_shape(self) -> tuple[int, ...]:
-        """As the core has it."""
+        """The shape in the core."""
         return (self.shape[self.dim], *self.shape[: self.dim], *self.shape[self.dim + 1 :])
 
     @property
     def core_name(self) -> str:
-        """Tells the core of a rank that cuts it along another dimension."""
+        """The name in the core, which differs if ranks shard along different dimensions."""
         return self.name if self.dim == 0 else f"{self.name} (Shard({self.dim}))"
 
     def _seen(self, memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor over memory of the core's, with the dimensions where the parameter has them."""
+        """A tensor over memory of the core, with the dimensions in the parameter's order."""
         return over(memory, dtype, shape).movedim(0, self.dim)
 
     def begin(self, handle: _core.FSDP, number: int) -> None:
-        """The core has memory for the shard: it takes the values, and is what the DTensor has from now on."""
+        """Copy the shard's values to the core's memory, which the DTensor uses from now on."""
         self.number = number
         self.whole = self._accumulator = None
         self.sharded = self.shown
         self.trained = self.sharded.requires_grad
         if not isinstance(self.sharded, DTensor):
             raise InvalidArgument(
-                f"parameter {self.name!r} is a {type(self.sharded).__name__}, no DTensor any more: change modules "
-                "before fully_shard"
+                f"parameter {self.name!r} was replaced by a {type(self.sharded).__name__}, expected a DTensor; change "
+                "modules before fully_shard"
             )
         self._check_replaced(self.sharded)
         local = self.sharded._local_tensor
         if local.device.type == "meta":
             raise InvalidArgument(
-                f"parameter {self.name!r} has no values yet: it is on the meta device. Call to_empty(device='cpu') on "
-                "the module, and initialise or load its parameters, before the first forward"
+                f"parameter {self.name!r} has no values yet: it is on the meta device; call to_empty(device='cpu') on "
+                "the module and initialise or load its parameters before the first forward"
             )
         self.own = self._seen(*_core.fsdp_shard(handle, number))
         self._take(self.sharded)
@@ -153,40 +153,40 @@ class Sharded:
     def _take(self, sharded: nn.Parameter) -> None:
         with torch.no_grad():
             self.own.copy_(sharded._local_tensor)
-        sharded._local_tensor = self.own.contiguous()  # itself, if it is that
+        sharded._local_tensor = self.own.contiguous()  # the same tensor if it is contiguous
         self.sharded = sharded
 
     def bring(self) -> None:
-        """Of a shard that is a copy the core gets what the program has made of it."""
+        """If the shard is a copy, copy the program's changes to the core."""
         with torch.no_grad():
             _copy_unless_same(self.own, self.sharded._local_tensor)
 
     def adopt(self) -> None:
-        """Another DTensor may have been put in its place since: its values count, and it is the shard."""
+        """If the program replaced the parameter by another DTensor, use that as the shard, with its values."""
         shown = self.shown
         if shown is not self.sharded and shown is not self.whole:
             self._check_replaced(shown)
             self._take(shown)
 
     def _check_replaced(self, by: nn.Parameter) -> None:
-        told = f"a {type(by).__name__} of shape {tuple(by.shape)}"
+        told = f"a {type(by).__name__} of shape {tuple(by.shape)}, expected a DTensor of shape {self.shape}"
         if isinstance(by, DTensor) and tuple(by.shape) == self.shape:
             if tuple(by.placements) == self.placements:
                 return
-            told = f"a DTensor that is placed as {by.placements} says, and not {self.placements}"
+            told = f"a DTensor with placements {by.placements}, expected {self.placements}"
         raise InvalidArgument(f"parameter {self.name!r} was replaced by {told}")
 
     def make_whole(self, handle: _core.FSDP) -> None:
-        """Show it whole. Its unit is."""
+        """Show the unsharded parameter. Its unit must be unsharded."""
         self._shown_trained = trained = self.trained and self.sharded.requires_grad
         if self.whole is None:
             view = self._seen(*_core.fsdp_whole(handle, self.number, counted=False))
             self.whole = nn.Parameter(view, requires_grad=trained)
-        if self.whole.requires_grad is not trained:  # it was frozen, or unfrozen, since
+        if self.whole.requires_grad is not trained:  # it was frozen or unfrozen in the meantime
             self.whole.requires_grad_(trained)
         if trained and self._accumulator is None:
             self._accumulator = get_gradient_edge(self.whole).node
-            own = weakref.ref(self)  # the collector does not see what autograd keeps of a hook
+            own = weakref.ref(self)  # the garbage collector does not see references that autograd holds
 
             def hook(_: torch.Tensor) -> None:
                 if (param := own()) is not None and param.accumulated is not None:
@@ -196,7 +196,7 @@ class Sharded:
         self.show(self.whole)
 
     def will_get_gradient(self) -> bool:
-        """Whether the pass of autograd that runs will add to the gradient of the whole parameter, or has."""
+        """Whether the running autograd pass adds to the gradient of the unsharded parameter."""
         if self._accumulator is None:
             return False
         try:
@@ -205,18 +205,18 @@ class Sharded:
             return False
 
     def make_sharded(self) -> None:
-        """Show this rank's rows. They are trained as the whole parameter is, which the program may have changed."""
+        """Show this rank's rows, with requires_grad of the unsharded parameter, which the program may have changed."""
         if self.whole is not None and self.whole.requires_grad is not self._shown_trained:
             self.sharded.requires_grad_(self.whole.requires_grad)
         self.show(self.sharded)
 
     @property
     def is_unfrozen(self) -> bool:
-        """Whether it is to be trained, and the core has no gradient of it."""
+        """Whether it requires a gradient but has none in the core."""
         return not self.trained and self.shown.requires_grad
 
     def hand_over(self, handle: _core.FSDP, adds: bool, factor: float) -> None:
-        """Autograd's gradient, if there is one, becomes the core's; `adds`: to what is there."""
+        """Copy autograd's gradient, if there is one, to the core's; with `adds` add it."""
         whole = self.whole
         grad = None if whole is None else whole.grad
         if whole is None or grad is None:
@@ -224,7 +224,7 @@ class Sharded:
             return
         whole.grad = None
         if grad.layout is not torch.strided:
-            raise Unsupported(f"the gradient of {self.name!r} is {grad.layout}; dense ones are reduced")
+            raise Unsupported(f"the gradient of {self.name!r} is {grad.layout}; only dense gradients are supported")
         view = self._seen(*_core.fsdp_grad(handle, self.number, counted=False))
         with torch.no_grad():
             if adds:
@@ -235,7 +235,7 @@ class Sharded:
                     view.mul_(factor)
 
     def check_own_gradient(self) -> None:
-        """A gradient that stands is what is added to: it lies where the core adds."""
+        """Copy an existing gradient of the shard to the core's memory, so that the core adds to it."""
         given = self.sharded.grad
         if self.grad is None:
             return
@@ -245,7 +245,7 @@ class Sharded:
             _copy_unless_same(self.own_grad, given._local_tensor if isinstance(given, DTensor) else given)
 
     def give_gradient(self, handle: _core.FSDP) -> None:
-        """The shard's gradient is reduced. One that no rank had stays None."""
+        """Set the shard's reduced gradient. It stays None if no rank had one."""
         if self.sharded.requires_grad and (self.sharded.grad is not None or _core.fsdp_used(handle, self.number)):
             assert self.grad is not None
             _copy_unless_same(self.grad._local_tensor, self.own_grad)
@@ -258,56 +258,56 @@ def _copy_unless_same(to: torch.Tensor, of: torch.Tensor) -> None:
 
 
 def check(name: str, param: nn.Parameter) -> None:
-    """Whether a parameter of this name can be cut.
+    """Check that a parameter can be sharded.
 
     Raises
     ------
     InvalidArgument, Unsupported
-        It cannot be; its name says which one it is.
+        It cannot be sharded; the message contains `name`.
     """
     former = _cut[param]() if param in _cut else None
     if former is not None:
         module, attribute = former.places[0]
         raise InvalidArgument(
-            f"parameter {name!r} is also {attribute!r} of a {type(module).__name__}, which a former fully_shard has in "
-            "another unit: a parameter that modules share is in one unit. Call fully_shard for these modules together, "
-            "as a list, or for none of them, so that it is in the unit of a module above them"
+            f"parameter {name!r} is also {attribute!r} of a {type(module).__name__}, which an earlier fully_shard put "
+            "in another unit; a shared parameter must be in one unit. Call fully_shard for these modules together, as "
+            "a list, or only for a module above them"
         )
     if isinstance(param, DTensor):
         raise Unsupported(
-            f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters. Call it for inner modules "
-            "first"
+            f"parameter {name!r} is a DTensor already, but fully_shard needs plain parameters; call it for inner "
+            "modules first"
         )
     if param.device.type not in ("cpu", "meta"):
-        raise Unsupported(f"parameter {name!r} is on {param.device}; those in the CPU's memory are sharded")
+        raise Unsupported(f"parameter {name!r} is on {param.device}; parameters must be in CPU memory")
     if param.ndim == 0:
-        raise InvalidArgument(f"parameter {name!r} has no dimension to be cut along; give it the shape [1]")
+        raise InvalidArgument(f"parameter {name!r} has no dimension to shard along; give it the shape [1]")
     if not param.is_contiguous():
-        raise InvalidArgument(f"parameter {name!r} has strides {param.stride()}: a contiguous one is wanted")
+        raise InvalidArgument(f"parameter {name!r} has strides {param.stride()}; it must be contiguous")
     if param.dtype not in CORE or (param.requires_grad and param.dtype not in _TRAINED):
         raise Unsupported(
-            f"parameter {name!r} is {param.dtype}; float16, bfloat16, float32 and float64 are sharded, and other "
-            "dtypes of parameters without a gradient"
+            f"parameter {name!r} is {param.dtype}; it must be float16, bfloat16, float32 or float64 (or, without a "
+            "gradient, another dtype that Tessera supports)"
         )
 
 
 def dimension_of(name: str, param: nn.Parameter, placement: Any) -> int:
-    """Along which a parameter is cut where `shard_placement_fn` has returned `placement` for it.
+    """The dimension along which a parameter is sharded if `shard_placement_fn` returned `placement` for it.
 
     Raises
     ------
     InvalidArgument, Unsupported
-        It has no such dimension, or that is no `Shard`.
+        The parameter has no such dimension, or `placement` is not a `Shard`.
     """
     if placement is None:
         return 0
     if hasattr(placement, "mesh_info"):
         raise Unsupported(
-            f"parameter {name!r}: shard_placement_fn returned a {type(placement).__name__}; all parameters of a call "
-            "have its mesh, so that it may return a Shard alone"
+            f"parameter {name!r}: shard_placement_fn returned a {type(placement).__name__}; it must return a Shard or "
+            "None, because all parameters of a call have the same mesh"
         )
     if type(placement) is not Shard:
-        raise InvalidArgument(f"parameter {name!r}: shard_placement_fn returned {placement!r}, no Shard and not None")
+        raise InvalidArgument(f"parameter {name!r}: shard_placement_fn returned {placement!r}, expected Shard or None")
     dim = placement.dim + param.ndim if placement.dim < 0 else placement.dim
     if not 0 <= dim < param.ndim:
         raise InvalidArgument(
@@ -320,7 +320,7 @@ def dimension_of(name: str, param: nn.Parameter, placement: Any) -> int:
 def places_of(
     modules: Sequence[nn.Module], skip: Callable[[nn.Module], bool], ignored: set[Any]
 ) -> dict[Any, list[Place]]:
-    """The parameters of modules and those below, each with all its places; not below a module that is skipped."""
+    """The parameters of modules and their submodules, each with all its places, except below skipped modules."""
     places: dict[Any, list[Place]] = {}
     seen: set[nn.Module] = set()
 

@@ -1,7 +1,7 @@
-"""What the states of `FullyShardedDataParallel` hold, and what they are loaded from.
+"""Saving and loading the states of `FullyShardedDataParallel`.
 
-A sharded parameter, and all of its shape that an optimizer keeps, is a DTensor. Its state is that, or whole. Names are
-those of the modules without their wrappers.
+A sharded parameter and the optimizer state of its shape are DTensors. A state holds the DTensor or the full tensor.
+Names are those of the modules without their wrappers.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _CONFIGS: dict[StateDictType, tuple[type[StateDictConfig], type[OptimStateDictCo
 def settings_of(
     kind: StateDictType, config: StateDictConfig | None = None, optim_config: OptimStateDictConfig | None = None
 ) -> StateDictSettings:
-    """What states of this kind hold, by configs of that kind."""
+    """The settings for this kind of state, with configurations of the same kind."""
     own, optim = _CONFIGS[kind]
     for given, wanted in ((config, own), (optim_config, optim)):
         if given is not None and not isinstance(given, wanted):
-            raise InvalidArgument(f"{kind.name} takes a {wanted.__name__}, not a {type(given).__name__}")
+            raise InvalidArgument(f"{kind.name} takes a {wanted.__name__}, got a {type(given).__name__}")
     return StateDictSettings(kind, config or own(), optim_config or optim())
 
 
 def converter_of(kind: StateDictType, config: Any) -> tuple[Callable[[Any], Any], bool]:
-    """What becomes of a sharded value, and whether this rank keeps the result."""
+    """The conversion of a sharded value, and whether this rank keeps the result."""
     if kind is not StateDictType.FULL_STATE_DICT:
         return lambda value: value, True
     kept = not getattr(config, "rank0_only", False) or dist.get_rank() == 0
@@ -80,7 +80,7 @@ def converter_of(kind: StateDictType, config: Any) -> tuple[Callable[[Any], Any]
 
 
 def after_state_dict(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """A hook: names without the wrapper's, and values as its settings say."""
+    """A state dict hook: strips the wrapper from names and converts values according to its settings."""
     settings: Any = module._settings
     convert, kept = converter_of(settings.state_dict_type, settings.state_dict_config)
     for key in [key for key in state if key.startswith(f"{prefix}{KEY}")]:
@@ -90,7 +90,7 @@ def after_state_dict(module: nn.Module, state: dict[str, Any], prefix: str, _met
 
 
 def before_load(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A hook: what the former one has made is what the wrapped module loads."""
+    """A load hook: converts a state made by `after_state_dict` to what the wrapped module loads."""
     params = named(module)
     for key in [key for key in state if key.startswith(prefix) and not key.startswith(f"{prefix}{KEY}")]:
         name = key[len(prefix) :]
@@ -113,32 +113,32 @@ def named(model: nn.Module) -> dict[str, Sharded]:
 
 
 def names_of(model: nn.Module, optim: torch.optim.Optimizer) -> list[str]:
-    """Of the optimizer's parameters, in its order."""
+    """The names of the optimizer's parameters, in its order."""
     names = {id(param): name.replace(KEY, "") for name, param in model.named_parameters()}
     try:
         return [names[id(param)] for group in optim.param_groups for param in group["params"]]
     except KeyError:
         raise InvalidArgument(
-            "the optimizer has a parameter that the model does not show now: make it after the wrapper, and call this "
-            "between steps"
+            "the optimizer has a parameter that the model does not currently show; create the optimizer after the "
+            "wrapper, and call this between steps"
         ) from None
 
 
 def grouped_as(
     optim: torch.optim.Optimizer, names: Sequence[str], groups: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The groups of a state in the order of the optimizer's, each with its parameters in that order: it is by their
-    places that an optimizer knows them when it loads, and PyTorch's FSDP tells them in another order."""
+    """The groups of a state in the order of the optimizer's groups and parameters. An optimizer loads parameters by
+    position, but states of PyTorch's FSDP have another order."""
     unknown = [name for group in groups for name in group["params"] if name not in names]
     if unknown:
-        raise InvalidArgument(f"the optimizer has no parameter {unknown[0]!r}, of which there is a state")
+        raise InvalidArgument(f"the optimizer has no parameter {unknown[0]!r}, but the state does")
     found, rest, left = [], iter(names), list(groups)
     for number, group in enumerate(optim.param_groups):
         own = [next(rest) for _ in group["params"]]
         saved = next((one for one in left if set(one["params"]) == set(own)), None)
         if saved is None:
             raise InvalidArgument(
-                f"the state has no group of the parameters that the optimizer's group {number} has: {', '.join(own)}"
+                f"the state has no group with the parameters of the optimizer's group {number}: {', '.join(own)}"
             )
         left.remove(saved)  # there may be several without parameters
         found.append({**saved, "params": own})
@@ -146,7 +146,7 @@ def grouped_as(
 
 
 def sharded_like(value: Any, param: Sharded) -> Any:
-    """A copy of what has a parameter's shape, whole, this rank's rows or sharded, as a DTensor; others as they are."""
+    """A copy of a value with a parameter's shape (full, this rank's rows or sharded) as a DTensor; else unchanged."""
     if isinstance(value, ShardedTensor):
         local = [shard.tensor for shard in value.local_shards()]
         return param.distributed(local[0].clone() if local else torch.empty(param.own_shape, dtype=value.dtype))

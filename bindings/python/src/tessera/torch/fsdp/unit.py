@@ -1,4 +1,4 @@
-"""The parameters of one call of `fully_shard`: whole together, while their modules compute."""
+"""The parameters of one call of `fully_shard`, which are unsharded together while their modules compute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Unit"]
 
 
 class Unit:
-    """The parameters of these modules, and of those below them that are no other unit's."""
+    """The parameters of these modules and of their submodules that belong to no other unit."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Unit:
         self.params = list(params)
         self.mesh = mesh
         self.policy = policy
-        self.reshards = reshards  # after forward; None: unless it is the root's; a number: see kept_among
-        self.kept_among = None if reshards is None or isinstance(reshards, bool) else reshards  # so many ranks each
+        self.reshards = reshards  # after forward; None: unless it is the root; a number: see kept_among
+        self.kept_among = None if reshards is None or isinstance(reshards, bool) else reshards  # ranks per group
         self.name = ""
         self.number = -1
         self.is_root = False
@@ -40,25 +40,24 @@ class Unit:
         self.factor = 1.0
         self.forward_prefetch: Sequence[Unit] | None = None
         self.backward_prefetch: Sequence[Unit] | None = None
-        self.reshards_after_backward = True  # its memory is another's then
+        self.reshards_after_backward = True  # then another unit may use its memory
         self.shows_whole = False
         self.in_backward = False
         self.handed_over = False  # in this backward pass
         self.holds_sums = False  # of passes without synchronisation
-        self.passes = 0  # forward passes whose backward has yet to come to the inputs
-        self.has_no_inputs = False  # with gradients, at times: only the end of the pass tells that nothing more comes
-        self.asked: set[int] = set()  # passes of autograd; one may run inside another, as a reentrant checkpoint's does
-        self.awaited: set[tuple[int, Sharded]] = set()  # gradients, with the pass that will bring them
-        self.computing = 0  # forwards of its modules that have begun and not ended, unless one was left by an error
+        self.passes = 0  # forward passes whose backward has not reached the inputs yet
+        self.has_no_inputs = False  # some use had no inputs with gradients: only the end of the pass completes it
+        self.asked: set[int] = set()  # autograd passes; they may be nested, as for a reentrant checkpoint
+        self.awaited: set[tuple[int, Sharded]] = set()  # gradients, with the pass that will produce them
+        self.computing = 0  # forwards of its modules that have begun but not ended (or failed)
 
     @property
     def trained(self) -> list[Sharded]:
-        """Those of its parameters that the core has a gradient of."""
+        """Its parameters that have a gradient in the core."""
         return [param for param in self.params if param.trained]
 
     def await_gradients(self) -> int:
-        """Ask autograd, at the first event of its pass, which parameters that will bring gradients of. Return the
-        pass."""
+        """At the first event of an autograd pass, ask autograd which parameters will get gradients. Return the pass."""
         task = int(torch._C._current_graph_task_id())
         if task not in self.asked:
             self.asked.add(task)
@@ -67,24 +66,24 @@ class Unit:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its gradients of this backward are. More may come all the same, of a pass that begins later."""
+        """Whether its gradients of this backward are complete. A pass that begins later may still produce more."""
         return not self.awaited and self.passes <= 0 and not self.has_no_inputs
 
     def forget_pass(self) -> None:
-        """A backward has ended, or was given up."""
+        """Reset after a backward has ended or was abandoned."""
         self.passes = 0
         self.asked.clear()
         self.awaited.clear()
 
     def show_whole(self, handle: _core.FSDP) -> None:
-        """Its modules show whole parameters."""
+        """Show unsharded parameters in its modules."""
         if not self.shows_whole:
             for param in self.params:
                 param.make_whole(handle)
             self.shows_whole = True
 
     def show_sharded(self) -> None:
-        """Its modules show this rank's rows."""
+        """Show this rank's rows in its modules."""
         if self.shows_whole:
             for param in self.params:
                 param.make_sharded()

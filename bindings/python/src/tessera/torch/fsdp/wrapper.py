@@ -1,7 +1,7 @@
-"""`FullyShardedDataParallel`, PyTorch's FSDP1 by its names, over `fully_shard`.
+"""`FullyShardedDataParallel`, PyTorch's FSDP1 API, on top of `fully_shard`.
 
-A wrapper computes its module and gives it the names of the module itself: in states, in `named_parameters`, and as
-attributes. Parameters are always the original ones, as DTensors: there is no flat parameter.
+A wrapper runs its module and uses the module's own names in states, in `named_parameters` and for attributes.
+Parameters are always the original ones, as DTensors: there is no flat parameter.
 """
 
 from __future__ import annotations
@@ -53,43 +53,43 @@ __all__ = ["FullyShardedDataParallel"]
 
 
 class FullyShardedDataParallel(nn.Module):
-    """A module whose parameters, gradients and optimizer state are sharded over the ranks. On all ranks alike.
+    """A module whose parameters, gradients and optimizer state are sharded over the ranks. Use it on all ranks alike.
 
     Parameters
     ----------
     module : Module
-        Its parameters are in the CPU's memory. Of it, what no wrapper below has wrapped is one unit: whole together.
+        Its parameters must be in CPU memory. Those that no wrapper below wraps form one unit, unsharded together.
     process_group : ProcessGroup, optional
         The ranks; by default all of `torch.distributed`.
     sharding_strategy : ShardingStrategy, optional
-        FULL_SHARD (the default), SHARD_GRAD_OP (parameters stay whole between forward and backward), NO_SHARD (every
-        rank has all parameters), or, with `device_mesh`, HYBRID_SHARD.
+        FULL_SHARD (the default), SHARD_GRAD_OP (parameters stay unsharded between forward and backward), NO_SHARD
+        (every rank has all parameters), or, with `device_mesh`, HYBRID_SHARD.
     cpu_offload
-        Without effect: shards are in the CPU's memory.
+        No effect: shards are in CPU memory.
     auto_wrap_policy : callable or policy of `torch.distributed.fsdp.wrap`, optional
-        Which modules below get a wrapper of their own.
+        Selects the submodules that get their own wrapper.
     backward_prefetch, forward_prefetch, limit_all_gathers
-        Without effect: the next unit is on its way while one computes.
+        No effect: the next unit is always unsharded while one computes.
     mixed_precision : MixedPrecision, optional
-        `param_dtype`, `reduce_dtype`, `buffer_dtype`; inputs of the root are cast by `cast_root_forward_inputs`. The
-        same for all wrappers of a root.
+        `param_dtype`, `reduce_dtype`, `buffer_dtype`; `cast_root_forward_inputs` casts the inputs of the root. Must be
+        the same for all wrappers of a root.
     ignored_modules, ignored_states : iterable of Module or Parameter, optional
-        Parameters that are left as they are.
+        Parameters that are left unchanged.
     param_init_fn : callable, optional
-        Gets each module with parameters on the meta device, to give them values.
+        Called with each module that has parameters on the meta device, to initialise them.
     device_id
         None, or the CPU.
     sync_module_states : bool
-        True: begin with rank 0's parameters and buffers.
+        If True, begin with rank 0's parameters and buffers.
     use_orig_params : bool
-        Without effect: parameters are always the original ones.
+        No effect: parameters are always the original ones.
     device_mesh : DeviceMesh, optional
-        In place of `process_group`; of two dimensions, replicas by shards.
+        Instead of `process_group`; a two-dimensional mesh is replicas by shards.
 
     Raises
     ------
     InvalidArgument, Unsupported
-        An argument cannot be, or a parameter cannot be sharded; it is named.
+        An argument is not supported, or a parameter cannot be sharded; the message names it.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FullyShardedDataParallel(nn.Module):
         super().__init__()
         del cpu_offload, backward_prefetch, forward_prefetch, limit_all_gathers, use_orig_params
         if device_id is not None and torch.device(device_id).type != "cpu":
-            raise Unsupported(f"device_id is {device_id}: parameters in the CPU's memory are sharded")
+            raise Unsupported(f"device_id is {device_id}; only CPU memory is supported")
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
         mesh = mesh_of(strategy, process_group, device_mesh)
         ignored = ignored_of(ignored_modules, ignored_states)
@@ -158,22 +158,22 @@ class FullyShardedDataParallel(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """The module that is wrapped."""
+        """The wrapped module."""
         return self._modules[INNER]
 
     def __getattr__(self, name: str) -> Any:
-        """What the wrapper has, or the module."""
+        """An attribute of the wrapper, or else of the module."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__(INNER), name)
 
     def __getitem__(self, key: Any) -> Any:
-        """Of a module that has members."""
+        """A member of the module, if that is a container."""
         return self.module[key]
 
     def _fqn_modifiers(self) -> dict[str, str]:
-        """What PyTorch's functions for states ask: below which child a name is that states have without it."""
+        """For PyTorch's state functions: the child that holds a name which states have without that child."""
         inner = self.module
         return dict.fromkeys((*inner._modules, *inner._parameters, *inner._buffers), INNER)
 
@@ -184,18 +184,18 @@ class FullyShardedDataParallel(nn.Module):
     # ------------------------------------------------------------ parameters
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As the module's own, without the wrappers' names."""
+        """The module's own, without the wrappers' names."""
         for name, param in super().named_parameters(*args, **kwargs):
             yield name.replace(KEY, ""), param
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `named_parameters`."""
+        """Like `named_parameters`."""
         for name, buffer in super().named_buffers(*args, **kwargs):
             yield name.replace(KEY, ""), buffer
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
-        """The wrappers at and below a module, or those without another one above."""
+        """The wrappers at and below a module, or only those without another one above."""
         found = [one for one in module.modules() if isinstance(one, FullyShardedDataParallel)]
         if not root_only:
             return found
@@ -203,13 +203,13 @@ class FullyShardedDataParallel(nn.Module):
         return [one for one in found if id(one) not in below]
 
     def check_is_root(self) -> bool:
-        """Whether no other wrapper is above; known from the first forward on."""
+        """Whether no other wrapper is above. Known after the first forward begins."""
         unit = unit_of(self.module)
         return unit is not None and unit.is_root
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in this block reduce nothing: gradients add up whole on each rank."""
+        """Backward passes in this block reduce nothing; each rank accumulates unsharded gradients."""
         inner: Any = self.module
         inner.set_requires_gradient_sync(False)
         try:
@@ -219,7 +219,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale all gradients so that their norm is at most `max_norm`. Collective. Returns the norm as it was."""
+        """Scale all gradients so that their norm is at most `max_norm`. Collective. Returns the norm before scaling."""
         norm_type = float(norm_type)
         grads = [param.grad for param in self.parameters() if param.grad is not None]
         sharded = [grad.to_local() for grad in grads if isinstance(grad, DTensor)]
@@ -242,13 +242,13 @@ class FullyShardedDataParallel(nn.Module):
         return total.to(functools.reduce(torch.promote_types, dtypes)) if dtypes else total
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
-        """Call `fn` with each module, parameters whole; what it writes counts. Collective."""
+        """Call `fn` with each module, with unsharded parameters; its changes are kept. Collective."""
         with self.summon_full_params(self):
             super().apply(fn)
         return self
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Refused: the core reduces gradients."""
+        """Not supported: the core reduces gradients."""
         raise Unsupported("register_comm_hook is not supported by Tessera's FullyShardedDataParallel")
 
     @staticmethod
@@ -261,27 +261,28 @@ class FullyShardedDataParallel(nn.Module):
         offload_to_cpu: bool = False,
         with_grads: bool = False,
     ) -> Iterator[None]:
-        """Parameters whole, as copies of this rank's own. Collective.
+        """Unshard parameters, as copies private to this rank. Collective.
 
         Parameters
         ----------
         module : Module
             A wrapper, or a module with wrappers below.
         recurse : bool
-            False: of this wrapper alone.
+            If False, only this wrapper's parameters.
         writeback : bool
-            What the block writes counts: of each parameter this rank's rows.
+            Keep changes made in the block: this rank's rows of each parameter.
         rank0_only : bool
-            On rank 0 alone; the others keep their shards. Not with `writeback`.
+            Only on rank 0; the others keep their shards. Cannot be combined with `writeback`.
         offload_to_cpu : bool
-            Without effect: they are in the CPU's memory.
+            No effect: they are in CPU memory.
         with_grads : bool
-            Gradients too; with `writeback`, what the block writes into those that there are counts.
+            Also unshard gradients; with `writeback`, changes to existing ones are kept.
         """
         del offload_to_cpu
         if rank0_only and writeback:
             raise InvalidArgument(
-                "summon_full_params: writeback with rank0_only would leave the other ranks' rows behind"
+                "summon_full_params: writeback with rank0_only is not supported, because other ranks would keep their "
+                "old rows"
             )
         units = [unit_of(one.module) for one in FullyShardedDataParallel.fsdp_modules(module)]
         if not recurse:
@@ -322,15 +323,15 @@ class FullyShardedDataParallel(nn.Module):
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> StateDictSettings:
-        """What states of the wrappers at and below a module hold from now on.
+        """Set the kind of states of the wrappers at and below a module.
 
-        FULL_STATE_DICT, the default: whole tensors, on every rank or, by its config, on rank 0 alone; made parameter
-        by parameter, collectively. SHARDED_STATE_DICT and LOCAL_STATE_DICT: DTensors, which know where their rows
-        belong; nothing is sent.
+        FULL_STATE_DICT, the default: full tensors, on every rank or, by its config, only on rank 0; gathered
+        collectively, one parameter at a time. SHARDED_STATE_DICT and LOCAL_STATE_DICT: DTensors, which know the offsets
+        of their rows; nothing is sent.
 
         Returns
         -------
-        The former settings.
+        The previous settings.
         """
         settings = settings_of(state_dict_type, state_dict_config, optim_state_dict_config)
         former = FullyShardedDataParallel.get_state_dict_type(module)
@@ -345,13 +346,13 @@ class FullyShardedDataParallel(nn.Module):
         Raises
         ------
         InvalidArgument
-            There is no wrapper, or they differ.
+            There is no wrapper, or the settings differ.
         """
         found = [one._settings for one in FullyShardedDataParallel.fsdp_modules(module)]
         if not found:
             raise InvalidArgument("there is no FullyShardedDataParallel at or below this module")
         if any(one != found[0] for one in found):
-            raise InvalidArgument("the state_dict_type of the wrappers below this module differs")
+            raise InvalidArgument("the wrappers below this module have different state_dict_types")
         return found[0]
 
     @staticmethod
@@ -379,19 +380,19 @@ class FullyShardedDataParallel(nn.Module):
         optim_state_dict: dict[str, Any] | None = None,
         group: Any = None,
     ) -> dict[str, Any]:
-        """An optimizer's state by the names of parameters, as `set_state_dict_type` says of tensors. Collective if they
-        are made whole.
+        """An optimizer's state by parameter names, with tensors as set by `set_state_dict_type`. Collective for full
+        tensors.
 
         Parameters
         ----------
         optim_state_dict : dict, optional
-            Of the optimizer, by numbers; by default as it is now.
+            The optimizer's state by parameter numbers; by default its current state.
 
         Returns
         -------
         dict
-            ``{"state": {name: {...}}, "param_groups": [{"params": [name, ...], ...}]}``; empty on ranks other than 0 if
-            that alone is to have it.
+            ``{"state": {name: {...}}, "param_groups": [{"params": [name, ...], ...}]}``; empty on ranks other than 0
+            with ``rank0_only``.
         """
         del group
         settings = FullyShardedDataParallel.get_state_dict_type(model)
@@ -418,14 +419,14 @@ class FullyShardedDataParallel(nn.Module):
         load_directly: bool = False,
         group: Any = None,
     ) -> dict[str, Any]:
-        """What ``optim.load_state_dict`` takes, of what `optim_state_dict` made.
+        """Convert a state of `optim_state_dict` to one for ``optim.load_state_dict``.
 
         Parameters
         ----------
         is_named_optimizer : bool
-            The optimizer's own state is by names.
+            Whether the optimizer's own state is by names.
         load_directly : bool
-            Load it, too.
+            Also load the state.
         """
         del group
         settings = FullyShardedDataParallel.get_state_dict_type(model)
@@ -463,7 +464,7 @@ class FullyShardedDataParallel(nn.Module):
         rank0_only: bool = True,
         group: Any = None,
     ) -> dict[str, Any]:
-        """`optim_state_dict` of whole tensors. Collective."""
+        """`optim_state_dict` with full tensors. Collective."""
         del optim_input, group
         config = FullOptimStateDictConfig(rank0_only=rank0_only)
         with FullyShardedDataParallel.state_dict_type(
@@ -473,7 +474,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @staticmethod
     def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer, group: Any = None) -> dict[str, Any]:
-        """`optim_state_dict` of DTensors."""
+        """`optim_state_dict` with DTensors."""
         del group
         with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
             return FullyShardedDataParallel.optim_state_dict(model, optim)
@@ -485,7 +486,7 @@ class FullyShardedDataParallel(nn.Module):
         optim_input: Any = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> dict[str, Any]:
-        """`optim_state_dict_to_load` of whole tensors that every rank has."""
+        """`optim_state_dict_to_load` for full tensors that every rank has."""
         del optim_input
         with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
             return FullyShardedDataParallel.optim_state_dict_to_load(model, _given(optim), full_optim_state_dict)
@@ -498,7 +499,7 @@ class FullyShardedDataParallel(nn.Module):
         optim: torch.optim.Optimizer | None = None,
         group: Any = None,
     ) -> dict[str, Any]:
-        """`optim_state_dict_to_load` of whole tensors that rank 0 has. Collective."""
+        """`optim_state_dict_to_load` for full tensors that rank 0 has. Collective."""
         del optim_input, group
         config = FullOptimStateDictConfig(rank0_only=True)
         with FullyShardedDataParallel.state_dict_type(
@@ -510,7 +511,7 @@ class FullyShardedDataParallel(nn.Module):
     def flatten_sharded_optim_state_dict(
         sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
     ) -> dict[str, Any]:
-        """`optim_state_dict_to_load` of DTensors, or ShardedTensors."""
+        """`optim_state_dict_to_load` for DTensors or ShardedTensors."""
         with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
             return FullyShardedDataParallel.optim_state_dict_to_load(model, optim, sharded_optim_state_dict)
 
@@ -522,7 +523,7 @@ class FullyShardedDataParallel(nn.Module):
         optim_input: Any = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> dict[str, Any]:
-        """The state of an optimizer by numbers instead of names, or by names instead of numbers."""
+        """Convert the keys of an optimizer's state from names to numbers or from numbers to names."""
         del optim_input
         names = [name.replace(KEY, "") for name, _ in model.named_parameters()]
         if optim is not None:
@@ -539,7 +540,7 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def _norm(tensors: Sequence[torch.Tensor], kind: float) -> torch.Tensor:
-    """Of all elements together. There may be none: of an infinite kind, PyTorch's have no norm of these."""
+    """The norm of all elements. Handles no elements, for which PyTorch's infinity norm is undefined."""
     dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors], torch.float32)
     norms = [torch.linalg.vector_norm(one.detach(), kind, dtype=dtype) for one in tensors if one.numel() > 0]
     return torch.linalg.vector_norm(torch.stack(norms), kind) if norms else torch.zeros((), dtype=dtype)
@@ -547,5 +548,5 @@ def _norm(tensors: Sequence[torch.Tensor], kind: float) -> torch.Tensor:
 
 def _given(optim: torch.optim.Optimizer | None) -> torch.optim.Optimizer:
     if optim is None:
-        raise InvalidArgument("give the optimizer as optim: its parameters say what the state's numbers are")
+        raise InvalidArgument("optim is missing; pass the optimizer to whose parameters the state's numbers refer")
     return optim

@@ -1,4 +1,4 @@
-"""What `FullyShardedDataParallel` makes of its arguments before it shards: ranks, wrappers below, values."""
+"""The preparation of `FullyShardedDataParallel` before it shards: ranks, inner wrappers and initial values."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def mesh_of(strategy: ShardingStrategy, group: Any, mesh: DeviceMesh | None) -> 
     hybrid = strategy in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
     if mesh is None:
         if hybrid:
-            raise Unsupported(f"{strategy.name} wants a device_mesh of two dimensions, replicas by shards")
+            raise Unsupported(f"{strategy.name} needs a device_mesh of two dimensions, replicas by shards")
         if isinstance(group, tuple):
-            raise Unsupported("two process groups are not taken; give a device_mesh of two dimensions")
+            raise Unsupported("two process groups are not supported; pass a device_mesh of two dimensions")
         group = dist.group.WORLD if group is None else group
         if group is None:
-            raise InvalidState("torch.distributed is not initialised: call init_process_group first")
+            raise InvalidState("torch.distributed is not initialised; call init_process_group first")
         mesh = DeviceMesh.from_group(group, "cpu")
     if mesh.ndim != (2 if hybrid else 1) and strategy is not ShardingStrategy.NO_SHARD:
-        raise InvalidArgument(f"the device_mesh has {mesh.ndim} dimensions, which is not what {strategy.name} means")
+        raise InvalidArgument(f"the device_mesh has {mesh.ndim} dimensions; {strategy.name} needs {2 if hybrid else 1}")
     if strategy is ShardingStrategy.NO_SHARD and mesh.ndim == 1:
         ranks = dist.get_process_group_ranks(mesh.get_group())
         mesh = DeviceMesh("cpu", torch.tensor(ranks).view(-1, 1), mesh_dim_names=("replicate", "shard"))
@@ -41,7 +41,7 @@ def mesh_of(strategy: ShardingStrategy, group: Any, mesh: DeviceMesh | None) -> 
 def ignored_of(modules: Iterable[nn.Module] | None, states: Iterable[Any] | None) -> set[nn.Parameter]:
     """The parameters of both."""
     if modules is not None and states is not None:
-        raise InvalidArgument("ignored_modules and ignored_states are not given together")
+        raise InvalidArgument("ignored_modules and ignored_states cannot be combined")
     ignored: set[nn.Parameter] = set()
     for one in [*(modules or ()), *(states or ())]:
         ignored |= set(one.parameters()) if isinstance(one, nn.Module) else {one}
@@ -51,7 +51,7 @@ def ignored_of(modules: Iterable[nn.Module] | None, states: Iterable[Any] | None
 def wrap_below(
     module: nn.Module, policy: Any, options: dict[str, Any], ignored: set[nn.Parameter], wrap: type[nn.Module]
 ) -> None:
-    """Wrap what a policy of `torch.distributed.fsdp.wrap` names, the innermost first. Never the module itself."""
+    """Wrap the submodules that a policy of `torch.distributed.fsdp.wrap` selects, innermost first; never `module`."""
     if hasattr(policy, "_run_policy"):
         chosen = policy._run_policy(module, {one for one in module.modules() if unit_of(one) is not None}, {})
         targets = {one: own for one, own in chosen.items() if one is not module}
@@ -66,11 +66,11 @@ def wrap_below(
 def _by_function(
     root: nn.Module, policy: Callable[..., bool], ignored: set[nn.Parameter], wrap: type[nn.Module]
 ) -> list[nn.Module]:
-    """The modules that a function of (module, recurse, nonwrapped_numel) chooses."""
+    """The modules that a function of (module, recurse, nonwrapped_numel) selects."""
     chosen: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:
-        """Elements below that have a wrapper then."""
+        """The number of elements below that get a wrapper."""
         own = sum(param.numel() for param in module.parameters() if param not in ignored)
         if isinstance(module, wrap):
             return own
@@ -87,7 +87,7 @@ def _by_function(
 
 
 def give_values(module: nn.Module, init: Callable[[nn.Module], None] | None, ignored: set[nn.Parameter]) -> None:
-    """Parameters on the meta device get their values: by `init`, or by their module's own ``reset_parameters``."""
+    """Initialise parameters on the meta device with `init` or their module's own ``reset_parameters``."""
     for one in module.modules():
         own = [p for p in one._parameters.values() if p is not None and p not in ignored]
         if not any(param.is_meta for param in own):
@@ -99,12 +99,12 @@ def give_values(module: nn.Module, init: Callable[[nn.Module], None] | None, ign
             one.reset_parameters()
         else:
             raise InvalidArgument(
-                f"a {type(one).__name__} has parameters on the meta device and no reset_parameters: give param_init_fn"
+                f"a {type(one).__name__} has parameters on the meta device but no reset_parameters; pass param_init_fn"
             )
 
 
 def from_rank_0(module: nn.Module, mesh: DeviceMesh, ignored: set[nn.Parameter]) -> None:
-    """Parameters that are whole yet, and buffers, become those of rank 0. Collective."""
+    """Broadcast parameters that are not sharded yet, and buffers, from rank 0. Collective."""
     groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
     tensors = [p.detach() for p in module.parameters() if p not in ignored and not isinstance(p, DTensor)]
     for tensor in [*tensors, *(buffer.detach() for buffer in module.buffers())]:

@@ -15,7 +15,7 @@ public final class Box {
      */
     public Box(long[] offsets, long[] sizes) {
         if (offsets.length != sizes.length) {
-            throw new IllegalArgumentException("a box of " + offsets.length + " offsets and " + sizes.length + " sizes");
+            throw new IllegalArgumentException("a box has " + offsets.length + " offsets but " + sizes.length + " sizes");
         }
         this.offsets = offsets.clone();
         this.sizes = sizes.clone();

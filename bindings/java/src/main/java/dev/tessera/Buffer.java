@@ -4,11 +4,10 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * Memory that a communicator's transport reaches without copies: on one host it is shared by the ranks, and collectives on
- * tensors inside it need no staging. It begins as zeros, aligned to 4096 bytes.
+ * Memory that a communicator's transport accesses without copies: the ranks of a host share it, and collectives on
+ * tensors inside it need no staging. Zero-initialised and aligned to 4096 bytes.
  *
- * <p>Closing it gives the memory back at once, or, while views of it are reachable, when the garbage collector finds the
- * last one gone: a view never points at memory that is not there.
+ * <p>Closing it frees the memory, as soon as no view of it is reachable: a view never points at freed memory.
  */
 public final class Buffer extends NativeObject {
     private final long size;
@@ -31,7 +30,7 @@ public final class Buffer extends NativeObject {
      */
     public static Buffer create(Comm comm, long sizeBytes) {
         if (sizeBytes < 0) {
-            throw new IllegalArgumentException("a buffer of " + sizeBytes + " bytes");
+            throw new IllegalArgumentException("the buffer size is " + sizeBytes + "; it must not be negative");
         }
         return new Buffer(comm.ref.callLongExclusive(c -> Native.bufferCreate(c, sizeBytes)));
     }
@@ -46,10 +45,10 @@ public final class Buffer extends NativeObject {
     }
 
     /**
-     * All its bytes.
+     * All bytes of the buffer.
      *
      * @return a direct buffer, native byte order
-     * @throws UnsupportedOperationException if it has 2 GiB or more; take {@link #tensor} then
+     * @throws UnsupportedOperationException if it has 2 GiB or more; use {@link #tensor} instead
      */
     public ByteBuffer bytes() {
         final Tensor all = ref.call(h -> Tensor.overNative(view.address(), DType.U8, new long[] {size}, view.owner()));
@@ -59,18 +58,18 @@ public final class Buffer extends NativeObject {
     /**
      * A tensor inside the buffer.
      *
-     * @param offsetBytes where it begins, a multiple of the element size
+     * @param offsetBytes offset of its first byte, a multiple of the element size
      * @param dtype the element type
-     * @param shape sizes of the dimensions; none: a 0-d tensor
+     * @param shape sizes of the dimensions; none for a 0-d tensor
      * @return the tensor
-     * @throws IndexOutOfBoundsException if it does not lie in the buffer
+     * @throws IndexOutOfBoundsException if it exceeds the buffer
      */
     public Tensor tensor(long offsetBytes, DType dtype, long... shape) {
         return ref.call(h -> {
             final Tensor tensor = Tensor.overNative(view.address() + offsetBytes, dtype, shape, view.owner());
             if (offsetBytes < 0 || offsetBytes % dtype.size() != 0 || tensor.sizeBytes() > size - offsetBytes) {
-                throw new IndexOutOfBoundsException(tensor + " at byte " + offsetBytes + " does not lie, aligned, in "
-                        + size + " bytes");
+                throw new IndexOutOfBoundsException(tensor + " at byte " + offsetBytes + " is misaligned or exceeds the "
+                        + "buffer of " + size + " bytes");
             }
             return tensor;
         });

@@ -9,8 +9,8 @@ import java.util.List;
 import java.util.Objects;
 
 /**
- * A committed checkpoint, opened for reading, from any number of ranks and without a job. All methods may be called from
- * any thread.
+ * A committed checkpoint, opened for reading. Opening one needs no job, whatever the number of ranks that saved it. All
+ * methods may be called from any thread.
  */
 public final class Checkpoint extends NativeObject {
     private Checkpoint(long handle) {
@@ -48,7 +48,7 @@ public final class Checkpoint extends NativeObject {
         }
 
         /**
-         * The sizes of the whole tensor.
+         * The shape of the complete tensor.
          *
          * @return a copy
          */
@@ -63,7 +63,7 @@ public final class Checkpoint extends NativeObject {
         }
     }
 
-    /** How much {@link #verify} reads. */
+    /** What {@link #verify} reads. */
     public enum Verify {
         /** Sizes and headers. */
         HEADERS,
@@ -74,11 +74,12 @@ public final class Checkpoint extends NativeObject {
     /**
      * Open a checkpoint.
      *
-     * @param path its directory; or a root, or a root's "latest", for the newest one; or a root's "best", for the best one
-     *     by {@link Saver.Builder#bestMetric}; or a directory of torch.distributed.checkpoint, a file of torch.save (or
-     *     the directory of a model.pt), or safetensors as Hugging Face lays them out. While a save of Tessera is open no saver removes it
+     * @param path its directory; a root, or a root's "latest", for the newest checkpoint; a root's "best" for the best
+     *     by {@link Saver.Builder#bestMetric}; a directory of torch.distributed.checkpoint; a file of torch.save (or
+     *     the directory of a model.pt); or safetensors in the layout of Hugging Face. No saver removes a Tessera
+     *     checkpoint while it is open
      * @return the checkpoint
-     * @throws TesseraNotFoundException if there is no manifest: not a committed checkpoint
+     * @throws TesseraNotFoundException if there is no manifest, so this is not a committed checkpoint
      * @throws TesseraCorruptException if the manifest is damaged
      */
     public static Checkpoint open(Path path) {
@@ -89,9 +90,9 @@ public final class Checkpoint extends NativeObject {
      * Open a checkpoint in a storage.
      *
      * @param storage kept until the checkpoint is closed
-     * @param key as the path of {@link #open(Path)}
+     * @param key like the path of {@link #open(Path)}
      * @return the checkpoint
-     * @throws TesseraNotFoundException if there is no manifest: not a committed checkpoint
+     * @throws TesseraNotFoundException if there is no manifest, so this is not a committed checkpoint
      * @throws TesseraCorruptException if the manifest is damaged
      */
     public static Checkpoint open(Storage storage, String key) {
@@ -110,7 +111,7 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * The manifest as it stands in the file.
+     * The manifest, as in the file.
      *
      * @return JSON
      */
@@ -119,7 +120,7 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * The step that it was saved at.
+     * The step it was saved at.
      *
      * @return steps completed
      */
@@ -128,9 +129,9 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * What it holds, aliases included.
+     * Its tensors, including aliases.
      *
-     * @return in order of names
+     * @return sorted by name
      */
     public List<Entry> tensors() {
         return ref.call(h -> {
@@ -145,11 +146,11 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Read one whole tensor, from whatever ranks wrote it, and check its checksums.
+     * Read a complete tensor, whichever ranks wrote it, and verify its checksums.
      *
      * @param name of the tensor
-     * @return in memory of its own
-     * @throws TesseraNotFoundException if there is no such tensor
+     * @return in its own memory
+     * @throws TesseraNotFoundException if the tensor does not exist
      * @throws TesseraCorruptException if a checksum fails
      */
     public Tensor read(String name) {
@@ -162,11 +163,11 @@ public final class Checkpoint extends NativeObject {
         }
         // The library's own words for a name that is not there.
         read(name, Tensor.zeros(DType.U8, 0));
-        throw new IllegalStateException("a tensor \"" + name + "\" that is not listed");
+        throw new IllegalStateException("the library lists no tensor \"" + name + "\"");
     }
 
     /**
-     * Read one whole tensor in place, as {@link #read(String)}.
+     * Read a complete tensor in place, like {@link #read(String)}.
      *
      * @param name of the tensor
      * @param tensor of its dtype and shape
@@ -187,7 +188,8 @@ public final class Checkpoint extends NativeObject {
      *
      * @param state in exclusive use during the call
      * @return whether it was verified
-     * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all; nothing was overwritten then
+     * @throws TesseraMismatchException if names, dtypes or shapes differ; the message lists all differences, and
+     *     nothing was overwritten
      * @throws TesseraCorruptException if a checksum fails; parts of the state may have been overwritten
      */
     public LoadReport load(State state) {
@@ -195,17 +197,19 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Load this rank's part into {@code state}, in place, whatever the world size and layouts of the save were. Collective if
-     * the options have a {@link LoadOptions#comm communicator}.
+     * Load this rank's part into {@code state}, in place, from a save of any world size and layout. Collective if the
+     * options have a {@link LoadOptions#comm communicator}.
      *
      * @param state in exclusive use during the call
-     * @param options which names, what may differ, and who loads together
-     * @return what was not as strict as it can be
-     * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all; nothing was overwritten then. With a
-     *     communicator also: the ranks load different checkpoints, or one calls something else
-     * @throws TesseraInvalidArgumentException if {@link LoadOptions#rename} makes one name of two, which are told
+     * @param options which names to load, what may differ, and which ranks load together
+     * @return how the load deviated from a strict one
+     * @throws TesseraMismatchException if names, dtypes or shapes differ; the message lists all differences, and
+     *     nothing was overwritten. With a communicator also: the ranks load different checkpoints, or one makes a
+     *     different call
+     * @throws TesseraInvalidArgumentException if {@link LoadOptions#rename} maps two names to the same one; the message
+     *     names them
      * @throws TesseraCorruptException if a checksum fails; parts of the state may have been overwritten
-     * @throws TesseraTimeoutException if a rank of the communicator did not come: names it
+     * @throws TesseraTimeoutException if a rank of the communicator did not arrive; the message names it
      */
     public LoadReport load(State state, LoadOptions options) {
         final ProgressRelay told = ProgressRelay.of(options.progress);
@@ -223,7 +227,7 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Check it without loading it.
+     * Verify the checkpoint without loading it.
      *
      * @param how much to read
      * @throws TesseraCorruptException naming file and offset; causes list the others
@@ -234,7 +238,7 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Check it as {@link #verify(Verify)} and tell how far that is.
+     * Verify the checkpoint like {@link #verify(Verify)}, and report progress.
      *
      * @param how much to read
      * @param progress called with {@link Progress.Phase#VERIFY} on this thread
@@ -248,10 +252,10 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Write the tensors into a new directory in another format, in bounded memory, by this process alone. What cannot be
-     * read ({@code unreadable} in the manifest) is left out, with a warning in the log.
+     * Write the tensors into a new directory in another format, in bounded memory, by this process alone. Parts that
+     * cannot be read ({@code unreadable} in the manifest) are skipped, with a warning in the log.
      *
-     * @param directory must not exist; it appears when all is durable
+     * @param directory must not exist; it appears once everything is durable
      * @param options format, size of files
      */
     public void export(Path directory, ExportOptions options) {
@@ -259,11 +263,11 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Write the tensors into a new directory in another format, in bounded memory. Collective: all ranks write. What
-     * cannot be read ({@code unreadable} in the manifest) is left out, with a warning in the log.
+     * Write the tensors into a new directory in another format, in bounded memory. Collective: all ranks write. Parts
+     * that cannot be read ({@code unreadable} in the manifest) are skipped, with a warning in the log.
      *
-     * @param comm the ranks, each of which opened the same checkpoint; null: this process alone
-     * @param directory must not exist; the same on every rank, on a file system that all see
+     * @param comm the ranks, each of which has opened the same checkpoint; null for this process alone
+     * @param directory must not exist; the same on every rank, on a shared file system
      * @param options the same on every rank
      * @throws TesseraMismatchException if the ranks differ in what they export
      */

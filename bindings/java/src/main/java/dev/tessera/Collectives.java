@@ -4,18 +4,18 @@ import java.lang.ref.Reference;
 import java.util.List;
 
 /**
- * The collectives of a {@link Comm}, each at once and in the background.
+ * The collectives of a {@link Comm}, each in a synchronous and an asynchronous form.
  *
- * <p>They are <em>exclusive</em> (one thread at a time), and every rank must call the same ones in the same order. Each has an
- * {@code …Async} twin that returns a {@link Work} at once; operations run in the order in which they were issued. A collective
- * that fails (timeout, lost peer, mismatch, interruption) fails the communicator: later calls throw
- * {@link TesseraAbortedException} with the first error as cause.
+ * <p>They are <em>exclusive</em> (one thread at a time), and every rank must call the same ones in the same order. Each
+ * has an {@code …Async} variant that immediately returns a {@link Work}; operations run in the order in which they were
+ * issued. A collective that fails (timeout, lost peer, mismatch, interruption) fails the communicator: later calls
+ * throw {@link TesseraAbortedException} with the first error as cause.
  *
- * <p>All throw {@link TesseraTimeoutException} (naming who is late), {@link TesseraPeerLostException},
- * {@link TesseraMismatchException} (operation, dtype, count or root differ between ranks), {@link TesseraAbortedException},
- * {@link TesseraInterruptedException} and {@link TesseraInvalidArgumentException}; the asynchronous ones from
- * {@link Work#await()} as well. To reduce a dtype that cannot be reduced (BOOL, I16, those for checkpoints) is
- * {@link ErrorCode#UNSUPPORTED}.
+ * <p>All throw {@link TesseraTimeoutException} (naming the late ranks), {@link TesseraPeerLostException}, {@link
+ * TesseraMismatchException} (operation, dtype, count or root differ between ranks), {@link TesseraAbortedException},
+ * {@link TesseraInterruptedException} and {@link TesseraInvalidArgumentException}; the asynchronous ones from {@link
+ * Work#await()} as well. Reducing a dtype that cannot be reduced (BOOL, I16 and the other checkpoint-only dtypes) fails
+ * with {@link ErrorCode#UNSUPPORTED}.
  */
 public abstract class Collectives extends NativeObject {
     Collectives(Ref ref) {
@@ -57,7 +57,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Reduce a tensor over the ranks, in place; every rank gets the same bits. Returns at once.
+     * Reduce a tensor over the ranks, in place; every rank gets the same bits. Returns immediately.
      *
      * @param tensor input and result
      * @param op the reduction
@@ -70,7 +70,7 @@ public abstract class Collectives extends NativeObject {
     /**
      * Reduce tensors over the ranks, in place, in the order given; every rank gets the same bits.
      *
-     * @param tensors input and result, of one dtype; as many on every rank
+     * @param tensors input and result, of one dtype; the same number on every rank
      * @param op the reduction
      */
     public void allReduce(List<Tensor> tensors, ReduceOp op) {
@@ -78,9 +78,9 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Reduce tensors over the ranks, in place, in the order given; every rank gets the same bits. Returns at once.
+     * Reduce tensors over the ranks, in place, in the order given; every rank gets the same bits. Returns immediately.
      *
-     * @param tensors input and result, of one dtype; as many on every rank
+     * @param tensors input and result, of one dtype; the same number on every rank
      * @param op the reduction
      * @return the operation in flight
      */
@@ -89,7 +89,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Reduce {@code input} and leave the r-th of worldSize equal parts on rank r.
+     * Reduce {@code input}; rank r gets the r-th of worldSize equal parts of the result.
      *
      * @param input worldSize times the elements of output
      * @param output this rank's part; may be the r-th part of input
@@ -100,7 +100,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Reduce {@code input} and leave the r-th of worldSize equal parts on rank r. Returns at once.
+     * Reduce {@code input}; rank r gets the r-th of worldSize equal parts of the result. Returns immediately.
      *
      * @param input worldSize times the elements of output
      * @param output this rank's part; may be the r-th part of input
@@ -122,7 +122,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Concatenate all ranks' {@code input} in rank order. Returns at once.
+     * Concatenate all ranks' {@code input} in rank order. Returns immediately.
      *
      * @param input this rank's part; may be the r-th part of output
      * @param output worldSize times the elements of input
@@ -133,10 +133,11 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Several {@link #reduceScatter} in one operation: the ranks meet once, and small tensors travel together.
+     * Several {@link #reduceScatter} in one operation: the ranks synchronise once, and small tensors are sent together.
      *
-     * @param inputs of one dtype; as many on every rank
-     * @param outputs of inputs.get(i) this rank's part goes to outputs.get(i); apart from pairs no two share memory
+     * @param inputs of one dtype; the same number on every rank
+     * @param outputs outputs.get(i) receives this rank's part of inputs.get(i); only the tensors of a pair may share
+     *     memory
      * @param op the reduction
      */
     public void reduceScatterCoalesced(List<Tensor> inputs, List<Tensor> outputs, ReduceOp op) {
@@ -144,10 +145,11 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Several {@link #reduceScatter} in one operation. Returns at once.
+     * Several {@link #reduceScatter} in one operation. Returns immediately.
      *
-     * @param inputs of one dtype; as many on every rank
-     * @param outputs of inputs.get(i) this rank's part goes to outputs.get(i); apart from pairs no two share memory
+     * @param inputs of one dtype; the same number on every rank
+     * @param outputs outputs.get(i) receives this rank's part of inputs.get(i); only the tensors of a pair may share
+     *     memory
      * @param op the reduction
      * @return the operation in flight
      */
@@ -156,20 +158,21 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Several {@link #allGather(Tensor, Tensor)} in one operation: the ranks meet once, and small tensors travel together.
+     * Several {@link #allGather(Tensor, Tensor)} in one operation: the ranks synchronise once, and small tensors are
+     * sent together.
      *
-     * @param inputs of one dtype; as many on every rank
-     * @param outputs inputs.get(i) of all ranks go to outputs.get(i); apart from pairs no two share memory
+     * @param inputs of one dtype; the same number on every rank
+     * @param outputs outputs.get(i) receives inputs.get(i) of all ranks; only the tensors of a pair may share memory
      */
     public void allGatherCoalesced(List<Tensor> inputs, List<Tensor> outputs) {
         run(Operation.allGatherCoalesced(inputs, outputs));
     }
 
     /**
-     * Several {@link #allGather(Tensor, Tensor)} in one operation. Returns at once.
+     * Several {@link #allGather(Tensor, Tensor)} in one operation. Returns immediately.
      *
-     * @param inputs of one dtype; as many on every rank
-     * @param outputs inputs.get(i) of all ranks go to outputs.get(i); apart from pairs no two share memory
+     * @param inputs of one dtype; the same number on every rank
+     * @param outputs outputs.get(i) receives inputs.get(i) of all ranks; only the tensors of a pair may share memory
      * @return the operation in flight
      */
     public Work allGatherCoalescedAsync(List<Tensor> inputs, List<Tensor> outputs) {
@@ -179,18 +182,18 @@ public abstract class Collectives extends NativeObject {
     /**
      * Gather inputs of different lengths: {@code outputs.get(r)} receives rank r's input.
      *
-     * @param input this rank's part, as long as outputs.get(rank())
-     * @param outputs one tensor a rank; the same lengths on every rank
+     * @param input this rank's part, of the same length as outputs.get(rank())
+     * @param outputs one tensor per rank; the same lengths on every rank
      */
     public void allGather(Tensor input, List<Tensor> outputs) {
         run(Operation.allGather(input, outputs, worldSize()));
     }
 
     /**
-     * Gather inputs of different lengths: {@code outputs.get(r)} receives rank r's input. Returns at once.
+     * Gather inputs of different lengths: {@code outputs.get(r)} receives rank r's input. Returns immediately.
      *
-     * @param input this rank's part, as long as outputs.get(rank())
-     * @param outputs one tensor a rank; the same lengths on every rank
+     * @param input this rank's part, of the same length as outputs.get(rank())
+     * @param outputs one tensor per rank; the same lengths on every rank
      * @return the operation in flight
      */
     public Work allGatherAsync(Tensor input, List<Tensor> outputs) {
@@ -198,7 +201,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Give every rank the root's tensor.
+     * Broadcast the root's tensor to every rank.
      *
      * @param tensor read on the root, written elsewhere
      * @param root a rank
@@ -208,7 +211,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Give every rank the root's tensor. Returns at once.
+     * Broadcast the root's tensor to every rank. Returns immediately.
      *
      * @param tensor read on the root, written elsewhere
      * @param root a rank
@@ -219,7 +222,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Give every rank the root's tensors.
+     * Broadcast the root's tensors to every rank.
      *
      * @param tensors of one dtype; read on the root, written elsewhere
      * @param root a rank
@@ -229,7 +232,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Give every rank the root's tensors. Returns at once.
+     * Broadcast the root's tensors to every rank. Returns immediately.
      *
      * @param tensors of one dtype; read on the root, written elsewhere
      * @param root a rank
@@ -240,9 +243,9 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Reduce {@code input}; the result is on the root alone.
+     * Reduce {@code input}; only the root gets the result.
      *
-     * @param input as many elements on every rank
+     * @param input the same number of elements on every rank
      * @param output written on the root, null elsewhere; may be input
      * @param op the reduction
      * @param root a rank
@@ -252,9 +255,9 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Reduce {@code input}; the result is on the root alone. Returns at once.
+     * Reduce {@code input}; only the root gets the result. Returns immediately.
      *
-     * @param input as many elements on every rank
+     * @param input the same number of elements on every rank
      * @param output written on the root, null elsewhere; may be input
      * @param op the reduction
      * @param root a rank
@@ -267,7 +270,7 @@ public abstract class Collectives extends NativeObject {
     /**
      * Concatenate all ranks' {@code input} on the root.
      *
-     * @param input as many elements on every rank
+     * @param input the same number of elements on every rank
      * @param output on the root worldSize times the elements of input, null elsewhere
      * @param root a rank
      */
@@ -276,9 +279,9 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Concatenate all ranks' {@code input} on the root. Returns at once.
+     * Concatenate all ranks' {@code input} on the root. Returns immediately.
      *
-     * @param input as many elements on every rank
+     * @param input the same number of elements on every rank
      * @param output on the root worldSize times the elements of input, null elsewhere
      * @param root a rank
      * @return the operation in flight
@@ -288,7 +291,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Give rank r the r-th of worldSize equal parts of the root's {@code input}.
+     * Send rank r the r-th of worldSize equal parts of the root's {@code input}.
      *
      * @param input on the root worldSize times the elements of output, null elsewhere
      * @param output this rank's part
@@ -299,7 +302,7 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Give rank r the r-th of worldSize equal parts of the root's {@code input}. Returns at once.
+     * Send rank r the r-th of worldSize equal parts of the root's {@code input}. Returns immediately.
      *
      * @param input on the root worldSize times the elements of output, null elsewhere
      * @param output this rank's part
@@ -314,17 +317,18 @@ public abstract class Collectives extends NativeObject {
      * Send the r-th of worldSize equal parts of {@code input} to rank r; parts arrive in rank order.
      *
      * @param input a multiple of worldSize elements
-     * @param output as many elements as input
+     * @param output the same number of elements as input
      */
     public void allToAll(Tensor input, Tensor output) {
         run(Operation.allToAll(input, output));
     }
 
     /**
-     * Send the r-th of worldSize equal parts of {@code input} to rank r; parts arrive in rank order. Returns at once.
+     * Send the r-th of worldSize equal parts of {@code input} to rank r; parts arrive in rank order. Returns
+     * immediately.
      *
      * @param input a multiple of worldSize elements
-     * @param output as many elements as input
+     * @param output the same number of elements as input
      * @return the operation in flight
      */
     public Work allToAllAsync(Tensor input, Tensor output) {
@@ -334,7 +338,7 @@ public abstract class Collectives extends NativeObject {
     /**
      * Send a tensor to {@code peer}, which receives it with the same tag. Not collective.
      *
-     * @param tensor what is sent
+     * @param tensor the data to send
      * @param peer a rank other than this one
      * @param tag not negative
      */
@@ -343,9 +347,9 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Send a tensor to {@code peer}, which receives it with the same tag. Not collective. Returns at once.
+     * Send a tensor to {@code peer}, which receives it with the same tag. Not collective. Returns immediately.
      *
-     * @param tensor what is sent
+     * @param tensor the data to send
      * @param peer a rank other than this one
      * @param tag not negative
      * @return the operation in flight
@@ -357,7 +361,7 @@ public abstract class Collectives extends NativeObject {
     /**
      * Receive a tensor from {@code peer}. Not collective.
      *
-     * @param tensor of the dtype and number of elements that were sent
+     * @param tensor with the dtype and number of elements that the peer sends
      * @param peer a rank other than this one
      * @param tag not negative
      */
@@ -366,9 +370,9 @@ public abstract class Collectives extends NativeObject {
     }
 
     /**
-     * Receive a tensor from {@code peer}. Not collective. Returns at once.
+     * Receive a tensor from {@code peer}. Not collective. Returns immediately.
      *
-     * @param tensor of the dtype and number of elements that were sent
+     * @param tensor with the dtype and number of elements that the peer sends
      * @param peer a rank other than this one
      * @param tag not negative
      * @return the operation in flight
@@ -377,7 +381,7 @@ public abstract class Collectives extends NativeObject {
         return start(Operation.receive(tensor, peer, tag));
     }
 
-    /** Return when every rank has called it. */
+    /** Return once every rank has called it. */
     public void barrier() {
         run(Operation.barrier());
     }

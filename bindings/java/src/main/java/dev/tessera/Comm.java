@@ -5,8 +5,8 @@ import java.time.Duration;
 import java.util.Objects;
 
 /**
- * The ranks of a group: joining, splitting, parting; its collectives are those of {@link Collectives}. It is an object:
- * several may live in one JVM, also those of several ranks, one thread each.
+ * A communicator: the ranks of a group. Its collectives are those of {@link Collectives}. One JVM may have several,
+ * even those of several ranks, each in its own thread.
  */
 public final class Comm extends Collectives {
     private final int rank;
@@ -26,13 +26,13 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Join the job that the environment describes, with default options: {@code tessera run}, torchrun, mpirun or srun; with
-     * none of them a communicator of one rank. Under a launcher, an exception that ends the calling thread is told to it from
-     * now on; see {@link Launch#recordError(Throwable)}.
+     * Join the job that the environment describes, with default options: {@code tessera run}, torchrun, mpirun or srun;
+     * with none of them the job has one rank. Under a launcher, an exception that ends the calling thread is reported
+     * to it from now on; see {@link Launch#recordError(Throwable)}.
      *
      * @return the communicator
-     * @throws TesseraTimeoutException if a rank never came
-     * @throws TesseraPeerLostException if a rank of {@code tessera run} ended without coming
+     * @throws TesseraTimeoutException if a rank did not join in time
+     * @throws TesseraPeerLostException if a rank of {@code tessera run} exited before it joined
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv() {
@@ -40,13 +40,13 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Join the job that the environment describes. Under a launcher, an exception that ends the calling thread is told to
-     * it from now on; see {@link Launch#recordError(Throwable)}.
+     * Join the job that the environment describes. Under a launcher, an exception that ends the calling thread is
+     * reported to it from now on; see {@link Launch#recordError(Throwable)}.
      *
      * @param options deadline, transport, name
      * @return the communicator
-     * @throws TesseraTimeoutException if a rank never came
-     * @throws TesseraPeerLostException if a rank of {@code tessera run} ended without coming
+     * @throws TesseraTimeoutException if a rank did not join in time
+     * @throws TesseraPeerLostException if a rank of {@code tessera run} exited before it joined
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv(CommOptions options) {
@@ -56,27 +56,27 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Join {@code worldSize} ranks that use the same store, with default options.
+     * Connect {@code worldSize} ranks through a common store, with default options.
      *
      * @param store stays open natively until the communicator is closed
-     * @param rank 0 to worldSize - 1, each once
+     * @param rank 0 to worldSize - 1, unique
      * @param worldSize 1 to 4096
      * @return the communicator
-     * @throws TesseraTimeoutException if a rank never came
+     * @throws TesseraTimeoutException if a rank did not join in time
      */
     public static Comm create(Store store, int rank, int worldSize) {
         return create(store, rank, worldSize, new CommOptions());
     }
 
     /**
-     * Join {@code worldSize} ranks that use the same store.
+     * Connect {@code worldSize} ranks through a common store.
      *
      * @param store stays open natively until the communicator is closed
-     * @param rank 0 to worldSize - 1, each once
+     * @param rank 0 to worldSize - 1, unique
      * @param worldSize 1 to 4096
      * @param options deadline, transport, name
      * @return the communicator
-     * @throws TesseraTimeoutException if a rank never came
+     * @throws TesseraTimeoutException if a rank did not join in time
      */
     public static Comm create(Store store, int rank, int worldSize, CommOptions options) {
         Objects.requireNonNull(options, "options");
@@ -84,12 +84,12 @@ public final class Comm extends Collectives {
         return new Comm(ref(handle).borrow(store.ref), store);
     }
 
-    /** The communicator that a hook is lent: the library's, closed by us when the hook has returned. */
+    /** The communicator that a hook borrows from the library; it is closed when the hook returns. */
     static Comm ofHook(long handle) {
         return new Comm(new Ref("Comm", handle, h -> { }).mayLeak(), null);
     }
 
-    /** The communicator of a mesh's dimension: the mesh's own, closed with it. */
+    /** The communicator of a mesh dimension; it belongs to the mesh and is closed with it. */
     static Comm ofMesh(Mesh mesh, long handle) {
         return new Comm(new Ref("Comm", handle, h -> { })
                 .wakenBy(h -> Native.commAbort(h, Native.utf8("closed while in use", "reason")))
@@ -97,10 +97,10 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Divide the ranks into groups: those of one {@code color} form one, ordered by {@code key}, then by rank. Collective,
-     * exclusive. The options are this communicator's.
+     * Split the ranks into groups: ranks of the same {@code color} form one, ordered by {@code key}, then rank.
+     * Collective, exclusive. Uses this communicator's options.
      *
-     * @param color negative: this rank joins no group
+     * @param color the group; negative to join none
      * @param key order inside the group
      * @return the communicator of this rank's group; null if {@code color} is negative
      */
@@ -109,11 +109,11 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Divide the ranks into groups, as {@link #split(int, int)}.
+     * Split the ranks into groups, like {@link #split(int, int)}.
      *
-     * @param color negative: this rank joins no group
+     * @param color the group; negative to join none
      * @param key order inside the group
-     * @param options those of the new communicator
+     * @param options options of the new communicator
      * @return the communicator of this rank's group; null if {@code color} is negative
      */
     public Comm split(int color, int key, CommOptions options) {
@@ -127,24 +127,25 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Go on with the ranks that are left after a failure, numbered in this communicator's order. Collective of those,
-     * exclusive. Ranks that died, or closed this communicator, are known to be gone; for others it waits until the deadline,
-     * then goes on without them. All that was made from this communicator is out of use: close it, make it anew, and load a
-     * checkpoint, since a collective that failed left its tensors half done. The options are this communicator's.
+     * Continue with the surviving ranks after a failure, numbered in this communicator's order. Collective over the
+     * survivors, exclusive. Ranks that died or closed this communicator are known to be gone; the call waits for other
+     * ranks until the deadline, then continues without them. Objects made from this communicator can no longer be used:
+     * close them, create them again, and load a checkpoint, because the failed collective left its tensors incomplete.
+     * Uses this communicator's options.
      *
-     * @return the communicator of those that are left
-     * @throws TesseraAbortedException if the others have gone on without this rank
-     * @throws TesseraIoException if the store at which the ranks met is gone, as with a rank 0 that served it
+     * @return the communicator of the surviving ranks
+     * @throws TesseraAbortedException if the other ranks have continued without this one
+     * @throws TesseraIoException if the store that the ranks use is gone, because rank 0, which served it, died
      */
     public Comm shrink() {
         return shrinkWith(null);
     }
 
     /**
-     * Go on with the ranks that are left, as {@link #shrink()}.
+     * Continue with the surviving ranks, like {@link #shrink()}.
      *
-     * @param options those of the new communicator; the timeout is also the deadline for ranks that do not come
-     * @return the communicator of those that are left
+     * @param options options of the new communicator; the timeout is also the deadline for ranks that do not come
+     * @return the communicator of the surviving ranks
      */
     public Comm shrink(CommOptions options) {
         return shrinkWith(Objects.requireNonNull(options, "options"));
@@ -184,11 +185,11 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Set the deadline of the operations that this rank issues from here on; those that were issued keep theirs, so that it
-     * may be set back at once. Each rank has its own; the first that passes fails the communicator on all. May be called from
-     * any thread.
+     * Set the deadline of the operations that this rank issues from now on; operations already issued keep theirs, so
+     * the old value can be restored at once. Each rank has its own deadline; the first one that passes fails the
+     * communicator on all ranks. May be called from any thread.
      *
-     * @param timeout of each operation, counted from when it starts; rounded up to milliseconds
+     * @param timeout deadline of each operation from its start, rounded up to milliseconds
      */
     public void setTimeout(Duration timeout) {
         final int ms = Native.millis(timeout, "timeout");
@@ -196,29 +197,29 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * The deadline of an operation issued now. May be asked from any thread.
+     * The deadline of an operation issued now. May be called from any thread.
      *
-     * @return counted from when the operation starts
+     * @return the time from the operation's start
      */
     public Duration timeout() {
         return ref.call(h -> Duration.ofMillis(Native.commTimeout(h)));
     }
 
     /**
-     * What failed the communicator. May be asked from any thread.
+     * The error that failed the communicator. May be called from any thread.
      *
-     * @return the first error; null while the communicator is well
+     * @return the first error; null if the communicator works
      */
     public TesseraException error() {
         return ref.call(h -> (TesseraException) Native.commError(h));
     }
 
     /**
-     * Write this rank's flight record: the last 1,024 operations and their times, as JSON lines, which
-     * {@code tessera trace} reads. May be called from any thread. Under {@code tessera run --trace-dir DIR} each
-     * communicator writes its own when it fails, or else at its end.
+     * Write this rank's flight record: the last 1,024 operations and their times, as JSON lines, which {@code tessera
+     * trace} reads. May be called from any thread. Under {@code tessera run --trace-dir DIR} each communicator writes
+     * its own when it fails or ends.
      *
-     * @param path the file to write; one that is there is replaced whole
+     * @param path the file to write; an existing file is replaced as a whole
      */
     public void writeTrace(Path path) {
         final byte[] text = Native.utf8(path.toString(), "path");
@@ -226,9 +227,10 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Fail every waiting and later operation with ABORTED, here and at the peers. May be called from any thread, and again.
+     * Fail every pending and later operation with ABORTED, on this rank and its peers. May be called from any thread,
+     * and repeatedly.
      *
-     * @param reason told to the peers; may be null
+     * @param reason part of the error on every rank; may be null
      */
     public void abort(String reason) {
         final byte[] text = Native.optionalUtf8(reason, "reason");
@@ -236,15 +238,15 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Wait for all ranks and all issued work; no collective may follow. Collective, exclusive. A program that ends well
-     * calls it before {@link #close}.
+     * Wait for all ranks and all issued work. No collective may follow. Collective, exclusive. Call it before {@link
+     * #close} at the end of a successful program.
      */
     public void finish() {
         ref.runExclusive(Native::commFinalize);
     }
 
     /**
-     * Leave the communicator. Local: what is still running is aborted, also calls of other threads, which throw
+     * Leave the communicator. Local: running operations are aborted, including calls of other threads, which throw
      * {@link TesseraAbortedException}.
      */
     @Override

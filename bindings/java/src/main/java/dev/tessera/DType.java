@@ -18,11 +18,11 @@ public enum DType {
     I32(7, 4),
     /** {@code long}. */
     I64(8, 8),
-    /** {@code short}; in checkpoints only, no reduction. */
+    /** {@code short}; for checkpoints only, cannot be reduced. */
     I16(9, 2),
-    /** One byte, 0 or 1; in checkpoints only, no reduction. */
+    /** One byte, 0 or 1; for checkpoints only, cannot be reduced. */
     BOOL(10, 1),
-    /** Unsigned 16-bit integer; like all that follow in checkpoints only: no reduction, no conversion. */
+    /** Unsigned 16-bit integer; like all that follow for checkpoints only: cannot be reduced or converted. */
     U16(11, 2),
     /** Unsigned 32-bit integer. */
     U32(12, 4),
@@ -66,6 +66,6 @@ public enum DType {
                 return dtype;
             }
         }
-        throw new IllegalArgumentException("this binding does not know the dtype " + number);
+        throw new IllegalArgumentException("the dtype " + number + " is unknown to this binding");
     }
 }

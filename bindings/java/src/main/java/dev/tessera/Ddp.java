@@ -7,12 +7,12 @@ import java.util.List;
 import java.util.Objects;
 
 /**
- * Data-parallel training: a model registered parameter by parameter. The trainer writes gradients into views that this
- * object hands out and says which are ready; full buckets are averaged over the ranks meanwhile, and {@link #await} returns
- * when all are. {@link #ready}, {@link #readyAll}, {@link #await} and {@link #zeroGrad} are exclusive.
+ * Data-parallel training of a registered model. The trainer writes gradients into views that this object provides and
+ * marks them as ready; full buckets are averaged over the ranks in the background, and {@link #await} returns when all
+ * are done. {@link #ready}, {@link #readyAll}, {@link #await} and {@link #zeroGrad} are exclusive.
  *
- * <p>Closing it closes the optimizers and states made from it. The memory of the gradients is given back at once, or, while
- * views of it are reachable, when the garbage collector finds the last one gone.
+ * <p>Closing it closes the optimizers and states made from it. The memory of the gradients is freed as soon as no view
+ * of it is reachable.
  */
 public final class Ddp extends NativeObject {
     private final List<String> names; // as registered
@@ -23,19 +23,19 @@ public final class Ddp extends NativeObject {
     private final FloatBuffer[] floats;
     private volatile Relay relay; // of the hook that is set
 
-    /** Reduces the buckets of a model in place of what its options say; see {@link #setHook}. */
+    /** Reduces the buckets of a model instead of the reduction that its options select; see {@link #setHook}. */
     @FunctionalInterface
     public interface Hook {
         /**
-         * Leave in the bucket's gradients what every rank shall have.
+         * Write the final reduced gradients in place.
          *
-         * @param bucket valid until the method returns
+         * @param bucket valid only until the method returns
          * @throws Exception fails the step on every rank
          */
         void reduce(Bucket bucket) throws Exception;
     }
 
-    /** A bucket whose gradients are all there. */
+    /** A bucket whose gradients are all ready. */
     public static final class Bucket {
         private final int index;
         private final int[] params;
@@ -86,7 +86,7 @@ public final class Ddp extends NativeObject {
         }
     }
 
-    /** A bucket in the last step that was reduced. Times are nanoseconds since the step's first ready on this rank. */
+    /** A bucket in the last reduced step. Times are in nanoseconds since the step's first ready on this rank. */
     public static final class BucketStats {
         private final long[] values;
 
@@ -140,7 +140,7 @@ public final class Ddp extends NativeObject {
         }
 
         /**
-         * What {@link Ddp#await} spent waiting for it: not hidden by backward.
+         * Time that {@link Ddp#await} spent waiting for it, which backward did not hide.
          *
          * @return nanoseconds
          */
@@ -149,7 +149,9 @@ public final class Ddp extends NativeObject {
         }
     }
 
-    /** What the shims call. It must not keep the model: the library keeps it as long as the hook is set. */
+    /**
+     * Called by the shims. It must not keep the model alive, because the library keeps it as long as the hook is set.
+     */
     static final class Relay {
         private final WeakReference<Ddp> model;
         private final Hook hook;
@@ -160,12 +162,12 @@ public final class Ddp extends NativeObject {
             this.hook = hook;
         }
 
-        /** Called on a thread of the library; lets nothing be thrown. */
+        /** Called on a thread of the library; must not throw. */
         int reduce(int bucket, long[] params, long comm) {
             try {
                 final Ddp ddp = model.get();
                 if (ddp == null) {
-                    throw new IllegalStateException("the model is gone");
+                    throw new IllegalStateException("the model was garbage-collected");
                 }
                 final int[] indices = new int[params.length];
                 final List<Tensor> grads = new ArrayList<>();
@@ -200,27 +202,27 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * Register a model, with default options: check that all ranks registered the same parameters, and give every rank the
-     * values of rank 0. Collective.
+     * Register a model, with default options: checks that all ranks registered the same parameters, and gives every
+     * rank the values of rank 0. Collective.
      *
      * @param comm the ranks; in exclusive use during the call
      * @param params contiguous, floating-point; their memory is kept reachable until this object is closed
      * @return the DDP object
-     * @throws TesseraMismatchException if the ranks' parameters differ; names the first difference
+     * @throws TesseraMismatchException if the ranks' parameters differ; the message names the first difference
      */
     public static Ddp create(Comm comm, Params params) {
         return create(comm, params, new DdpOptions());
     }
 
     /**
-     * Register a model, as {@link #create(Comm, Params)}.
+     * Register a model, like {@link #create(Comm, Params)}.
      *
      * @param comm the ranks; in exclusive use during the call
      * @param params contiguous, floating-point; their memory is kept reachable until this object is closed, unless
      *     {@link DdpOptions#shareParams}
      * @param options sizes of buckets, reduction
      * @return the DDP object
-     * @throws TesseraMismatchException if the ranks' parameters differ; names the first difference
+     * @throws TesseraMismatchException if the ranks' parameters differ; the message names the first difference
      */
     public static Ddp create(Comm comm, Params params, DdpOptions options) {
         Objects.requireNonNull(options, "options");
@@ -230,7 +232,7 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * The parameters, as they were registered; with {@link DdpOptions#shareParams}, as {@link #paramTensor} gives them.
+     * The registered parameters; with {@link DdpOptions#shareParams}, those of {@link #paramTensor}.
      *
      * @return the parameters
      */
@@ -258,15 +260,15 @@ public final class Ddp extends NativeObject {
      * The name of a parameter, without a leading "module." or "_orig_mod.".
      *
      * @param index 0 to size - 1
-     * @return the name that checkpoints have
+     * @return the name in checkpoints
      */
     public String name(int index) {
         return ref.call(h -> Native.text(Native.ddpParamName(h, check(index))));
     }
 
     /**
-     * The values of a parameter of F32: the memory that it was registered with, which {@link Optimizer#step} updates, or
-     * with {@link DdpOptions#shareParams} what {@link #paramTensor} tells.
+     * The values of an F32 parameter: its registered memory, which {@link Optimizer#step} updates; with {@link
+     * DdpOptions#shareParams} see {@link #paramTensor}.
      *
      * @param index 0 to size - 1
      * @return elements row-major, position 0
@@ -277,8 +279,8 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * A parameter, as it was registered; with {@link DdpOptions#shareParams}, a view into the copy of this host's ranks,
-     * which the optimizer and loads alone write.
+     * A registered parameter; with {@link DdpOptions#shareParams}, a view of this host's shared parameters, which only
+     * the optimizer and loads may write.
      *
      * @param index 0 to size - 1
      * @return of the parameter's dtype and shape
@@ -291,8 +293,8 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * The gradient of a parameter of F32: a view into a bucket, zero at first, the same memory at every step. It must not be
-     * touched between {@link #ready} and {@link #await}.
+     * The gradient of an F32 parameter: a view of a bucket, initially zero, the same memory in every step. Do not touch
+     * it between {@link #ready} and {@link #await}.
      *
      * @param index 0 to size - 1
      * @return elements row-major; the same object at every call, which sets its position to 0
@@ -311,7 +313,7 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * The gradient of a parameter, as {@link #grad}.
+     * The gradient of a parameter, like {@link #grad}.
      *
      * @param index 0 to size - 1
      * @return of the parameter's dtype and shape
@@ -335,31 +337,31 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * Say that a gradient is written. In any order; each once a step.
+     * Mark a gradient as ready, in any order, each once per step.
      *
      * @param index 0 to size - 1
-     * @throws TesseraInvalidStateException if it was said before in this step
+     * @throws TesseraInvalidStateException if it was already marked in this step
      */
     public void ready(int index) {
         ref.runExclusive(h -> Native.ddpReady(h, check(index)));
     }
 
     /**
-     * Say that every gradient not yet said is written.
+     * Mark all remaining gradients as ready.
      *
-     * @throws TesseraInvalidStateException if it was called in this step before
+     * @throws TesseraInvalidStateException if it was already called in this step
      */
     public void readyAll() {
         ref.runExclusive(Native::ddpReadyAll);
     }
 
     /**
-     * The end of backward: returns when every gradient is the average (or sum) over the ranks. Collective. Without
-     * synchronisation ({@link #setSync}) it returns at once.
+     * End the backward pass: return when every gradient is the average (or sum) over the ranks. Collective. Without
+     * synchronisation ({@link #setSync}) it returns immediately.
      *
-     * @throws TesseraInvalidStateException if parameters were never said ready (names them); the step may be completed and
-     *     waited for again
-     * @throws TesseraException with {@link ErrorCode#USER} if a hook failed; what it threw is suppressed in it
+     * @throws TesseraInvalidStateException if gradients were never marked ready; the message names them. Mark them and
+     *     wait again
+     * @throws TesseraException with {@link ErrorCode#USER} if a hook failed; the hook's exception is suppressed in it
      */
     public void await() {
         withHookFailure(() -> ref.runExclusive(Native::ddpWait));
@@ -378,11 +380,11 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * Whether the following steps reduce. Without, {@link #ready} and {@link #await} reduce nothing: the trainer adds to
-     * the gradients in the views. The first step with synchronisation reduces the sums; a parameter that had a gradient in
-     * any of these steps counts as used.
+     * Set whether the following steps reduce. If not, {@link #ready} and {@link #await} reduce nothing, and the trainer
+     * adds to the gradients in the views. The first step with synchronisation reduces the sums; a parameter that had a
+     * gradient in any of these steps counts as used.
      *
-     * @param sync the same on every rank; true at first
+     * @param sync the same on every rank; initially true
      * @throws TesseraInvalidStateException in the middle of a step
      */
     public void setSync(boolean sync) {
@@ -390,7 +392,7 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * Whether any rank used a parameter in the last step that was reduced. If none did, its gradient was left alone.
+     * Whether any rank used a parameter in the last reduced step. If none did, its gradient was kept.
      *
      * @param index 0 to size - 1
      * @return whether
@@ -401,10 +403,10 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * What became of each bucket in the last step that was reduced. Times are 0 before the first step, and after one that
+     * Statistics of each bucket in the last reduced step. Times are 0 before the first step and after a step that
      * rebuilt the buckets.
      *
-     * @return a bucket each, in the order of reduction
+     * @return one entry per bucket, in the order of reduction
      */
     public List<BucketStats> stats() {
         return ref.callExclusive(h -> {
@@ -417,11 +419,11 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * Let a hook reduce the buckets of the following steps in place of what the options say. It averages itself, by
-     * collectives that are the same on every rank; it runs on a thread of the library, bucket after bucket, and on a rank
-     * that has joined with gradients of zero.
+     * Let a hook reduce the buckets of the following steps. It does its own averaging, with collectives that are the
+     * same on every rank. It runs on a thread of the library, one bucket after another; on a rank that has joined, with
+     * zero gradients.
      *
-     * @param hook null: as the options say
+     * @param hook null restores the reduction that the options select
      * @throws TesseraInvalidStateException in the middle of a step
      */
     public void setHook(Hook hook) {
@@ -431,24 +433,25 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * Let an optimizer of this model update the parameters of a bucket as soon as it is reduced, in the background. After
-     * {@link #await} all are updated, to the same bits as by {@link Optimizer#step} afterwards, which is refused from now
-     * on. A parameter must not be used between the {@link #ready} of its gradient and the end of {@link #await}.
+     * Let an optimizer of this model update the parameters of each bucket in the background, once it is reduced. After
+     * {@link #await} all parameters are updated, with the same bits as {@link Optimizer#step} would give, which is
+     * refused from now on. Do not use a parameter between the {@link #ready} of its gradient and the end of {@link
+     * #await}.
      *
      * @param optimizer made over this model
      * @throws TesseraInvalidArgumentException if it was not
-     * @throws TesseraInvalidStateException in the middle of a step, or another one steps already
+     * @throws TesseraInvalidStateException in the middle of a step, or if another optimizer already steps in backward
      */
     public void stepInBackward(Optimizer optimizer) {
         ref.runExclusive(h -> optimizer.ref.runExclusive(o -> Native.ddpStepInBackward(h, o)));
     }
 
     /**
-     * Register what the model has besides parameters (running means, counters): every rank gets the values of rank 0. Once.
-     * Collective.
+     * Register the model's buffers, such as running means and counters: every rank gets the values of rank 0.
+     * Collective; may be called once.
      *
      * @param buffers the same on every rank; their memory is kept reachable until this object is closed
-     * @throws TesseraMismatchException if the ranks' buffers differ; names the first difference
+     * @throws TesseraMismatchException if the ranks' buffers differ; the message names the first difference
      */
     public void registerBuffers(Params buffers) {
         Objects.requireNonNull(buffers, "buffers");
@@ -458,32 +461,33 @@ public final class Ddp extends NativeObject {
         });
     }
 
-    /** Give every rank the buffers of rank 0 (of the lowest rank that has not joined), in one broadcast. Collective. */
+    /** Broadcast the buffers of rank 0, or of the lowest rank that has not joined, in one operation. Collective. */
     public void broadcastBuffers() {
         ref.runExclusive(Native::ddpBroadcastBuffers);
     }
 
     /**
-     * This rank has no data left: take part in the steps of the others, adding zeros, until all ranks have joined. Every
-     * rank calls it once it has no data; then a new round of steps may begin. Gradients are zero afterwards.
+     * Join the steps of the other ranks with zero gradients until all ranks have joined. Every rank calls it when it
+     * has no data left; a new round of steps may begin afterwards. Gradients are then zero.
      *
-     * @param syncParams if ranks made different numbers of steps, all get the parameters and buffers of the lowest rank that
-     *     made most
+     * @param syncParams if ranks made different numbers of steps, all get the parameters and buffers of the lowest rank
+     *     that made the most steps
      * @throws TesseraInvalidStateException if the model was created without {@link DdpOptions#join}, or in the middle of a
      *     step
-     * @throws TesseraTimeoutException if a rank is late, also between two of its steps; names it
+     * @throws TesseraTimeoutException if a rank is late, even between two of its steps; the message names it
      */
     public void join(boolean syncParams) {
         withHookFailure(() -> ref.runExclusive(h -> Native.ddpJoin(h, syncParams)));
     }
 
     /**
-     * The step, counted from the model's creation, that the copy of this host's ranks is of as a whole. For the survivors of
-     * a rank's death, who ask once they have met again, all of them: if it is whole and of one step on all hosts it may be
-     * saved, or registered anew; otherwise it is discarded and the last checkpoint loaded.
+     * The step, counted from the model's creation, of this host's shared parameters if they are consistent. For the
+     * survivors of a rank's death: all of them call it once they have formed a new communicator. If the parameters are
+     * consistent and of the same step on all hosts, they may be saved or registered again; otherwise discard them and
+     * load the last checkpoint.
      *
      * @return the number of steps
-     * @throws TesseraCorruptException if slices are of different steps, which the message tells
+     * @throws TesseraCorruptException if slices are of different steps; the message names them
      * @throws TesseraInvalidStateException without {@link DdpOptions#shareParams}, or in the middle of a step
      */
     public long sharedStep() {
@@ -506,7 +510,7 @@ public final class Ddp extends NativeObject {
 
     private int check(int index) {
         if (index < 0 || index >= names.size()) {
-            throw new IndexOutOfBoundsException("parameter " + index + " of " + names.size());
+            throw new IndexOutOfBoundsException("parameter " + index + " does not exist; the model has " + names.size());
         }
         return index;
     }

@@ -1,8 +1,8 @@
 package dev.tessera;
 
-/** Options of {@link Ddp}. What is not set has the library's default. */
+/** Options of {@link Ddp}. Options that are not set have the library's defaults. */
 public final class DdpOptions extends DdpOptionsFields<DdpOptions> {
-    /** What reduces a bucket; {@link Ddp#setHook} brings one's own. The ordinals are the library's numbers. */
+    /** How a bucket is reduced; {@link Ddp#setHook} sets a custom hook. The ordinals are the library's numbers. */
     public enum Hook {
         /** An all-reduce. */
         ALL_REDUCE,
@@ -12,9 +12,9 @@ public final class DdpOptions extends DdpOptionsFields<DdpOptions> {
         NOOP
     }
 
-    /** Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined. */
+    /** Whether ranks may have different numbers of steps, and what sums are divided by once some ranks have joined. */
     public enum Join {
-        /** All ranks make equally many steps. */
+        /** All ranks make the same number of steps. */
         OFF,
         /** By the number of ranks. */
         DIVIDE_BY_WORLD,

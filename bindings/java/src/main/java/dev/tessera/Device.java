@@ -26,7 +26,7 @@ public final class Device {
     /**
      * Memory of a CUDA device.
      *
-     * @param index from 0
+     * @param index counted from 0
      * @return the device
      */
     public static Device cuda(int index) {

@@ -1,38 +1,38 @@
 package dev.tessera;
 
-/** What kind of error it is; the native library's codes. */
+/** The kind of an error: the native library's status codes. */
 public enum ErrorCode {
-    /** A value that the call cannot take. */
+    /** An argument has an invalid value. */
     INVALID_ARGUMENT(1),
-    /** Right value, wrong moment. */
+    /** The call is not valid in the current state. */
     INVALID_STATE(2),
-    /** A deadline passed; the message names who was awaited. */
+    /** A deadline passed; the message names the ranks that were waited for. */
     TIMEOUT(3),
-    /** The communicator failed before; the cause says how. */
+    /** The communicator failed earlier; the cause is the reason. */
     ABORTED(4),
     /** A rank died. */
     PEER_LOST(5),
-    /** Ranks disagree on what they are doing, or a checkpoint on what it holds. */
+    /** The ranks, or a checkpoint and a state, differ. */
     MISMATCH(6),
-    /** The operating system refused; the native code is errno. */
+    /** An operating system call failed; the native code is errno. */
     IO(7),
     /** Data fails its checksum or its format. */
     CORRUPT(8),
-    /** There is no such thing. */
+    /** It does not exist. */
     NOT_FOUND(9),
-    /** A wait expired, the work lives on. */
+    /** A wait expired; the operation continues. */
     NOT_READY(10),
     /** The thread was interrupted. */
     INTERRUPTED(11),
-    /** A rank was lost after the votes of a save: the manifest's presence decides whether it exists. */
+    /** A rank was lost after the votes of a save; the save is committed if its manifest exists. */
     COMMIT_UNKNOWN(12),
     /** No native memory. */
     NO_MEMORY(13),
     /** Not supported by this build or on this machine. */
     UNSUPPORTED(14),
-    /** Library, binding or format of another version. */
+    /** The library, binding or format has another version. */
     VERSION(15),
-    /** Wrong or missing job token, or access denied. */
+    /** The job token is wrong or missing, or access was denied. */
     PERMISSION(16),
     /** CUDA failed. */
     CUDA(17),
@@ -40,9 +40,9 @@ public enum ErrorCode {
     NCCL(18),
     /** A callback failed. */
     USER(19),
-    /** A defect of Tessera. */
+    /** A bug in Tessera. */
     INTERNAL(20),
-    /** A code that this binding does not know. */
+    /** A code that is unknown to this binding. */
     UNKNOWN(-1);
 
     private final int number;

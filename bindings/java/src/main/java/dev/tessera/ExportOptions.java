@@ -1,6 +1,9 @@
 package dev.tessera;
 
-/** How {@link Checkpoint#export} writes. What is not set has the library's default: all tensors, in one safetensors file. */
+/**
+ * How {@link Checkpoint#export} writes. Options that are not set have the library's defaults: all tensors, in one
+ * safetensors file.
+ */
 public final class ExportOptions extends ExportOptionsFields<ExportOptions> {
     Progress progress;
 
@@ -8,9 +11,9 @@ public final class ExportOptions extends ExportOptionsFields<ExportOptions> {
     public ExportOptions() {}
 
     /**
-     * Who is told how far it is.
+     * Set a callback for progress.
      *
-     * @param told called with {@link Progress.Phase#WRITE} on the thread of the call; null: nobody
+     * @param told called with {@link Progress.Phase#WRITE} on the thread of the call; null for none
      * @return this
      */
     public ExportOptions progress(Progress told) {

@@ -10,7 +10,7 @@ import java.nio.file.AccessDeniedException;
 import java.nio.file.NoSuchFileException;
 import java.util.concurrent.TimeoutException;
 
-/** What a user's code that the library calls throws, as the library takes it: a status and a message. */
+/** Converts exceptions of user callbacks to the status and message that the library takes. */
 final class Failures {
     private static final int FAILED = -1;
 

@@ -13,9 +13,9 @@ import java.util.stream.IntStream;
 import java.util.stream.Stream;
 
 /**
- * Fully sharded data-parallel training: each rank holds its rows of every parameter, of its gradient and of the optimizer's
- * state. Parameters are grouped into units, such as layers, and are whole only while their unit computes, in one copy that the
- * ranks of a host share. All ranks begin the same passes of the same units in the same order:
+ * Fully sharded data-parallel training: each rank holds its rows of every parameter, its gradient and the optimizer's
+ * state. Parameters are grouped into units, such as layers, and are unsharded only while their unit computes, in one
+ * copy that the ranks of a host share. All ranks begin the same passes of the same units in the same order:
  *
  * <pre>{@code
  * try (Fsdp.Pass pass = fsdp.forward("fc1")) {
@@ -30,11 +30,12 @@ import java.util.stream.Stream;
  * optimizer.step();
  * }</pre>
  *
- * <p>Parameters are numbered as they come, over all units; units and parameters are named by their number or their name. All
- * methods but those that only tell of the model or give views of shards are exclusive, those of {@link Pass} too.
+ * <p>Parameters are numbered in order over all units; units and parameters are identified by number or name. All
+ * methods, including those of {@link Pass}, are exclusive, except those that only describe the model or return views of
+ * shards.
  *
- * <p>Closing it ends its open passes and closes the optimizers and states made from it. The memory is given back at once, or,
- * while views of it are reachable, when the garbage collector finds the last one gone.
+ * <p>Closing it ends its open passes and closes the optimizers and states made from it. The memory is freed as soon as
+ * no view of it is reachable.
  */
 public final class Fsdp extends NativeObject {
     private final Comm comm; // not closed by us; reachable while we are
@@ -52,19 +53,19 @@ public final class Fsdp extends NativeObject {
     private final Tensor.Uses[] uses; // of each unit's gradients: whole parameters are lent to no operation
 
     /**
-     * Where a unit is in its step. A program may write its shards while it is SHARDED or REDUCING; an optimizer and a load do
-     * so while all units are SHARDED.
+     * The phase of a unit in the current step. A program may write its shards while it is SHARDED or REDUCING; an
+     * optimizer and a load may write while all units are SHARDED.
      */
     public enum Phase {
         /** Each rank has its rows. */
         SHARDED,
-        /** It is to be whole. */
+        /** It is being unsharded. */
         ON_ITS_WAY,
-        /** Its parameters are whole. */
+        /** Its parameters are unsharded. */
         WHOLE,
-        /** It is whole, and its gradients are being written. */
+        /** It is unsharded, and its gradients are being written. */
         BACKWARD,
-        /** It is sharded; until {@link Fsdp#await} its gradients are reduced. */
+        /** It is sharded, and its gradients are being reduced until {@link Fsdp#await}. */
         REDUCING
     }
 
@@ -77,11 +78,10 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * A unit while it computes. Its views, tensors and buffers alike, are for use until the pass ends: by {@link #close} or
-     * {@link #ready}, when the unit is sharded otherwise ({@link Fsdp#reshard}, {@link Fsdp#await}), or with the model. From
-     * then on its methods and tensors throw {@link IllegalStateException}. A buffer cannot: one that is kept shows other
-     * parameters or gradients afterwards, and what is written to it may destroy these. It never points at memory that is
-     * not there.
+     * A unit while it computes. Use its views (tensors and buffers) only until the pass ends: by {@link #close} or
+     * {@link #ready}, when the unit is sharded by {@link Fsdp#reshard} or {@link Fsdp#await}, or with the model. Its
+     * methods and tensors then throw {@link IllegalStateException}. Buffers cannot: a buffer that is kept shows other
+     * parameters or gradients, and writing to it may destroy them. It never points at freed memory.
      */
     public final class Pass implements AutoCloseable {
         private final int unit;
@@ -111,11 +111,11 @@ public final class Fsdp extends NativeObject {
         }
 
         /**
-         * A whole parameter of F32, as {@link #paramTensor(int)}.
+         * An unsharded F32 parameter, like {@link #paramTensor(int)}.
          *
          * @param index of a parameter of this unit
          * @return read-only; elements row-major, position 0
-         * @throws IllegalArgumentException if the parameter is another unit's, or of another dtype
+         * @throws IllegalArgumentException if the parameter belongs to another unit or has another dtype
          */
         public FloatBuffer param(int index) {
             return paramTensor(index).floats();
@@ -132,12 +132,12 @@ public final class Fsdp extends NativeObject {
         }
 
         /**
-         * A whole parameter. It is read-only, since the ranks of a host have one copy of it: its buffers are, and operations,
-         * which write in place, refuse it.
+         * An unsharded parameter. It is read-only, because the ranks of a host share one copy: its buffers are
+         * read-only, and operations, which write in place, refuse it.
          *
          * @param index of a parameter of this unit
          * @return of the parameter's shape, and its dtype or {@link FsdpOptions#paramDtype}; at the same address in every pass
-         * @throws IllegalArgumentException if the parameter is another unit's
+         * @throws IllegalArgumentException if the parameter belongs to another unit
          */
         public Tensor paramTensor(int index) {
             return view(index, paramTensors, Native::fsdpWhole, wholes, reading);
@@ -154,11 +154,11 @@ public final class Fsdp extends NativeObject {
         }
 
         /**
-         * Where the whole gradient of a parameter of F32 is to be written, as {@link #gradTensor(int)}.
+         * The unsharded gradient of an F32 parameter, to be written, like {@link #gradTensor(int)}.
          *
          * @param index of a parameter of this unit
          * @return elements row-major, position 0
-         * @throws IllegalArgumentException if the parameter is another unit's, or the gradient of another dtype
+         * @throws IllegalArgumentException if the parameter belongs to another unit, or the gradient has another dtype
          */
         public FloatBuffer grad(int index) {
             return gradTensor(index).floats();
@@ -175,13 +175,13 @@ public final class Fsdp extends NativeObject {
         }
 
         /**
-         * Where the whole gradient of a parameter is to be written, all of it, in a backward pass. It holds anything at first,
-         * but without synchronisation ({@link Fsdp#setSync}) what has added up: zeros, and what the trainer adds.
+         * The unsharded gradient of a parameter. Write all of it in a backward pass. It is uninitialised, except
+         * without synchronisation ({@link Fsdp#setSync}), where it holds the accumulated gradient, initially zero.
          *
          * @param index of a parameter of this unit
-         * @return of the parameter's shape, and {@link FsdpOptions#reduceDtype} or the dtype of whole parameters
-         * @throws IllegalArgumentException if the parameter is another unit's
-         * @throws TesseraInvalidStateException if this is no backward, or the parameter is frozen
+         * @return of the parameter's shape, and {@link FsdpOptions#reduceDtype} or the dtype of unsharded parameters
+         * @throws IllegalArgumentException if the parameter belongs to another unit
+         * @throws TesseraInvalidStateException if this is not a backward, or the parameter is frozen
          */
         public Tensor gradTensor(int index) {
             return view(index, gradTensors, Native::fsdpGrad, grads, writing);
@@ -198,11 +198,11 @@ public final class Fsdp extends NativeObject {
         }
 
         /**
-         * Say that this rank has no gradient of a parameter in this backward, which counts as zeros.
+         * Mark a parameter as having no gradient on this rank in this backward; it counts as zeros.
          *
          * @param index of a parameter of this unit
-         * @throws IllegalArgumentException if the parameter is another unit's
-         * @throws TesseraInvalidStateException if this is no backward, or the parameter is frozen
+         * @throws IllegalArgumentException if the parameter belongs to another unit
+         * @throws TesseraInvalidStateException if this is not a backward, or the parameter is frozen
          */
         public void unused(int index) {
             ref.runExclusive(h -> {
@@ -221,12 +221,12 @@ public final class Fsdp extends NativeObject {
         }
 
         /**
-         * Say that all gradients of the unit are written, which ends this backward pass: they are reduced into the shards in
+         * Mark all gradients of the unit as written, which ends this backward pass: they are reduced into the shards in
          * the background, and the parameters are sharded again.
          *
          * @throws IllegalStateException while an operation in the background uses a gradient
-         * @throws TesseraInvalidStateException if this is no backward, or gradients, which are named, were neither written
-         *     nor said to be unused; it is said again afterwards
+         * @throws TesseraInvalidStateException if this is not a backward, or gradients were neither written nor marked
+         *     unused; the message names them. Write them and call it again
          */
         public void ready() {
             ref.runExclusive(h -> {
@@ -238,10 +238,10 @@ public final class Fsdp extends NativeObject {
         }
 
         /**
-         * End the pass: of a forward, the parameters are sharded again, unless the unit stays whole until its backward; of
-         * {@link Fsdp#whole}, too. A backward of which {@link #ready} was not said, since something was thrown, say, is not
-         * over: {@link Fsdp#await} names the unit, and {@link Fsdp#backward(int)} goes on with it. Does nothing once the
-         * pass has ended.
+         * End the pass. After a forward or {@link Fsdp#whole} the parameters are sharded again, unless the unit stays
+         * unsharded until its backward. A backward without {@link #ready}, for example after an exception, is not over:
+         * {@link Fsdp#await} names the unit, and {@link Fsdp#backward(int)} continues it. Does nothing if the pass has
+         * already ended.
          */
         @Override
         public void close() {
@@ -277,7 +277,7 @@ public final class Fsdp extends NativeObject {
             check(index);
             final int place = index - firstOf[unit];
             if (place < 0 || place >= paramTensors.length) {
-                throw new IllegalArgumentException("parameter \"" + names.get(index) + "\" is none of unit \""
+                throw new IllegalArgumentException("parameter \"" + names.get(index) + "\" does not belong to unit \""
                         + unitNames.get(unit) + "\"; it has " + names.subList(firstOf[unit], firstOf[unit + 1]));
             }
             return place;
@@ -315,26 +315,26 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Register a model and cut it, with default options: check that all ranks registered the same, and give every shard the
-     * values of rank 0. Collective.
+     * Register and shard a model, with default options: checks that all ranks registered the same model, and gives
+     * every shard the values of rank 0. Collective.
      *
      * @param comm the ranks; in exclusive use during the call
-     * @param units all of the model; names of parameters differ over all of it
+     * @param units all units of the model; parameter names must be unique in the model
      * @return the FSDP object
-     * @throws TesseraMismatchException if the ranks' models differ; names the first difference
+     * @throws TesseraMismatchException if the ranks' models differ; the message names the first difference
      */
     public static Fsdp create(Comm comm, List<FsdpUnit> units) {
         return create(comm, units, new FsdpOptions());
     }
 
     /**
-     * Register a model and cut it, as {@link #create(Comm, List)}.
+     * Register and shard a model, like {@link #create(Comm, List)}.
      *
      * @param comm the ranks; in exclusive use during the call
-     * @param units all of the model; names of parameters differ over all of it
+     * @param units all units of the model; parameter names must be unique in the model
      * @param options memory, types, reduction
      * @return the FSDP object
-     * @throws TesseraMismatchException if the ranks' models differ; names the first difference
+     * @throws TesseraMismatchException if the ranks' models differ; the message names the first difference
      */
     public static Fsdp create(Comm comm, List<FsdpUnit> units, FsdpOptions options) {
         Objects.requireNonNull(options, "options");
@@ -404,7 +404,7 @@ public final class Fsdp extends NativeObject {
      * The name of a parameter, without a leading "module." or "_orig_mod.".
      *
      * @param index 0 to size - 1
-     * @return the name that checkpoints have
+     * @return the name in checkpoints
      */
     public String name(int index) {
         return ref.call(h -> names.get(check(index)));
@@ -432,7 +432,7 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * The whole shape of a parameter.
+     * The full shape of a parameter.
      *
      * @param index 0 to size - 1
      * @return as registered
@@ -457,7 +457,7 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Where a unit is in its step.
+     * The phase of a unit in the current step.
      *
      * @param unit 0 to unitCount - 1
      * @return the phase
@@ -477,7 +477,7 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * This rank's rows of a parameter of F32, as {@link #shardTensor}.
+     * This rank's rows of an F32 parameter, like {@link #shardTensor}.
      *
      * @param index 0 to size - 1
      * @return elements row-major, position 0
@@ -488,8 +488,8 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * This rank's rows of a parameter, which may be none: what the optimizer updates and a checkpoint holds. The same memory
-     * for good. Not to be written while the unit is whole or on its way.
+     * This rank's rows of a parameter (possibly none), which the optimizer updates and checkpoints save. The memory
+     * never changes. Do not write to it while the unit is unsharded or being unsharded.
      *
      * @param index 0 to size - 1
      * @return of the parameter's dtype, and its shape but for the number of rows
@@ -499,7 +499,7 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * The gradient of this rank's rows of a parameter of F32, as {@link #shardGradTensor}.
+     * The gradient of this rank's rows of an F32 parameter, like {@link #shardGradTensor}.
      *
      * @param index 0 to size - 1
      * @return elements row-major, position 0
@@ -510,7 +510,7 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * The gradient of this rank's rows: reduced when {@link #await} returns. The same memory for good.
+     * The gradient of this rank's rows, reduced when {@link #await} returns. The memory never changes.
      *
      * @param index 0 to size - 1
      * @return of the shard's dtype and shape
@@ -533,24 +533,25 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Who holds which rows of a parameter.
+     * Which rank holds which rows of a parameter.
      *
      * @param index 0 to size - 1
-     * @return the layout, which is the caller's
+     * @return the layout, owned by the caller
      */
     public Layout layout(int index) {
         return ref.call(h -> new Layout(Native.fsdpLayout(h, check(index)), wholeShape(index).length));
     }
 
     /**
-     * Begin a unit's forward: returns when its parameters are whole, with the next units on their way. Collective.
+     * Begin a unit's forward: returns when its parameters are unsharded, while the next units are being unsharded.
+     * Collective.
      *
      * @param unit 0 to unitCount - 1
-     * @return to be closed at the end of the unit's forward
+     * @return the pass; close it at the end of the unit's forward
      * @throws IllegalStateException if a pass of this unit is open
      * @throws TesseraInvalidStateException in the middle of a backward
-     * @throws TesseraMismatchException if another rank makes another unit whole; names both
-     * @throws TesseraInterruptedException the unit goes on to become whole; call again
+     * @throws TesseraMismatchException if another rank unshards a different unit; the message names both
+     * @throws TesseraInterruptedException unsharding continues; call again
      */
     public Pass forward(int unit) {
         return begin(unit, Native::fsdpForward, Native::fsdpForwardDone);
@@ -560,22 +561,22 @@ public final class Fsdp extends NativeObject {
      * As {@link #forward(int)}.
      *
      * @param unit its name
-     * @return to be closed at the end of the unit's forward
+     * @return the pass; close it at the end of the unit's forward
      */
     public Pass forward(String unit) {
         return forward(unit(unit));
     }
 
     /**
-     * Begin a unit's backward: returns when its parameters are whole and there is memory for its gradients. A unit that a
-     * step uses more than once has one backward after its uses or one for each; the gradients of all are added up.
+     * Begin a unit's backward: returns when its parameters are unsharded and there is memory for its gradients. A unit
+     * that a step uses more than once has one backward after all uses or one for each; their gradients are added up.
      * Collective.
      *
      * @param unit 0 to unitCount - 1
-     * @return to be told when gradients are written, by {@link Pass#ready}, and closed
+     * @return the pass; call {@link Pass#ready} when its gradients are written, and close it
      * @throws IllegalStateException if a pass of this unit is open
-     * @throws TesseraMismatchException if another rank makes another unit whole; names both
-     * @throws TesseraInterruptedException the unit goes on to become whole; call again
+     * @throws TesseraMismatchException if another rank unshards a different unit; the message names both
+     * @throws TesseraInterruptedException unsharding continues; call again
      */
     public Pass backward(int unit) {
         return begin(unit, Native::fsdpBackward, null);
@@ -585,21 +586,21 @@ public final class Fsdp extends NativeObject {
      * As {@link #backward(int)}.
      *
      * @param unit its name
-     * @return to be told when gradients are written, by {@link Pass#ready}, and closed
+     * @return the pass; call {@link Pass#ready} when its gradients are written, and close it
      */
     public Pass backward(String unit) {
         return backward(unit(unit));
     }
 
     /**
-     * Make a unit whole without a forward, for evaluation or to look at it, or wait until it is, after {@link #unshard(int)}.
-     * Collective.
+     * Unshard a unit without a forward, for evaluation or inspection, or wait until it is unsharded after {@link
+     * #unshard(int)}. Collective.
      *
      * @param unit 0 to unitCount - 1
-     * @return to be closed, which shards it again
+     * @return the pass; closing it shards the unit again
      * @throws IllegalStateException if a pass of this unit is open
-     * @throws TesseraMismatchException if another rank makes another unit whole; names both
-     * @throws TesseraInterruptedException the unit goes on to become whole; call again
+     * @throws TesseraMismatchException if another rank unshards a different unit; the message names both
+     * @throws TesseraInterruptedException unsharding continues; call again
      */
     public Pass whole(int unit) {
         return begin(unit, (h, u) -> {
@@ -612,7 +613,7 @@ public final class Fsdp extends NativeObject {
      * As {@link #whole(int)}.
      *
      * @param unit its name
-     * @return to be closed, which shards it again
+     * @return the pass; closing it shards the unit again
      */
     public Pass whole(String unit) {
         return whole(unit(unit));
@@ -655,19 +656,19 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Whether any rank had a gradient of a parameter in the last step that was reduced. Of one that no rank had, since
-     * gradients were set to zero if they add up, gradients are zeros, and optimizers leave it, its moments and its count of
-     * steps as they are.
+     * Whether any rank had a gradient of a parameter in the last reduced step. If no rank had one (with accumulation:
+     * since gradients were set to zero), its gradients are zero, and optimizers leave the parameter, its moments and
+     * its step count unchanged.
      *
      * @param index 0 to paramCount - 1
-     * @return false before the first step, and of a parameter that is not trained
+     * @return false before the first step, and for a frozen parameter
      */
     public boolean used(int index) {
         return ref.callExclusive(h -> Native.fsdpUsed(h, check(index)));
     }
 
     /**
-     * Begin to make a unit whole, in the background; of one that is whole or on its way, nothing. Collective.
+     * Begin to unshard a unit in the background. Does nothing if it is unsharded or being unsharded. Collective.
      *
      * @param unit 0 to unitCount - 1
      */
@@ -685,11 +686,11 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Give the memory of a whole unit back, which ends an open pass of it; of one that is sharded, nothing. One that is still
-     * on its way is waited for. Collective.
+     * Free the memory of an unsharded unit, which ends its open pass. Waits for a unit that is being unsharded; does
+     * nothing if it is sharded. Collective.
      *
      * @param unit 0 to unitCount - 1
-     * @throws TesseraInvalidStateException if its backward began
+     * @throws TesseraInvalidStateException if its backward has begun
      */
     public void reshard(int unit) {
         ref.runExclusive(h -> {
@@ -708,11 +709,11 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * The end of backward: returns when the gradients of all shards are the average (or sum) over the ranks, and every unit is
-     * sharded; open passes end. Collective.
+     * End the backward pass: return when the gradients of all shards are the average (or sum) over the ranks and every
+     * unit is sharded. Open passes end. Collective.
      *
-     * @throws TesseraInvalidStateException if units were never said ready (names them); the step may be completed and waited
-     *     for again
+     * @throws TesseraInvalidStateException if units were never marked ready; the message names them. Complete the step
+     *     and wait again
      * @throws TesseraInterruptedException wait again
      */
     public void await() {
@@ -723,10 +724,11 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Give up the step that has begun, however far it is, such as after an exception: open passes end, every unit is sharded
-     * and every gradient zero, also what was accumulated. All ranks do so after the same calls of that step. Collective.
+     * Abandon the current step at any point, such as after an exception: open passes end, every unit is sharded, and
+     * every gradient, including accumulated ones, is zero. All ranks must call it after the same calls of the step.
+     * Collective.
      *
-     * @throws IllegalStateException while an operation in the background uses a whole gradient
+     * @throws IllegalStateException while an operation in the background uses an unsharded gradient
      * @throws TesseraInterruptedException call again
      */
     public void abandon() {
@@ -740,10 +742,11 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Whether the following backwards reduce. Without, gradients stay whole on each rank and take memory, until the next
-     * backward with synchronisation reduces their sum: they are zero at first, and the trainer adds to what is there.
+     * Set whether the following backwards reduce. If not, each rank accumulates unsharded gradients, which need memory,
+     * until the next backward with synchronisation reduces their sum; they are initially zero, and the trainer adds to
+     * them.
      *
-     * @param sync the same on every rank; true at first
+     * @param sync the same on every rank; initially true
      * @throws TesseraInvalidStateException in the middle of a backward
      */
     public void setSync(boolean sync) {
@@ -751,9 +754,9 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Whether the following backwards add to the gradients of the shards instead of replacing them.
+     * Set whether the following backwards add to the gradients of the shards instead of replacing them.
      *
-     * @param accumulate false at first
+     * @param accumulate initially false
      * @throws TesseraInvalidStateException in the middle of a backward
      */
     public void setAccumulate(boolean accumulate) {
@@ -761,11 +764,11 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Whether the following backwards reduce over replicas ({@link FsdpOptions#shardRanks}), too. Without, the sums over the
-     * ranks of each replica, which may be all ranks, are kept, and added up, until the next backward with it; the shards'
-     * gradients stay as they are.
+     * Set whether the following backwards also reduce over replicas ({@link FsdpOptions#shardRanks}). If not, the sums
+     * over the ranks of each replica (which may be all ranks) are kept and accumulated until the next backward that
+     * does; the shards' gradients are unchanged.
      *
-     * @param allReduce the same on every rank; true at first
+     * @param allReduce the same on every rank; initially true
      * @throws TesseraInvalidStateException in the middle of a backward
      */
     public void setAllReduce(boolean allReduce) {
@@ -773,12 +776,12 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Whether the memory of a unit is free after its following backwards. Without, it stays the unit's, and the forward that
-     * comes next uses what lies there, unless a shard was changed on some rank since: between hosts nothing is sent then, which
-     * steps that add up gradients gain by.
+     * Set whether a unit frees its memory after its following backwards. If not, it keeps its memory, and the next
+     * forward reuses its contents unless some rank changed a shard since. Nothing is then sent between hosts, which
+     * speeds up steps that accumulate gradients.
      *
      * @param unit 0 to unitCount - 1
-     * @param reshard the same on every rank; true at first
+     * @param reshard the same on every rank; initially true
      * @throws TesseraInvalidStateException in the middle of a backward
      */
     public void setReshardAfterBackward(int unit, boolean reshard) {
@@ -789,16 +792,16 @@ public final class Fsdp extends NativeObject {
      * As {@link #setReshardAfterBackward(int, boolean)}.
      *
      * @param unit its name
-     * @param reshard the same on every rank; true at first
+     * @param reshard the same on every rank; initially true
      */
     public void setReshardAfterBackward(String unit, boolean reshard) {
         setReshardAfterBackward(unit(unit), reshard);
     }
 
     /**
-     * Set the gradients of the shards to zero, and forget those that add up whole.
+     * Set the gradients of the shards to zero and drop accumulated unsharded gradients.
      *
-     * @throws TesseraInvalidStateException if units are whole, or gradients are being reduced
+     * @throws TesseraInvalidStateException if units are unsharded, or gradients are being reduced
      */
     public void zeroGrad() {
         ref.runExclusive(Native::fsdpZeroGrad);
@@ -816,14 +819,14 @@ public final class Fsdp extends NativeObject {
 
     private int check(int index) {
         if (index < 0 || index >= names.size()) {
-            throw new IndexOutOfBoundsException("parameter " + index + " of " + names.size());
+            throw new IndexOutOfBoundsException("parameter " + index + " does not exist; the model has " + names.size());
         }
         return index;
     }
 
     private int checkUnit(int unit) {
         if (unit < 0 || unit >= unitNames.size()) {
-            throw new IndexOutOfBoundsException("unit " + unit + " of " + unitNames.size());
+            throw new IndexOutOfBoundsException("unit " + unit + " does not exist; the model has " + unitNames.size());
         }
         return unit;
     }
@@ -831,7 +834,7 @@ public final class Fsdp extends NativeObject {
     private static int find(Map<String, Integer> all, String name, String what, List<String> names) {
         final Integer number = all.get(Objects.requireNonNull(name, what));
         if (number == null) {
-            throw new IllegalArgumentException("there is no " + what + " \"" + name + "\"; there are " + names);
+            throw new IllegalArgumentException("there is no " + what + " \"" + name + "\"; known: " + names);
         }
         return number;
     }

@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** Options of {@link Fsdp}, the same on every rank. What is not set has the library's default. */
+/** Options of {@link Fsdp}, the same on every rank. Options that are not set have the library's defaults. */
 public final class FsdpOptions extends FsdpOptionsFields<FsdpOptions> {
     /** All defaults. */
     public FsdpOptions() {}

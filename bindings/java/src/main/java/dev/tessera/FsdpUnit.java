@@ -7,8 +7,8 @@ import java.util.Set;
 import java.util.function.UnaryOperator;
 
 /**
- * Parameters of an {@link Fsdp} model that are whole at the same time: a layer, say. Immutable; the methods that add or change
- * make another one.
+ * Parameters of an {@link Fsdp} model that are unsharded together, such as a layer. Immutable; the methods return new
+ * units.
  */
 public final class FsdpUnit {
     final String name;
@@ -16,7 +16,7 @@ public final class FsdpUnit {
     final Set<String> frozen;
     final Settings settings;
 
-    /** Not to be changed: {@link #with} makes another one. */
+    /** Must not be changed; {@link #with} creates a new one. */
     static final class Settings extends FsdpUnitFields<Settings> {
         private Settings() {}
 
@@ -39,7 +39,7 @@ public final class FsdpUnit {
     /**
      * A unit without parameters yet.
      *
-     * @param name "layer3", in messages and calls; differs from those of the other units
+     * @param name "layer3", for messages and calls; must be unique in the model
      * @return the unit
      */
     public static FsdpUnit of(String name) {
@@ -49,9 +49,9 @@ public final class FsdpUnit {
     /**
      * A unit of parameters.
      *
-     * @param name "layer3", in messages and calls; differs from those of the other units
-     * @param params contiguous, floating-point if trained, of one dimension or more, cut by rows (see also {@link #flat});
-     *     read by {@link Fsdp#create} and not used later
+     * @param name "layer3", for messages and calls; must be unique in the model
+     * @param params contiguous, floating-point if trained, with at least one dimension, sharded by rows (see also
+     *     {@link #flat}); read by {@link Fsdp#create} and not used later
      * @return the unit
      */
     public static FsdpUnit of(String name, Params params) {
@@ -64,30 +64,30 @@ public final class FsdpUnit {
      *
      * @param param its name
      * @param tensor as those of {@link #of(String, Params)}
-     * @return another unit
+     * @return a new unit
      */
     public FsdpUnit and(String param, Tensor tensor) {
         return new FsdpUnit(name, params.and(param, tensor), frozen, settings);
     }
 
     /**
-     * This unit with one more parameter, whose values come later, into its shards ({@link Fsdp#shardTensor}, or a load): no
-     * rank ever needs memory for all of it. Until then it is zero.
+     * This unit with one more parameter, whose values are written into its shards later (by {@link Fsdp#shardTensor} or
+     * a load); no rank ever needs memory for all of it. Until then it is zero.
      *
      * @param param its name
      * @param dtype F16, BF16, F32 or F64
-     * @param shape of one dimension or more
-     * @return another unit
+     * @param shape at least one dimension
+     * @return a new unit
      */
     public FsdpUnit andDeferred(String param, DType dtype, long... shape) {
         return and(param, Tensor.overNative(0, dtype, shape, null));
     }
 
     /**
-     * This unit without gradients of some parameters.
+     * This unit with some parameters frozen.
      *
      * @param names of parameters that it has
-     * @return another unit
+     * @return a new unit
      */
     public FsdpUnit freeze(String... names) {
         final Set<String> all = new LinkedHashSet<>(frozen);
@@ -102,64 +102,64 @@ public final class FsdpUnit {
     }
 
     /**
-     * This unit, whole from its forward to its backward or not: more memory, less communication. Not, at first.
+     * This unit, unsharded from its forward to its backward or not: more memory, less communication. Initially not.
      *
      * @param value whether
-     * @return another unit
+     * @return a new unit
      */
     public FsdpUnit keepWhole(boolean value) {
         return with(unit -> unit.reshardAfterForward(value ? 0 : 1));
     }
 
     /**
-     * This unit, kept from its forward to its backward among each so many ranks that follow each other, of which the ranks
-     * that it is cut among are a multiple: whole on each host if they fit on one, else a part on each. It is not, at
-     * first.
+     * This unit, kept from its forward to its backward in groups of that many consecutive ranks, which must divide the
+     * number of ranks that it is sharded over: unsharded on each host if a group fits on one, else a part on each rank.
+     * Initially not.
      *
-     * @param ranks 2 or more; 1: not kept
-     * @return another unit
+     * @param ranks at least 2; 1 does not keep it
+     * @return a new unit
      */
     public FsdpUnit keepAmong(int ranks) {
         return with(unit -> unit.reshardAfterForward(ranks));
     }
 
     /**
-     * This unit, whose whole parameters have a type of their own instead of that of {@link FsdpOptions#paramDtype}.
+     * This unit with its own dtype of unsharded parameters, instead of {@link FsdpOptions#paramDtype}.
      *
      * @param dtype F16, BF16, F32 or F64
-     * @return another unit
+     * @return a new unit
      */
     public FsdpUnit paramDtype(DType dtype) {
         return with(unit -> unit.paramDtype(dtype));
     }
 
     /**
-     * This unit, whose whole gradients are reduced in a type of their own instead of that of {@link FsdpOptions#reduceDtype}.
+     * This unit with its own dtype of reductions, instead of {@link FsdpOptions#reduceDtype}.
      *
      * @param dtype F16, BF16, F32 or F64
-     * @return another unit
+     * @return a new unit
      */
     public FsdpUnit reduceDtype(DType dtype) {
         return with(unit -> unit.reduceDtype(dtype));
     }
 
     /**
-     * This unit, whose parameters are cut between blocks of so many rows. At first they are cut between any rows (0), as
-     * {@code torch.chunk} does.
+     * This unit with its parameters sharded only between blocks of that many rows. Initially they are sharded between
+     * any rows (0), as {@code torch.chunk} does.
      *
-     * @param rows 0 or more
-     * @return another unit
+     * @param rows at least 0
+     * @return a new unit
      */
     public FsdpUnit rowBlock(int rows) {
         return with(unit -> unit.rowBlock(rows));
     }
 
     /**
-     * This unit, whose parameters of one dtype are cut together, as one row of elements, anywhere, or not: the ranks have
-     * equally much of them, shards have one dimension, and parameters may be without one. Not, at first.
+     * This unit, with parameters of one dtype sharded together or not, as one row of elements, at any element: all
+     * ranks hold equally much, shards have one dimension, and parameters may have none. Initially not.
      *
      * @param value whether
-     * @return another unit
+     * @return a new unit
      */
     public FsdpUnit flat(boolean value) {
         return with(unit -> unit.flat(value));
@@ -174,7 +174,7 @@ public final class FsdpUnit {
         return name;
     }
 
-    /** The name and those of the parameters. */
+    /** The unit's name and those of its parameters. */
     @Override
     public String toString() {
         return "FsdpUnit(" + name + ", " + params.names() + ")";

@@ -1,9 +1,9 @@
 package dev.tessera;
 
 /**
- * A scale for the loss that follows what becomes of the gradients, so that small ones of F16 are not lost. A step whose
- * gradients have an infinity or NaN is left out, over an {@link Fsdp} on all ranks if any has one, and the scale becomes smaller;
- * after some steps in a row that were made it grows.
+ * Dynamic loss scaling, so that small F16 gradients are not lost. A step whose gradients hold an infinity or NaN (over
+ * an {@link Fsdp}: on any rank) is skipped, on all ranks, and the scale shrinks; after some successful steps in a row
+ * it grows.
  *
  * <pre>{@code
  * for (...) {
@@ -14,7 +14,7 @@ package dev.tessera;
  * }
  * }</pre>
  *
- * <p>Exclusive: one thread at a time. Each rank has its own; they stay alike.
+ * <p>Exclusive: one thread at a time. Each rank has its own scaler; they stay equal.
  */
 public final class GradScaler extends NativeObject {
     private GradScaler(long handle) {
@@ -22,7 +22,7 @@ public final class GradScaler extends NativeObject {
     }
 
     /**
-     * Begin a scaler.
+     * Start building a scaler.
      *
      * @return a builder with the library's defaults
      */
@@ -30,15 +30,18 @@ public final class GradScaler extends NativeObject {
         return new Builder();
     }
 
-    /** Settings of a scaler, the same on every rank; what is not set has the library's default, which is PyTorch's. */
+    /**
+     * Settings of a scaler, the same on every rank; options that are not set have the library's defaults, which are
+     * PyTorch's.
+     */
     public static final class Builder extends GradScalerOptionsFields<Builder> {
         private Builder() {}
 
         /**
-         * Make the scaler.
+         * Create the scaler.
          *
          * @return the scaler
-         * @throws TesseraInvalidArgumentException if a setting cannot be
+         * @throws TesseraInvalidArgumentException if a setting is invalid
          */
         public GradScaler build() {
             return new GradScaler(Native.gradScalerCreate(this));
@@ -46,19 +49,21 @@ public final class GradScaler extends NativeObject {
     }
 
     /**
-     * What losses, or the gradients where backward begins, are multiplied by.
+     * The factor for losses, or for the gradients where backward begins.
      *
-     * @return above 0
+     * @return a positive number
      */
     public double scale() {
         return ref.callExclusive(Native::gradScalerScale);
     }
 
     /**
-     * Divide the gradients by the scale before the step, to bound them; once between two updates. Collective over an {@link Fsdp}.
+     * Divide the gradients by the scale before the step, for example to clip them. At most once between updates.
+     * Collective over an {@link Fsdp}.
      *
      * @param optimizer whose gradients
-     * @throws TesseraInvalidStateException if they are unscaled already or being reduced, or the optimizer steps in backward
+     * @throws TesseraInvalidStateException if they are already unscaled or being reduced, or the optimizer steps in
+     *     backward
      * @throws TesseraInterruptedException over an Fsdp: its communicator has ended
      */
     public void unscale(Optimizer optimizer) {
@@ -66,11 +71,11 @@ public final class GradScaler extends NativeObject {
     }
 
     /**
-     * Make the optimizer's step, unless its gradients, divided by the scale if they were not yet, have an infinity or NaN.
+     * Divide the gradients by the scale, unless {@link #unscale} has, and step the optimizer if all are finite.
      * Collective over an {@link Fsdp}.
      *
      * @param optimizer whose step
-     * @return whether it was made, the same on every rank
+     * @return whether the optimizer stepped, the same on every rank
      * @throws TesseraInvalidStateException as {@link #unscale}, and for a second step before {@link #update}
      * @throws TesseraInterruptedException over an Fsdp: its communicator has ended
      */
@@ -79,7 +84,7 @@ public final class GradScaler extends NativeObject {
     }
 
     /**
-     * End an iteration: the scale of the next, by what was found in the gradients of all optimizers.
+     * End the iteration: update the scale according to the gradients of all optimizers.
      *
      * @throws TesseraInvalidStateException if no gradients were unscaled since the last update
      */

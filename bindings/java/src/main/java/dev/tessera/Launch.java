@@ -3,23 +3,23 @@ package dev.tessera;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 
-/** What {@code tessera run} tells the ranks, and what they tell it. */
+/** Communication with the launcher, {@code tessera run}: preemption requests and error reports. */
 public final class Launch {
     private Launch() {}
 
-    /** A program whose failure the launcher shall hear of. */
+    /** A program whose failure is reported to the launcher. */
     @FunctionalInterface
     public interface Program {
         /**
-         * Runs it.
+         * Run the program.
          *
-         * @throws Exception how it fails
+         * @throws Exception if it fails
          */
         void run() throws Exception;
     }
 
     /**
-     * Whether the launcher was asked to stop: save and return soon. Reads a flag, costs nothing.
+     * Whether the launcher was asked to stop; then save and return soon. Cheap: reads a flag.
      *
      * @return always false outside {@code tessera run}
      */
@@ -28,21 +28,22 @@ public final class Launch {
     }
 
     /**
-     * Tell the launcher why this process fails, for its error summary. The first call of a process counts. Outside a
-     * launcher it does nothing.
+     * Report to the launcher why this process fails, for its error summary. Only the first call of a process counts.
+     * Does nothing outside a launcher.
      *
-     * @param message what went wrong; its first line stands for it where there is room for one
+     * @param message what went wrong; only the first line is shown where space is limited
      */
     public static void recordError(String message) {
         Native.recordError(Native.utf8(message, "message"), null);
     }
 
     /**
-     * Tell the launcher why this process fails, with the stack trace. A program that began with {@link Comm#fromEnv()} needs
-     * this only for what it catches itself (before {@code System.exit}, say): what ends the thread that called it is told
-     * without, unless that thread has an uncaught exception handler of its own.
+     * Report to the launcher why this process fails, with the stack trace. A program that called {@link Comm#fromEnv()}
+     * needs this only for exceptions that it catches itself (before {@code System.exit}, for example): an exception
+     * that ends the calling thread is reported automatically, unless that thread has its own uncaught exception
+     * handler.
      *
-     * @param error what was thrown
+     * @param error the exception
      */
     public static void recordError(Throwable error) {
         final StringWriter trace = new StringWriter();
@@ -51,22 +52,24 @@ public final class Launch {
     }
 
     /**
-     * Tell the launcher of an error that the program found by itself, as where its ranks meet without the library.
+     * Report to the launcher an error that the program itself detected, for example while its ranks connect without the
+     * library.
      *
      * @param message what went wrong
      * @param code of {@link ErrorCode#TIMEOUT}, {@link ErrorCode#PEER_LOST} and {@link ErrorCode#ABORTED} {@code peer} is
      *     the cause, not this rank
-     * @param peer the rank that it is about, by its {@code TESSERA_RANK}: of several the first; -1: none, or not known
+     * @param peer the rank that the error is about, by its {@code TESSERA_RANK}; the first of several; -1 if none or
+     *     unknown
      */
     public static void recordError(String message, ErrorCode code, int peer) {
         Native.recordErrorAbout(Native.utf8(message, "message"), null, code.number(), peer);
     }
 
     /**
-     * Run {@code program}; what it throws is recorded and thrown on.
+     * Run {@code program}; an exception is recorded and rethrown.
      *
      * @param program the body of a {@code main} method
-     * @throws Exception what the program throws
+     * @throws Exception the program's exception
      */
     public static void record(Program program) throws Exception {
         try {
@@ -78,8 +81,8 @@ public final class Launch {
     }
 
     /**
-     * Under a launcher: tell it of what ends the calling thread. That goes to whom it went before, too, and a handler of the
-     * thread's own is left alone.
+     * Under a launcher: report to it exceptions that end the calling thread. They also go to the previous handler, and
+     * a thread's own handler is kept.
      */
     static void recordUncaught() {
         final Thread thread = Thread.currentThread();

@@ -6,8 +6,8 @@ import java.util.List;
 import java.util.stream.Collectors;
 
 /**
- * How a global tensor lies on the ranks: arithmetic; only {@link #gather} sends messages. Small; one that is not closed is
- * freed by the garbage collector. All methods may be called from any thread.
+ * How a global tensor is distributed over the ranks. Pure arithmetic; only {@link #gather} communicates. Small; the
+ * garbage collector frees it if it is not closed. All methods may be called from any thread.
  */
 public final class Layout extends NativeObject {
     private final int ndim;
@@ -28,8 +28,8 @@ public final class Layout extends NativeObject {
      */
     public static Layout of(long[] shape, int[] meshSizes, Placement... placements) {
         if (placements.length != meshSizes.length) {
-            throw new IllegalArgumentException(placements.length + " placements for a mesh of " + meshSizes.length
-                    + " dimensions: one each is needed");
+            throw new IllegalArgumentException("got " + placements.length + " placements for a mesh of " + meshSizes.length
+                    + " dimensions; pass one for each dimension");
         }
         final int[] pairs = new int[2 * placements.length];
         for (int i = 0; i < placements.length; ++i) {
@@ -40,10 +40,10 @@ public final class Layout extends NativeObject {
     }
 
     /**
-     * A layout from explicit boxes, which must lie inside the tensor; two are equal (replicas) or disjoint.
+     * A layout from explicit boxes, which must lie inside the tensor; any two must be equal (replicas) or disjoint.
      *
      * @param shape of the global tensor, at most 8 dimensions
-     * @param boxes those of rank 0, of rank 1, and so on
+     * @param boxes the boxes of rank 0, of rank 1, and so on
      * @return the layout
      * @throws TesseraInvalidArgumentException if boxes overlap or lie outside
      */
@@ -54,15 +54,16 @@ public final class Layout extends NativeObject {
     }
 
     /**
-     * A layout from explicit boxes of which each rank knows its own alone. The ranks tell each other their tables of offsets
-     * and sizes, and nothing else; then all have the layout that {@link #ofBoxes} would make of all boxes. Collective.
+     * A layout from explicit boxes, where each rank knows only its own. The ranks exchange only their offsets and
+     * sizes; all get the layout that {@link #ofBoxes} would make of all boxes. Collective.
      *
      * @param comm the ranks
      * @param shape of the global tensor, at most 8 dimensions, the same on every rank
      * @param boxes of this rank, in the order of its pieces
      * @return the layout
-     * @throws TesseraInvalidArgumentException on all ranks, if a box lies outside or two overlap in part; names their ranks
-     * @throws TesseraMismatchException if the ranks give different shapes, or one calls another collective
+     * @throws TesseraInvalidArgumentException on all ranks, if a box lies outside or two overlap partially; the message
+     *     names their ranks
+     * @throws TesseraMismatchException if the ranks pass different shapes, or one calls another collective
      */
     public static Layout gather(Comm comm, long[] shape, List<Box> boxes) {
         final long[] numbers = numbers(shape, boxes);
@@ -74,12 +75,12 @@ public final class Layout extends NativeObject {
     /** Offsets and sizes of each box, in turn. */
     private static long[] numbers(long[] shape, List<Box> boxes) {
         if (shape.length > 8) {
-            throw new IllegalArgumentException("a shape of " + shape.length + " dimensions; at most 8 are supported");
+            throw new IllegalArgumentException("the shape has " + shape.length + " dimensions; at most 8 are supported");
         }
         final List<long[]> parts = new ArrayList<>();
         for (Box box : boxes) {
             if (box.sizes().length != shape.length) {
-                throw new IllegalArgumentException(box + " in a tensor of " + shape.length + " dimensions");
+                throw new IllegalArgumentException(box + " does not fit a tensor of " + shape.length + " dimensions");
             }
             parts.add(box.offsets());
             parts.add(box.sizes());
@@ -88,11 +89,11 @@ public final class Layout extends NativeObject {
     }
 
     /**
-     * What {@code rank} holds. Empty boxes are left out; a 0-d tensor has one box.
+     * The boxes of {@code rank}, without empty ones; a 0-d tensor has one box.
      *
      * @param rank 0 to world size - 1
      * @return its boxes, in order
-     * @throws TesseraInvalidArgumentException if there is no such rank
+     * @throws TesseraInvalidArgumentException if the rank does not exist
      */
     public List<Box> boxes(int rank) {
         return ref.call(h -> {

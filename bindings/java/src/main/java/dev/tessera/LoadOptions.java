@@ -3,7 +3,7 @@ package dev.tessera;
 import java.util.ArrayList;
 import java.util.List;
 
-/** How a {@link Checkpoint} is loaded. What is not set has the library's default: strict and verified. */
+/** How a {@link Checkpoint} is loaded. Options that are not set have the library's defaults: strict and verified. */
 public final class LoadOptions extends LoadOptionsFields<LoadOptions> {
     Progress progress;
     Comm comm;
@@ -14,9 +14,9 @@ public final class LoadOptions extends LoadOptionsFields<LoadOptions> {
     public LoadOptions() {}
 
     /**
-     * Tell how far the load is, on the thread that loads.
+     * Set a callback for progress, called on the thread that loads.
      *
-     * @param told called with {@link Progress.Phase#READ}; null: nobody
+     * @param told called with {@link Progress.Phase#READ}; null for none
      * @return this
      */
     public LoadOptions progress(Progress told) {
@@ -25,12 +25,12 @@ public final class LoadOptions extends LoadOptionsFields<LoadOptions> {
     }
 
     /**
-     * The ranks that load together, which makes the load collective: each of them loads the same checkpoint with the same
-     * {@link #verify}; states, layouts, names and what is allowed may differ. Ranks of one host then read each byte that several
-     * of them want once (from 8 MiB on), and hand it on through shared memory. All get the same
-     * error. The deadline of each wait is the communicator's timeout.
+     * The ranks that load together, which makes the load collective: each loads the same checkpoint with the same
+     * {@link #verify}; states, layouts, names and allowances may differ. Ranks of a host then read data that several of
+     * them need once (from 8 MiB on) and share it through shared memory. All ranks get the same error. The deadline of
+     * each wait is the communicator's timeout.
      *
-     * @param ranks in exclusive use during the load; null, the default: each loads for itself
+     * @param ranks in exclusive use during the load; null, the default: each loads on its own
      * @return this
      */
     public LoadOptions comm(Comm ranks) {
@@ -39,10 +39,10 @@ public final class LoadOptions extends LoadOptionsFields<LoadOptions> {
     }
 
     /**
-     * Load these names of the state alone, or patterns of them: {@code *} is any characters, dots too, {@code ?} one,
-     * {@code [a-c]} and {@code [!a-c]} one of a set. All other names, of the state and of the checkpoint, are left alone:
-     * neither loaded nor missing nor unexpected. The default is all names; one that no name of the state fits makes the load
-     * fail.
+     * Load only these names of the state, or patterns: {@code *} matches any characters including dots, {@code ?}
+     * matches one, {@code [a-c]} and {@code [!a-c]} match one of a set. All other names, of the state and of the
+     * checkpoint, are ignored: neither loaded nor missing nor unexpected. The default is all names; a pattern that
+     * matches no name of the state makes the load fail.
      *
      * @param patterns at least one
      * @return this
@@ -57,9 +57,9 @@ public final class LoadOptions extends LoadOptionsFields<LoadOptions> {
     }
 
     /**
-     * What a name of the checkpoint is in the state; with a {@code .} at the end, or empty, what names begin with there and
-     * here. Called again it adds a rule: the first that fits counts. Of a value of one rank it is about the name without
-     * {@code rank/<r>/}.
+     * Map a name of the checkpoint to a name of the state; a name that ends with {@code .} or is empty replaces a
+     * prefix. Further calls add rules; the first that matches applies. For a value of one rank, the name is the one
+     * without {@code rank/<r>/}.
      *
      * @param saved "model.encoder."
      * @param here "encoder."

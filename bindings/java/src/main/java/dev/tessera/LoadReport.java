@@ -4,7 +4,10 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 
-/** What a load did beyond what is strict, by names of the state, and whether it was verified. Lists are unmodifiable. */
+/**
+ * How a load deviated from a strict one, by names of the state, and whether the data was verified. Lists are
+ * unmodifiable.
+ */
 public final class LoadReport {
     private final List<String> missing;
     private final List<String> unexpected;
@@ -87,7 +90,7 @@ public final class LoadReport {
     }
 
     /**
-     * Names of the state that the checkpoint lacks ({@link LoadOptions#allowMissing}); they are as they were.
+     * Names of the state that the checkpoint lacks ({@link LoadOptions#allowMissing}); left unchanged.
      *
      * @return the names
      */
@@ -114,7 +117,7 @@ public final class LoadReport {
     }
 
     /**
-     * Names of the state that were not loaded since {@link LoadOptions#only} does not have them.
+     * Names of the state that were not loaded because {@link LoadOptions#only} does not match them.
      *
      * @return the names
      */
@@ -123,8 +126,8 @@ public final class LoadReport {
     }
 
     /**
-     * Whether checksums have shown that all data of tensors is sound: not without {@link LoadOptions#verify}, and not of
-     * formats that have none, such as safetensors of others.
+     * Whether all tensor data matched its checksums: false without {@link LoadOptions#verify} and for formats without
+     * checksums, such as safetensors written by others.
      *
      * @return verified or not
      */

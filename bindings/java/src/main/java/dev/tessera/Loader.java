@@ -29,12 +29,12 @@ import java.util.Map;
 import java.util.concurrent.locks.LockSupport;
 
 /**
- * Finds and loads {@code libtessera_jni.so} and, beside it, {@code libtessera.so}: first where the property
- * {@value #PATH_PROPERTY} says (a directory or the file), then on {@code java.library.path}, then out of the jar
- * {@code tessera-<version>-natives-<platform>.jar}, which is unpacked once into a directory named after its content's
- * hash, under {@value #DIR_PROPERTY} (default: {@code java.io.tmpdir}); what other versions unpacked there, and no process uses
- * any more, is removed. Then the ABI of the library is compared with that
- * of the headers that the shims were compiled with.
+ * Finds and loads {@code libtessera_jni.so} and, beside it, {@code libtessera.so}: first where the property {@value
+ * #PATH_PROPERTY} points (a directory or the file), then on {@code java.library.path}, then from the jar {@code
+ * tessera-<version>-natives-<platform>.jar}, which is unpacked once into a directory named after its content's hash,
+ * under {@value #DIR_PROPERTY} (default: {@code java.io.tmpdir}); unpacked files of other versions that no process uses
+ * any more are removed. Then the ABI of the library is compared with that of the headers that the shims were compiled
+ * with.
  */
 final class Loader {
     static final String PATH_PROPERTY = "dev.tessera.native.path";
@@ -54,9 +54,9 @@ final class Loader {
         final int loaded = Native.abiVersion();
         if (compiled != loaded) {
             throw new UnsatisfiedLinkError("Tessera's Java binding (" + from + ") was built for ABI " + compiled
-                    + ", but the library it found is ABI " + loaded + ", version " + Native.text(Native.version())
-                    + ", loaded from " + Native.text(Native.libraryPath()) + ". Use a binding and a library of one release;"
-                    + " -D" + PATH_PROPERTY + "=DIR names a directory that holds both.");
+                    + ", but the library that it found has ABI " + loaded + ", version " + Native.text(Native.version())
+                    + ", loaded from " + Native.text(Native.libraryPath()) + ". Use a binding and a library of the"
+                    + " same release; -D" + PATH_PROPERTY + "=DIR selects a directory with both.");
         }
     }
 
@@ -68,7 +68,7 @@ final class Loader {
                 path = path.resolve(SHIM);
             }
             if (!Files.isRegularFile(path)) {
-                throw new UnsatisfiedLinkError("-D" + PATH_PROPERTY + "=" + explicit + ": there is no file " + path);
+                throw new UnsatisfiedLinkError("-D" + PATH_PROPERTY + "=" + explicit + ": " + path + " does not exist");
             }
             return loadFile(path, "named by -D" + PATH_PROPERTY);
         }
@@ -96,13 +96,13 @@ final class Loader {
         final String text = String.valueOf(error.getMessage());
         String hint = "";
         if (text.contains("failed to map segment") || text.contains("Operation not permitted")) {
-            hint = " The file system of " + path.getParent() + " is probably mounted noexec: name a directory that is not,"
+            hint = " The file system of " + path.getParent() + " is probably mounted noexec; choose another directory"
                     + " with -D" + DIR_PROPERTY + "=DIR.";
         } else if (text.contains("cannot open shared object file")) {
-            hint = " Install the library that the message names.";
+            hint = " Install the missing library.";
         }
         return (UnsatisfiedLinkError) new UnsatisfiedLinkError(
-                "Tessera's native library " + path + " (" + how + ") does not load: " + text + "." + hint).initCause(error);
+                "Tessera's native library " + path + " (" + how + ") cannot be loaded: " + text + "." + hint).initCause(error);
     }
 
     private static String loadFromJar() {
@@ -118,7 +118,7 @@ final class Loader {
             directory = unpack(files, base);
         } catch (IOException | UncheckedIOException error) {
             throw (UnsatisfiedLinkError) new UnsatisfiedLinkError("Tessera's native libraries cannot be unpacked into "
-                    + base + ": " + error + ". Name another directory with -D" + DIR_PROPERTY + "=DIR.").initCause(error);
+                    + base + ": " + error + ". Choose another directory with -D" + DIR_PROPERTY + "=DIR.").initCause(error);
         }
         return loadFile(directory.resolve(SHIM), "unpacked from the jar tessera-natives-" + platform);
     }
@@ -142,7 +142,7 @@ final class Loader {
         }
     }
 
-    /** The directory of the unpacked files: owned by this user alone, named after what is in it. */
+    /** The directory of the unpacked files: accessible only to this user, named after its content. */
     static Path unpack(Map<String, byte[]> files, Path base) throws IOException {
         Files.createDirectories(base);
         final Path home = base.resolve("tessera-" + System.getProperty("user.name"));
@@ -164,7 +164,7 @@ final class Loader {
             try {
                 door = FileChannel.open(home.resolve(DOOR), CREATE, WRITE);
             } catch (IOException readOnly) {
-                log("what other versions unpacked into " + home + " stays: " + readOnly);
+                log("cannot remove what other versions unpacked into " + home + ": " + readOnly);
             }
             try (FileChannel held = door) {
                 final boolean alone = held != null && locked(held, false);
@@ -220,7 +220,7 @@ final class Loader {
                 }
             }
         } catch (IOException | DirectoryIteratorException left) {
-            log("what other versions unpacked into " + home + " stays: " + left);
+            log("cannot remove what other versions unpacked into " + home + ": " + left);
         }
     }
 

@@ -3,39 +3,39 @@ package dev.tessera;
 import java.util.Objects;
 import java.util.function.BiConsumer;
 
-/** The native library's log: one for the process. It goes to standard error unless a handler is set. */
+/** The native library's log, one per process. It goes to standard error unless a handler is set. */
 public final class Log {
     /** Importance of a line. */
     public enum Level {
-        /** For those who work on Tessera. */
+        /** For developers of Tessera. */
         DEBUG,
-        /** What happens. */
+        /** Normal events. */
         INFO,
-        /** What may be wrong. */
+        /** Possible problems. */
         WARNING,
-        /** What is wrong. */
+        /** Errors. */
         ERROR,
-        /** Above all lines: silence. */
+        /** No lines. */
         OFF
     }
 
     private Log() {}
 
     /**
-     * Drop lines below {@code level}. At first it is what the environment's TESSERA_LOG says (debug, info, warning, error,
-     * off), else WARNING.
+     * Drop lines below {@code level}. Initially TESSERA_LOG in the environment (debug, info, warning, error, off), else
+     * WARNING.
      *
-     * @param level the lowest level to be seen
+     * @param level the lowest level that is logged
      */
     public static void setLevel(Level level) {
         Native.logSetLevel(level.ordinal() + 1);
     }
 
     /**
-     * Send the lines to {@code handler}, which may be called from any thread, one line at a time or several. It must not
-     * call Tessera; what it throws is dropped.
+     * Send the lines to {@code handler}, which may be called from any thread, possibly from several at once. It must
+     * not call Tessera; its exceptions are dropped.
      *
-     * @param handler takes level and line; null: back to standard error
+     * @param handler takes level and line; null restores standard error
      */
     public static void setHandler(BiConsumer<Level, String> handler) {
         Native.logSetHandler(handler);

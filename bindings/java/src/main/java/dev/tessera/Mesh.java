@@ -6,8 +6,8 @@ import java.util.Objects;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * An n-dimensional named arrangement of ranks, row-major, with a communicator for each dimension (of the ranks that differ
- * in that coordinate alone).
+ * A named n-dimensional arrangement of ranks, row-major, with a communicator for each dimension (of the ranks that
+ * differ only in that coordinate).
  */
 public final class Mesh extends NativeObject {
     private final Map<String, Comm> comms = new ConcurrentHashMap<>();
@@ -25,7 +25,7 @@ public final class Mesh extends NativeObject {
     }
 
     /**
-     * Begin a mesh over the ranks of {@code comm}.
+     * Start building a mesh over the ranks of {@code comm}.
      *
      * @param comm the ranks
      * @return a builder without dimensions
@@ -52,13 +52,13 @@ public final class Mesh extends NativeObject {
          */
         public Builder dim(String name, int size) {
             if (dims.putIfAbsent(Objects.requireNonNull(name, "name"), size) != null) {
-                throw new IllegalArgumentException("the mesh has a dimension \"" + name + "\" already");
+                throw new IllegalArgumentException("the mesh already has a dimension \"" + name + "\"");
             }
             return this;
         }
 
         /**
-         * Make the mesh and its communicators. Collective.
+         * Create the mesh and its communicators. Collective.
          *
          * @return the mesh
          * @throws TesseraInvalidArgumentException if the sizes' product is not the world size
@@ -84,7 +84,7 @@ public final class Mesh extends NativeObject {
      *
      * @param name of the dimension
      * @return number of ranks along it
-     * @throws TesseraNotFoundException if there is no such dimension
+     * @throws TesseraNotFoundException if the dimension does not exist
      */
     public int size(String name) {
         final byte[] text = Native.utf8(name, "name");
@@ -96,7 +96,7 @@ public final class Mesh extends NativeObject {
      *
      * @param name of the dimension
      * @return 0 to size - 1
-     * @throws TesseraNotFoundException if there is no such dimension
+     * @throws TesseraNotFoundException if the dimension does not exist
      */
     public int coordinate(String name) {
         final byte[] text = Native.utf8(name, "name");
@@ -108,7 +108,7 @@ public final class Mesh extends NativeObject {
      *
      * @param name of the dimension
      * @return the communicator
-     * @throws TesseraNotFoundException if there is no such dimension
+     * @throws TesseraNotFoundException if the dimension does not exist
      */
     public Comm comm(String name) {
         final byte[] text = Native.utf8(name, "name");
@@ -124,8 +124,8 @@ public final class Mesh extends NativeObject {
      *
      * @param names of dimensions, in this mesh's order
      * @return the slice
-     * @throws TesseraNotFoundException if there is no such dimension
-     * @throws TesseraInvalidArgumentException if the order is another
+     * @throws TesseraNotFoundException if the dimension does not exist
+     * @throws TesseraInvalidArgumentException if the order differs
      */
     public Mesh slice(String... names) {
         final byte[][] list = new byte[names.length][];
@@ -136,10 +136,10 @@ public final class Mesh extends NativeObject {
     }
 
     /**
-     * A mesh of one dimension in the place of all that this one has, with a communicator of its own. Collective.
+     * A one-dimensional mesh of all dimensions of this one, with its own communicator. Collective.
      *
-     * @param comm the communicator that the mesh was made of, or that its mesh was, if it is a slice; exclusive
-     * @param name of the dimension; null: theirs, joined by "_"
+     * @param comm the communicator that the mesh (or, for a slice, its mesh) was made from; exclusive
+     * @param name name of the new dimension; null for the joined names ("_") of the flattened ones
      * @return the mesh
      * @throws TesseraMismatchException if the ranks flatten different dimensions
      */

@@ -8,8 +8,8 @@ import java.time.Duration;
 import java.util.Objects;
 
 /**
- * The native methods that are not generated: those with callbacks, several results or checks. Conventions are those of
- * {@link PlainNatives}, which loads the library.
+ * The native methods that are not generated: those with callbacks, several results or checks. The conventions are those
+ * of {@link PlainNatives}, which loads the library.
  */
 final class Native extends PlainNatives {
     private Native() {}
@@ -85,7 +85,7 @@ final class Native extends PlainNatives {
     // storage.cc
     static native long storageCreate(Object storage, int capabilities, long partBytes);
 
-    /** UTF-8 of {@code text}, which must not be null nor contain a NUL character or half a surrogate pair. */
+    /** UTF-8 of {@code text}, which must not be null or contain a NUL character or an unpaired surrogate. */
     static byte[] utf8(String text, String what) {
         Objects.requireNonNull(text, what);
         if (text.indexOf('\0') >= 0) {
@@ -97,7 +97,7 @@ final class Native extends PlainNatives {
             bytes.get(out);
             return out;
         } catch (CharacterCodingException unpaired) { // getBytes would make the same '?' of different names
-            throw new IllegalArgumentException(what + " is no text: half of a surrogate pair is missing in \"" + text + '"',
+            throw new IllegalArgumentException(what + " is not valid text: an unpaired surrogate is in \"" + text + '"',
                     unpaired);
         }
     }
@@ -115,7 +115,7 @@ final class Native extends PlainNatives {
     static int millis(Duration timeout, String what) {
         Objects.requireNonNull(timeout, what);
         if (timeout.isNegative() || timeout.compareTo(Duration.ofMillis(Integer.MAX_VALUE)) > 0) {
-            throw new IllegalArgumentException(what + " is " + timeout + "; 0 to 2^31-1 ms are possible");
+            throw new IllegalArgumentException(what + " is " + timeout + "; it must be 0 to 2^31-1 ms");
         }
         return (int) Math.min(Integer.MAX_VALUE, timeout.plusNanos(999_999).toMillis());
     }

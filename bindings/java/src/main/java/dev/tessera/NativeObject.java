@@ -2,7 +2,7 @@ package dev.tessera;
 
 import java.lang.ref.Cleaner;
 
-/** An object with a native half; {@link Ref} says when that is freed. */
+/** An object with a native part; {@link Ref} describes when that is freed. */
 abstract class NativeObject implements AutoCloseable {
     static final Cleaner CLEANER = Cleaner.create();
 
@@ -14,9 +14,8 @@ abstract class NativeObject implements AutoCloseable {
     }
 
     /**
-     * Ends this object: its later calls throw {@link IllegalStateException}. Does nothing the second time. The native half
-     * is freed at once, or, if another thread is inside a call or views of its memory are reachable, as soon as they are
-     * gone.
+     * Close this object: later calls throw {@link IllegalStateException}. Does nothing the second time. The native part
+     * is freed as soon as no other thread is inside a call and no view of its memory is reachable.
      */
     @Override
     public void close() {

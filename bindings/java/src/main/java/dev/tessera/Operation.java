@@ -4,8 +4,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * A collective or a message, ready to be issued, with the tensors whose memory it uses: they stay reachable as long as this
- * does, whatever becomes of a list that the caller gave. Each may be issued at once or in the background.
+ * A collective or a message, ready to be issued, with the tensors whose memory it uses. They stay reachable as long as
+ * this object, even if the caller changes its list. Each may be issued synchronously or in the background.
  */
 final class Operation {
     /** The call of a shim. */
@@ -101,8 +101,8 @@ final class Operation {
     private static List<Tensor> pairs(List<Tensor> inputs, List<Tensor> outputs) {
         final List<Tensor> own = new ArrayList<>(List.copyOf(inputs));
         if (own.size() != outputs.size()) {
-            throw new IllegalArgumentException(own.size() + " inputs and " + outputs.size()
-                    + " outputs: they belong together in pairs");
+            throw new IllegalArgumentException("got " + own.size() + " inputs and " + outputs.size()
+                    + " outputs; pass them in pairs");
         }
         own.addAll(List.copyOf(outputs));
         return own;
@@ -111,7 +111,7 @@ final class Operation {
     static Operation allGather(Tensor input, List<Tensor> outputs, int worldSize) {
         final List<Tensor> own = List.copyOf(outputs);
         if (own.size() != worldSize) { // the library takes their number for granted
-            throw new IllegalArgumentException(own.size() + " outputs for " + worldSize + " ranks: one each is needed");
+            throw new IllegalArgumentException("got " + own.size() + " outputs for " + worldSize + " ranks; pass one per rank");
         }
         final long[] in = input.descriptor();
         final long[] out = Tensor.descriptors(own);

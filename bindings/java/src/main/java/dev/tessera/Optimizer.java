@@ -5,9 +5,9 @@ import java.util.Objects;
 import java.util.function.LongUnaryOperator;
 
 /**
- * SGD, Adam or AdamW over local parameters, as PyTorch defines them. Made by a builder, over a {@link Ddp} (its parameters
- * and gradients), over an {@link Fsdp} (its shards and their gradients) or over tensors. Calls that change
- * gradients, parameters or settings are exclusive.
+ * SGD, Adam or AdamW as PyTorch defines them, over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its
+ * shards and their gradients) or tensors. Created by a builder. Calls that change gradients, parameters or settings are
+ * exclusive.
  */
 public final class Optimizer extends NativeObject {
     private final Object over; // keeps the model reachable
@@ -40,7 +40,7 @@ public final class Optimizer extends NativeObject {
 
         Target(Params params, List<Tensor> grads) {
             if (params.size() != grads.size()) {
-                throw new IllegalArgumentException(grads.size() + " gradients for " + params.size() + " parameters");
+                throw new IllegalArgumentException("got " + grads.size() + " gradients for " + params.size() + " parameters");
             }
             ddp = null;
             fsdp = null;
@@ -72,9 +72,9 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin stochastic gradient descent over a DDP object.
+     * Start building an SGD optimizer over a DDP object.
      *
-     * @param ddp whose parameters are updated; closing it closes the optimizer
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
      * @return a builder with the library's defaults
      */
     public static Sgd sgd(Ddp ddp) {
@@ -82,9 +82,9 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin stochastic gradient descent over the shards of an FSDP object.
+     * Start building an SGD optimizer over the shards of an FSDP object.
      *
-     * @param fsdp whose shards are updated, of the parameters that are not frozen; closing it closes the optimizer
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
      * @return a builder with the library's defaults
      */
     public static Sgd sgd(Fsdp fsdp) {
@@ -92,10 +92,10 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin stochastic gradient descent over tensors.
+     * Start building an SGD optimizer over tensors.
      *
      * @param params F32 or F64; kept reachable until the optimizer is closed
-     * @param grads one for each parameter, of its dtype and shape; kept reachable too
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
      * @return a builder with the library's defaults
      */
     public static Sgd sgd(Params params, List<Tensor> grads) {
@@ -103,9 +103,9 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin Adam over a DDP object.
+     * Start building an Adam optimizer over a DDP object.
      *
-     * @param ddp whose parameters are updated; closing it closes the optimizer
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
      * @return a builder with the library's defaults
      */
     public static Adam adam(Ddp ddp) {
@@ -113,9 +113,9 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin Adam over the shards of an FSDP object.
+     * Start building an Adam optimizer over the shards of an FSDP object.
      *
-     * @param fsdp whose shards are updated, of the parameters that are not frozen; closing it closes the optimizer
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
      * @return a builder with the library's defaults
      */
     public static Adam adam(Fsdp fsdp) {
@@ -123,10 +123,10 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin Adam over tensors.
+     * Start building an Adam optimizer over tensors.
      *
      * @param params F32 or F64; kept reachable until the optimizer is closed
-     * @param grads one for each parameter, of its dtype and shape; kept reachable too
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
      * @return a builder with the library's defaults
      */
     public static Adam adam(Params params, List<Tensor> grads) {
@@ -134,9 +134,9 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin AdamW (Adam with decoupled weight decay) over a DDP object.
+     * Start building an AdamW optimizer (Adam with decoupled weight decay) over a DDP object.
      *
-     * @param ddp whose parameters are updated; closing it closes the optimizer
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
      * @return a builder with the library's defaults
      */
     public static Adam adamW(Ddp ddp) {
@@ -144,9 +144,9 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin AdamW (Adam with decoupled weight decay) over the shards of an FSDP object.
+     * Start building an AdamW optimizer (Adam with decoupled weight decay) over the shards of an FSDP object.
      *
-     * @param fsdp whose shards are updated, of the parameters that are not frozen; closing it closes the optimizer
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
      * @return a builder with the library's defaults
      */
     public static Adam adamW(Fsdp fsdp) {
@@ -154,17 +154,17 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Begin AdamW (Adam with decoupled weight decay) over tensors.
+     * Start building an AdamW optimizer (Adam with decoupled weight decay) over tensors.
      *
      * @param params F32 or F64; kept reachable until the optimizer is closed
-     * @param grads one for each parameter, of its dtype and shape; kept reachable too
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
      * @return a builder with the library's defaults
      */
     public static Adam adamW(Params params, List<Tensor> grads) {
         return new Adam(new Target(params, grads), true);
     }
 
-    /** Settings of stochastic gradient descent; what is not set has the library's default. */
+    /** Settings of stochastic gradient descent; options that are not set have the library's defaults. */
     public static final class Sgd extends SgdOptionsFields<Sgd> {
         private final Target target;
         private Sgd(Target target) {
@@ -172,10 +172,10 @@ public final class Optimizer extends NativeObject {
         }
 
         /**
-         * Make the optimizer.
+         * Create the optimizer.
          *
          * @return the optimizer
-         * @throws TesseraInvalidArgumentException if a setting or a tensor cannot be taken
+         * @throws TesseraInvalidArgumentException if a setting or a tensor is invalid
          */
         public Optimizer build() {
             return target.make(ddp -> Native.ddpSgd(ddp, this), fsdp -> Native.fsdpSgd(fsdp, this),
@@ -183,7 +183,7 @@ public final class Optimizer extends NativeObject {
         }
     }
 
-    /** Settings of Adam and AdamW; what is not set has the library's default. */
+    /** Settings of Adam and AdamW; options that are not set have the library's defaults. */
     public static final class Adam extends AdamOptionsFields<Adam> {
         private final Target target;
         private final boolean decoupled;
@@ -196,7 +196,7 @@ public final class Optimizer extends NativeObject {
         }
 
         /**
-         * Decay of the two moments; the defaults are 0.9 and 0.999.
+         * Decay rates of the two moments; the defaults are 0.9 and 0.999.
          *
          * @param first 0 to below 1
          * @param second 0 to below 1
@@ -219,10 +219,10 @@ public final class Optimizer extends NativeObject {
         }
 
         /**
-         * Make the optimizer.
+         * Create the optimizer.
          *
          * @return the optimizer
-         * @throws TesseraInvalidArgumentException if a setting or a tensor cannot be taken
+         * @throws TesseraInvalidArgumentException if a setting or a tensor is invalid
          */
         public Optimizer build() {
             if (decoupled) {
@@ -235,10 +235,10 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Update every parameter from its gradient. Gradients are left as they are.
+     * Update every parameter from its gradient. Gradients are unchanged.
      *
-     * @throws TesseraInvalidStateException if the model's gradients are being reduced, or none were since the last step,
-     *     with synchronisation, or units of an FSDP model are whole
+     * @throws TesseraInvalidStateException if the model's gradients are being reduced, none were reduced since the last
+     *     step (with synchronisation), or units of an FSDP model are unsharded
      */
     public void step() {
         ref.runExclusive(Native::optimizerStep);
@@ -248,21 +248,21 @@ public final class Optimizer extends NativeObject {
      * Scale all gradients so that their 2-norm is at most {@code maxNorm}: see {@link #clipGradNorm(double, double)}.
      *
      * @param maxNorm finite, not negative
-     * @return the norm as it was
+     * @return the norm before scaling
      */
     public double clipGradNorm(double maxNorm) {
         return clipGradNorm(maxNorm, 2);
     }
 
     /**
-     * Scale all gradients so that their norm is at most {@code maxNorm}, before {@link #step}. Over an {@link Fsdp} it is the
-     * norm of all shards, every rank scales alike, and the call is collective; over a {@link Ddp}, whose gradients are the
-     * same on every rank, it is local.
+     * Scale all gradients so that their norm is at most {@code maxNorm}. Call it before {@link #step}. Over an {@link
+     * Fsdp} it uses the norm of all shards and is collective; over a {@link Ddp}, whose gradients are the same on every
+     * rank, it is local.
      *
      * @param maxNorm finite, not negative
-     * @param p which norm: any number from 1 on, or infinity for the largest magnitude
-     * @return the norm as it was; infinite if there are infinities or NaN, which are left as they are
-     * @throws TesseraInvalidArgumentException if either number cannot be
+     * @param p the norm's order: at least 1, or infinity for the largest magnitude
+     * @return the norm before scaling; infinite if there are infinities or NaN, which are left unchanged
+     * @throws TesseraInvalidArgumentException if either number is invalid
      * @throws TesseraInvalidStateException if the model's gradients are being reduced, or the optimizer steps in backward
      * @throws TesseraInterruptedException over an Fsdp: its communicator has ended
      */
@@ -271,10 +271,10 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Bring every gradient into [-most, most], before {@link #step}; NaN stays.
+     * Clamp every gradient to [-most, most]; NaN is unchanged. Call it before {@link #step}.
      *
      * @param most finite, not negative
-     * @throws TesseraInvalidArgumentException if the number cannot be
+     * @throws TesseraInvalidArgumentException if the number is invalid
      * @throws TesseraInvalidStateException as {@link #step}
      */
     public void clipGradValue(double most) {
@@ -305,7 +305,7 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * How many steps were made, those before a checkpoint included.
+     * Number of steps made, including those before a loaded checkpoint.
      *
      * @return steps
      */

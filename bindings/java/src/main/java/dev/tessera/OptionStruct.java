@@ -7,8 +7,8 @@ import java.util.Map;
 import java.util.function.Consumer;
 
 /**
- * A struct of options in native memory, as C has it. The library writes its defaults into it, setters what a program wants
- * instead; the shims hand it on as it is. {@code T} is the class that the program sees.
+ * A struct of options in native memory, as in C. The library writes its defaults into it, and setters overwrite them;
+ * the shims pass it on unchanged. {@code T} is the class that the program sees.
  */
 abstract class OptionStruct<T> {
     final ByteBuffer struct;

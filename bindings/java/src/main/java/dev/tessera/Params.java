@@ -10,11 +10,11 @@ import java.util.Map;
 import java.util.Objects;
 
 /**
- * Named tensors in an order: the parameters of a model. Immutable; {@link #and} makes a longer one.
+ * An ordered list of named tensors: the parameters of a model. Immutable; {@link #and} returns a longer one.
  *
- * <p>A parameter is updated in place, so it is memory that native code reaches: a direct buffer or a {@link Tensor}. An array
- * cannot be, and none is taken, since its values would never change. Begin with a copy of it, and read it where it is kept:
- * {@code Params.of("w", Tensor.copyOf(array, 128, 64))}, then {@link Ddp#param}.
+ * <p>Parameters are updated in place, so they must be in native memory: a direct buffer or a {@link Tensor}. Arrays are
+ * not accepted, because their values would never change. Start with a copy of an array, and read the values back from
+ * there: {@code Params.of("w", Tensor.copyOf(array, 128, 64))}, then {@link Ddp#param}.
  */
 public final class Params {
     private final Map<String, Tensor> tensors;
@@ -39,7 +39,7 @@ public final class Params {
      *
      * @param name "fc1.weight": dots between modules
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the parameters
      */
     public static Params of(String name, FloatBuffer data, long... shape) {
@@ -51,7 +51,7 @@ public final class Params {
      *
      * @param name "fc1.weight": dots between modules
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the parameters
      */
     public static Params of(String name, DoubleBuffer data, long... shape) {
@@ -73,9 +73,9 @@ public final class Params {
     }
 
     /**
-     * These and one more.
+     * These parameters and one more.
      *
-     * @param name differs from those before
+     * @param name differs from the previous names
      * @param tensor contiguous, floating-point
      * @return a new object
      */
@@ -91,9 +91,9 @@ public final class Params {
     /**
      * These and one more of F32.
      *
-     * @param name differs from those before
+     * @param name differs from the previous names
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return a new object
      */
     public Params and(String name, FloatBuffer data, long... shape) {
@@ -103,9 +103,9 @@ public final class Params {
     /**
      * These and one more of F64.
      *
-     * @param name differs from those before
+     * @param name differs from the previous names
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return a new object
      */
     public Params and(String name, DoubleBuffer data, long... shape) {

@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** What one dimension of a mesh does to a tensor. */
+/** How one dimension of a mesh distributes a tensor. */
 public final class Placement {
     private static final Placement REPLICATE = new Placement(1, 0);
 
@@ -13,7 +13,7 @@ public final class Placement {
     }
 
     /**
-     * Every rank of the dimension holds the same.
+     * Every rank of the dimension holds the same data.
      *
      * @return the placement
      */
@@ -24,7 +24,7 @@ public final class Placement {
     /**
      * The ranks of the dimension hold parts: ceil(size / ranks) each, then a shorter one, then empty ones.
      *
-     * @param dim the tensor's dimension that is cut
+     * @param dim the tensor's dimension that is sharded
      * @return the placement
      */
     public static Placement shard(int dim) {

@@ -6,12 +6,12 @@ import java.util.List;
 import java.util.Objects;
 
 /**
- * A collective that was prepared once, over the same tensors, to be launched many times: it is checked when it is made. A launch
- * may meet the ordinary call of another rank. Exclusive, together with its communicator; {@link #await} may be called from
+ * A collective over fixed tensors, prepared and checked once and launched many times. A launch matches an ordinary call
+ * of the same collective on another rank. Exclusive, together with its communicator; {@link #await} may be called from
  * any thread.
  */
 public final class Plan extends NativeObject {
-    /** What a plan does: as the method of {@link Collectives} of that name. */
+    /** The collective of a plan, like the method of {@link Collectives} with that name. */
     public enum Collective {
         /** {@link Collectives#barrier}. */
         BARRIER(1),
@@ -48,7 +48,7 @@ public final class Plan extends NativeObject {
         this.comm = comm;
     }
 
-    /** The library must not reach memory that is collected: what is in flight ends first, at its deadline at the latest. */
+    /** The library must not access freed memory, so this waits for a launch in flight, at most until its deadline. */
     private static void end(long handle) {
         try {
             Native.planWait(handle, -1);
@@ -61,14 +61,14 @@ public final class Plan extends NativeObject {
     /**
      * Prepare a collective. Local.
      *
-     * @param comm whose collective it is
-     * @param collective what it does
-     * @param inputs as its method takes them; empty for those in place
-     * @param outputs as its method takes them; empty where this rank gets nothing
-     * @param op of a reduction; else it does not matter
-     * @param root of a collective with a root; else it does not matter
-     * @return the plan; it keeps the tensors, and is closed with the communicator
-     * @throws IllegalArgumentException if a tensor is of a {@link Fsdp.Pass}, whose memory becomes another's
+     * @param comm the communicator
+     * @param collective the collective
+     * @param inputs as for its method; empty for collectives in place
+     * @param outputs as for its method; empty if this rank gets nothing
+     * @param op the reduction; ignored by others
+     * @param root the root; ignored by collectives without one
+     * @return the plan; it keeps the tensors reachable and is closed with the communicator
+     * @throws IllegalArgumentException if a tensor belongs to a {@link Fsdp.Pass}, whose memory is reused
      */
     public static Plan of(Comm comm, Collective collective, List<Tensor> inputs, List<Tensor> outputs, ReduceOp op,
             int root) {
@@ -83,7 +83,7 @@ public final class Plan extends NativeObject {
                 c -> new Plan(comm, Native.planCreate(c, collective.number, in, out, number, root), memory));
     }
 
-    /** Launch the collective and return when it is done. */
+    /** Launch the collective and wait until it is done. */
     public void run() {
         comm.ref.runExclusive(c -> ref.runExclusive(Native::planRun));
     }
@@ -91,19 +91,19 @@ public final class Plan extends NativeObject {
     /**
      * Launch the collective in the background, in the order of the communicator's calls.
      *
-     * @throws TesseraInvalidStateException if what was started before is not done
+     * @throws TesseraInvalidStateException if the previous launch is not done
      */
     public void start() {
         comm.ref.runExclusive(c -> ref.runExclusive(Native::planStart));
     }
 
-    /** Return when what was started last is done, at its own deadline at the latest. */
+    /** Wait until the last launch is done, at most until its own deadline. */
     public void await() {
         ref.run(h -> Native.planWait(h, -1));
     }
 
     /**
-     * Wait for what was started last.
+     * Wait for the last launch.
      *
      * @param timeout how long
      * @return whether it is done

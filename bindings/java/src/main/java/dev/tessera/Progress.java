@@ -1,33 +1,34 @@
 package dev.tessera;
 
 /**
- * Told how far a save, a load or a check is: at the begin and the end of a phase, and about ten times a second between. All
- * is done at the end alone; a phase that fails has none. Of a save in the background it is told on a thread of the library,
- * and while the state is larger than the staging memory on two threads at once; it must not wait for long. What it throws ends nothing, since the other ranks count on the save: it
- * is thrown when the call is over, of a save in the background by the next call of the saver.
+ * A callback for the progress of a save, a load or a verification: called at the beginning and the end of a phase and
+ * about ten times a second in between. The bytes done equal the total only at the end; a phase that fails has no end.
+ * For a save in the background it is called on a thread of the library, and on two threads at once while the state is
+ * larger than the staging memory; it must not block for long. An exception does not stop the operation, because other
+ * ranks depend on it: it is thrown when the call ends, or, for a save in the background, by the saver's next call.
  */
 @FunctionalInterface
 public interface Progress {
-    /** What is being done. */
+    /** The phase of an operation. */
     enum Phase {
-        /** What {@link Saver#saveAsync} copies before it returns. */
+        /** {@link Saver#saveAsync} copies the state before it returns. */
         STAGE,
-        /** This rank's files are written. */
+        /** This rank writes its files. */
         WRITE,
-        /** All ranks have written; of rank 0 alone, without bytes. */
+        /** All ranks have written. Reported on rank 0 only, without bytes. */
         COMMIT,
-        /** A checkpoint is loaded. */
+        /** A checkpoint is being loaded. */
         READ,
-        /** A checkpoint is checked. */
+        /** A checkpoint is being verified. */
         VERIFY
     }
 
     /**
      * Called by the library.
      *
-     * @param phase what is being done
-     * @param done bytes of this rank
-     * @param total bytes of this rank; 0 if there is nothing to count
+     * @param phase the phase
+     * @param done bytes done on this rank
+     * @param total bytes in total on this rank; 0 if there is nothing to count
      */
     void update(Phase phase, long done, long total);
 }

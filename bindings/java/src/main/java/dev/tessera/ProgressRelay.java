@@ -2,7 +2,7 @@ package dev.tessera;
 
 import java.util.concurrent.atomic.AtomicReference;
 
-/** What the shims call: keeps what a user's {@link Progress} throws until that can be thrown on the user's thread. */
+/** Called by the shims: keeps an exception of a user's {@link Progress} until it can be thrown on the user's thread. */
 final class ProgressRelay {
     private final Progress user;
     private final AtomicReference<Throwable> caught = new AtomicReference<>();
@@ -27,7 +27,7 @@ final class ProgressRelay {
         }
     }
 
-    /** Throws what was caught, once; {@code relay} may be null. */
+    /** Throws the caught exception, once; {@code relay} may be null. */
     static void settle(ProgressRelay relay) {
         final Throwable thrown = relay == null ? null : relay.caught.getAndSet(null);
         if (thrown != null) {

@@ -10,9 +10,9 @@ import java.util.function.LongFunction;
 import java.util.function.LongUnaryOperator;
 
 /**
- * The native half of an object: a handle and who uses it. Users are calls in flight, memory views handed out, and
- * objects that borrow it. The handle is destroyed once, when it was closed and its last user is gone, so that nothing
- * native is freed under anybody's feet. Closing first closes the dependents (a state of a DDP object, say).
+ * The native part of an object: a handle and its users. Users are calls in flight, memory views handed out, and objects
+ * that borrow it. The handle is destroyed once, when it is closed and has no users, so that nothing native is freed
+ * while in use. Closing first closes the dependents (a state of a DDP object, say).
  *
  * <p>It does not refer to its owner, so that a cleaner may hold it. The monitor guards the fields and is never held
  * during a native call.
@@ -51,13 +51,13 @@ final class Ref implements Runnable {
         return this;
     }
 
-    /** Keep {@code memory} reachable until the native half is destroyed. */
+    /** Keep {@code memory} reachable until the native part is destroyed. */
     Ref keep(Object memory) {
         kept = memory;
         return this;
     }
 
-    /** The native half borrows that of {@code other} until it is destroyed. */
+    /** The native part borrows that of {@code other} until it is destroyed. */
     Ref borrow(Ref other) {
         try {
             other.retain();
@@ -152,7 +152,7 @@ final class Ref implements Runnable {
         }
     }
 
-    /** A call by one who has called {@link #retain}: it works although the object was closed since. */
+    /** A call by a user that has called {@link #retain}: it works even if the object was closed since. */
     <T> T callRetained(LongFunction<T> body) {
         final long h;
         synchronized (this) {
@@ -166,7 +166,7 @@ final class Ref implements Runnable {
         if (exclusively) {
             if (exclusive != null) {
                 throw new IllegalStateException("this " + what + " is in use by " + exclusive
-                        + "; its methods take one thread at a time");
+                        + "; only one thread may use it at a time");
             }
             exclusive = Thread.currentThread();
         }
@@ -187,7 +187,7 @@ final class Ref implements Runnable {
         release();
     }
 
-    /** One user more, to be given back by {@link #release} or {@link #releaseLater}. */
+    /** Add a user, to be removed by {@link #release} or {@link #releaseLater}. */
     synchronized void retain() {
         checkOpen();
         ++users;
@@ -223,7 +223,7 @@ final class Ref implements Runnable {
         return closed;
     }
 
-    /** Whether the native half is gone; for tests. */
+    /** Whether the native part is destroyed; for tests. */
     synchronized boolean isDestroyed() {
         return destroyed;
     }
@@ -289,8 +289,8 @@ final class Ref implements Runnable {
             return;
         }
         if (!mayLeak) {
-            LOG.log(System.Logger.Level.WARNING, "a {0} was never closed; the garbage collector found it. "
-                    + "Use try-with-resources.", what);
+            LOG.log(System.Logger.Level.WARNING, "a {0} was garbage-collected without being closed; "
+                    + "use try-with-resources.", what);
         }
         close();
     }

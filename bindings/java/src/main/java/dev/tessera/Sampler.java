@@ -3,8 +3,9 @@ package dev.tessera;
 import java.util.Objects;
 
 /**
- * Which samples this rank takes next. The order of an epoch depends on seed, epoch and length alone, not on the number of
- * ranks, so that training goes on in mid-epoch at another one. {@link #batch} and {@link #setEpoch} are exclusive.
+ * Distributes samples over the ranks. The order of an epoch depends only on the seed, epoch and length, not on the
+ * number of ranks, so that training can resume in mid-epoch with another number. {@link #batch} and {@link #setEpoch}
+ * are exclusive.
  */
 public final class Sampler extends NativeObject {
     private final long length;
@@ -15,17 +16,17 @@ public final class Sampler extends NativeObject {
     }
 
     /**
-     * Begin a sampler over the ranks of {@code comm}.
+     * Start building a sampler over the ranks of {@code comm}.
      *
-     * @param comm whose rank and world size are read
-     * @param length samples of the data set, at least 1
+     * @param comm provides the rank and world size
+     * @param length number of samples in the data set, at least 1
      * @return a builder with the library's defaults
      */
     public static Builder of(Comm comm, long length) {
         return new Builder(comm, length);
     }
 
-    /** Settings of a sampler; what is not set has the library's default. */
+    /** Settings of a sampler; options that are not set have the library's defaults. */
     public static final class Builder extends SamplerOptionsFields<Builder> {
         private final Comm comm;
         private final long length;
@@ -35,10 +36,10 @@ public final class Sampler extends NativeObject {
         }
 
         /**
-         * Make the sampler.
+         * Create the sampler.
          *
          * @return the sampler, at the beginning of epoch 0
-         * @throws TesseraInvalidArgumentException if the length is none
+         * @throws TesseraInvalidArgumentException if the length is invalid
          */
         public Sampler build() {
             return new Sampler(
@@ -47,31 +48,31 @@ public final class Sampler extends NativeObject {
     }
 
     /**
-     * This rank's next batch. All ranks must ask for the same sizes in the same order. The next epoch begins by itself; a
-     * batch never spans two.
+     * This rank's next batch. All ranks must ask for the same sizes in the same order. Starts the next epoch
+     * automatically; a batch never spans two epochs.
      *
-     * @param size samples wanted on this rank, at least 1
-     * @return indices of samples, 1 to {@code size} of them, as many on every rank
+     * @param size number of samples for this rank, at least 1
+     * @return indices of samples, 1 to {@code size} of them, the same number on every rank
      */
     public long[] batch(int size) {
         if (size < 1) {
-            throw new IllegalArgumentException("a batch of " + size + " samples");
+            throw new IllegalArgumentException("the batch size is " + size + "; it must be at least 1");
         }
         final int possible = (int) Math.min(size, length); // the native side has room for no more than can come
         return ref.callExclusive(h -> Native.samplerNext(h, possible));
     }
 
     /**
-     * The epoch that the next batch belongs to.
+     * The epoch of the next batch.
      *
-     * @return from 0
+     * @return counted from 0
      */
     public long epoch() {
         return ref.call(Native::samplerPosition)[0];
     }
 
     /**
-     * How many of the epoch's samples all ranks together have taken.
+     * How many of the epoch's samples all ranks together have consumed.
      *
      * @return samples
      */
@@ -80,7 +81,7 @@ public final class Sampler extends NativeObject {
     }
 
     /**
-     * Go to the beginning of an epoch.
+     * Move to the beginning of an epoch.
      *
      * @param epoch not negative
      */

@@ -15,20 +15,20 @@ import java.util.stream.Collectors;
 import java.util.stream.Stream;
 
 /**
- * Writes checkpoints under one root directory, which one live job at a time may own. A checkpoint exists when its manifest
- * is durable; until then the one before it is untouched. All methods are exclusive and, but {@link #await}, collective.
- * A JVM that ends waits for saves in flight, each at most its deadline; one that is halted waits for those that need nothing
- * of it any more (progress, a storage, a log handler), and one that is killed loses them.
+ * Saves checkpoints under a root directory, which only one live job may own at a time. A checkpoint exists once its
+ * manifest is durable; until then the previous one is untouched. All methods are exclusive and, except {@link #await},
+ * collective. The JVM waits for saves in flight before it exits, each at most until its deadline. If it is halted, it
+ * waits for those that no longer need it (for progress, a storage or a log handler); if it is killed, they are lost.
  */
 public final class Saver extends NativeObject {
-    /** Savers that the end of the JVM waits for. */
+    /** Savers that the JVM waits for before it exits. */
     private static final Set<Ref> OPEN = Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap<>()));
 
     static {
         try {
             Runtime.getRuntime().addShutdownHook(new Thread(Saver::finishAll, "tessera-savers"));
         } catch (IllegalStateException endsAlready) {
-            System.getLogger("dev.tessera").log(System.Logger.Level.DEBUG, "no save is waited for: the JVM ends already");
+            System.getLogger("dev.tessera").log(System.Logger.Level.DEBUG, "cannot wait for saves: the JVM is shutting down");
         }
     }
 
@@ -66,18 +66,18 @@ public final class Saver extends NativeObject {
 
     /** What {@link #saveAsync} does while another save is in flight. */
     public enum WhenBusy {
-        /** Waits until it is done. */
+        /** Wait until it is done. */
         WAIT,
-        /** Throws a {@link TesseraException} with {@link ErrorCode#NOT_READY}. */
+        /** Throw a {@link TesseraException} with {@link ErrorCode#NOT_READY}. */
         REFUSE,
-        /** Queues behind it; a save that is queued and has not begun gives way, and ends with ABORTED. */
+        /** Queue behind it, replacing a queued save that has not begun, which ends with ABORTED. */
         REPLACE
     }
 
     /**
-     * Begin a saver of the ranks of {@code comm}.
+     * Start building a saver of the ranks of {@code comm}.
      *
-     * @param comm the ranks, in exclusive use during {@link Builder#open}; null: one rank
+     * @param comm the ranks, in exclusive use during {@link Builder#open}; null for one rank
      * @param root a directory, the same on every rank; created if absent
      * @return a builder with the library's defaults
      */
@@ -86,9 +86,9 @@ public final class Saver extends NativeObject {
     }
 
     /**
-     * Settings of a saver; what is not set has the library's default. What stays under the root is the union of
-     * {@link #keepLatest}, {@link #keepBest} and {@link #keepEvery}; the newest save, the best one and what is open for
-     * reading always stay.
+     * Settings of a saver; options that are not set have the library's defaults. The checkpoints kept under the root
+     * are the union of {@link #keepLatest}, {@link #keepBest} and {@link #keepEvery}; the newest, the best and any that
+     * are open for reading are always kept.
      */
     public static final class Builder extends SaverOptionsFields<Builder> {
         private final Comm comm;
@@ -103,9 +103,9 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * Tell how far each save and {@link Saver#resume} is.
+         * Set a callback for the progress of saves and {@link Saver#resume}.
          *
-         * @param told called on the thread of the call, and of saves in the background on a thread of the library
+         * @param told called on the thread of the call, and for saves in the background on a thread of the library
          * @return this
          */
         public Builder progress(Progress told) {
@@ -114,7 +114,7 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * Save into a storage, where the root is a key, in place of a directory of this machine.
+         * Save into a storage, where the root is a key, instead of a local directory.
          *
          * @param place kept until the saver is closed
          * @return this
@@ -125,8 +125,7 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * What stands in manifests as the writer's version; the default is that of the JVM. The writer's language is
-         * "java".
+         * The writer's version in manifests; the default is the version of the JVM. The writer's language is "java".
          *
          * @param text any text
          * @return this
@@ -140,8 +139,8 @@ public final class Saver extends NativeObject {
          * Open the root. Collective.
          *
          * @return the saver
-         * @throws TesseraInvalidStateException if another live job saves there; names its host and pid, and says when
-         *     its lease lapses if its process cannot be seen
+         * @throws TesseraInvalidStateException if another live job saves there; the message names its host and pid,
+         *     and, if its process cannot be seen, when its lease expires
          */
         public Saver open() {
             final byte[] path = Native.utf8(root.toString(), "root");
@@ -180,10 +179,10 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * The fence before that one: complete when nothing of the state is left to copy, so that anybody may write there.
-         * Without {@link Builder#copyOnDemand} that is so when {@link Saver#saveAsync} returns.
+         * Complete when the whole state is copied, so that it may be written again. Without {@link
+         * Builder#copyOnDemand} that is when {@link Saver#saveAsync} returns.
          *
-         * @return completes on the common pool, of a save that fails earlier with its {@link TesseraException}
+         * @return completes on the common pool, with the {@link TesseraException} of a save that fails earlier
          */
         public CompletableFuture<Void> staged() {
             return staged;
@@ -223,8 +222,8 @@ public final class Saver extends NativeObject {
         /**
          * Open it for reading.
          *
-         * @return to be closed by the caller
-         * @throws TesseraNotFoundException if retention has deleted it meanwhile
+         * @return the checkpoint, to be closed by the caller
+         * @throws TesseraNotFoundException if retention has deleted it in the meantime
          */
         public Checkpoint open() {
             final Checkpoint newest = openAt(root);
@@ -301,15 +300,15 @@ public final class Saver extends NativeObject {
     }
 
     /**
-     * Copy the state, return, and save the copy in the background. What happens while another save is in flight
-     * {@link Builder#whenBusy} says. An error that nobody has looked at comes up in the next {@link #saveAsync}, which then
+     * Copy the state, return, and save the copy in the background. {@link Builder#whenBusy} decides what happens while
+     * another save is in flight. An error that was not thrown yet is thrown by the next {@link #saveAsync}, which then
      * saves nothing, {@link #await} or {@link #close}.
      *
-     * @param step as {@link #save}
-     * @param state free for the trainer again when this returns; with {@link Builder#copyOnDemand} what an optimizer owns is
-     *     the optimizer's alone until its next step, or until {@link Save#staged}
-     * @return completes on the common pool when the checkpoint is committed on every rank, or with a
-     *     {@link TesseraException}; {@link Save#staged} when nothing of the state is left to copy
+     * @param step as for {@link #save}
+     * @param state may be changed again when this returns; with {@link Builder#copyOnDemand} only the optimizer may
+     *     change what it owns, until its next step or {@link Save#staged}
+     * @return completes on the common pool when the checkpoint is committed on every rank, or with a {@link
+     *     TesseraException}; {@link Save#staged} when the whole state is copied
      */
     public Save saveAsync(long step, State state) {
         final Work work = ref.callExclusive(
@@ -321,7 +320,7 @@ public final class Saver extends NativeObject {
     }
 
     /**
-     * Wait for the saves in flight, if there are any.
+     * Wait for the saves in flight, if any.
      *
      * @throws TesseraException the first error, once
      */
@@ -331,7 +330,8 @@ public final class Saver extends NativeObject {
     }
 
     /**
-     * Whether all ranks shall save now and stop, as {@link #shouldStop(long, boolean)} of what the launcher says.
+     * Whether all ranks should save now and stop, like {@link #shouldStop(long, boolean)} with only the launcher's
+     * request.
      *
      * @param step the same on every rank
      * @return true on every rank from the same step on
@@ -342,12 +342,12 @@ public final class Saver extends NativeObject {
     }
 
     /**
-     * Whether all ranks shall save now and stop. Call it on every rank at each step: as soon as one rank was told to stop, by
-     * the launcher ({@link Launch#preemptRequested}) or by {@code told}, all get true at the same step, and from then on. It
-     * costs one small all-reduce.
+     * Whether all ranks should save now and stop. Call it on every rank at each step: once one rank was asked to stop,
+     * by the launcher ({@link Launch#preemptRequested}) or by {@code told}, all ranks get true at the same step and
+     * from then on. Costs one small all-reduce.
      *
      * @param step the same on every rank
-     * @param told this rank was told to stop in another way than by the launcher
+     * @param told whether this rank was asked to stop by something other than the launcher
      * @return true on every rank from the same step on
      * @throws TesseraMismatchException if the ranks are at different steps
      */
@@ -355,17 +355,17 @@ public final class Saver extends NativeObject {
         return ref.callExclusive(h -> Native.saverShouldStop(h, step, told));
     }
 
-    /** Free the staging memory that no save in flight uses; it is kept from save to save, since fresh memory is slow. */
+    /** Free the staging memory that no save in flight uses; it is kept between saves because new memory is slow. */
     public void trim() {
         ref.runExclusive(Native::saverTrim);
     }
 
     /**
-     * Load the newest committed checkpoint of the root into {@code state}, strictly; nothing is loaded if there is none.
+     * Load the newest committed checkpoint of the root into {@code state}, strictly. Loads nothing if there is none.
      *
      * @param state in exclusive use during the call
      * @return its step, or 0
-     * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all
+     * @throws TesseraMismatchException if names, dtypes or shapes differ; the message lists all differences
      * @throws TesseraCorruptException if a checksum fails
      */
     public long resume(State state) {
@@ -375,10 +375,10 @@ public final class Saver extends NativeObject {
     }
 
     /**
-     * Wait for the save in flight and give the root free.
+     * Wait for the save in flight and release the root.
      *
-     * @throws TesseraException the error of the last asynchronous save, unless {@link #await} or {@link #saveAsync} has thrown
-     *     it; the saver is closed all the same
+     * @throws TesseraException the error of the last asynchronous save, unless {@link #await} or {@link #saveAsync} has
+     *     thrown it; the saver is closed in any case
      */
     @Override
     public void close() {

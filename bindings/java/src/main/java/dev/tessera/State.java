@@ -10,9 +10,9 @@ import java.util.function.LongFunction;
 import java.util.stream.Collectors;
 
 /**
- * What a checkpoint saves and loads, in place: named tensors and values. It borrows the objects that are added: closing one
- * of them closes the state. A state that is not closed is freed by the garbage collector. All methods are exclusive; those
- * that add return the state itself.
+ * The state that a checkpoint saves and loads in place: named tensors and values. It borrows the added objects: closing
+ * one of them closes the state. The garbage collector frees a state that is not closed. All methods are exclusive;
+ * those that add something return the state itself.
  */
 public final class State extends NativeObject {
     private final List<Object> members = new ArrayList<>(); // keeps them, or their memory, reachable
@@ -47,7 +47,7 @@ public final class State extends NativeObject {
     }
 
     /**
-     * A state of one tensor that every rank holds whole and equal.
+     * A state of one replicated tensor, complete and equal on every rank.
      *
      * @param name of the tensor
      * @param tensor on the CPU
@@ -70,8 +70,8 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Add the shards of an FSDP model's parameters as {@code <prefix>.<parameter>}: saved and loaded in any layout, at any
-     * number of ranks, where this rank's rows are. A load is for between steps, while no unit is whole.
+     * Add the shards of an FSDP model's parameters as {@code <prefix>.<parameter>}: can be loaded in any layout and on
+     * any number of ranks, into this rank's rows. Load between steps, while no unit is unsharded.
      *
      * @param prefix "model"
      * @param fsdp the model
@@ -96,8 +96,8 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Add a scaler's scale, its count of steps and its options as {@code <prefix>.*}, with the names of PyTorch's state_dict. A
-     * load sets them all.
+     * Add a scaler's scale, step count and options as {@code <prefix>.*}, with the names of PyTorch's state_dict. A
+     * load sets all of them.
      *
      * @param prefix "scaler"
      * @param scaler the scaler
@@ -121,10 +121,10 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Add the values of an object of yours as {@code <prefix>.<name>}. It is asked for them at each save, and gets them back at
-     * each load.
+     * Add the values of a custom object as {@code <prefix>.<name>}. Each save asks the object for them, and each load
+     * gives them back.
      *
-     * @param prefix "loader"; neither under another's nor the begin of one
+     * @param prefix "loader"; must not be a prefix of another object's prefix or vice versa
      * @param object kept reachable
      * @return this
      */
@@ -136,9 +136,9 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Add a tensor that every rank holds whole and equal.
+     * Add a replicated tensor, complete and equal on every rank.
      *
-     * @param name not empty, at most 1 KiB, different from every other; a "module." or "_orig_mod." part is stripped
+     * @param name not empty, at most 1 KiB, unique; a "module." or "_orig_mod." part is stripped
      * @param tensor on the CPU; its memory is kept reachable
      * @return this
      */
@@ -153,14 +153,14 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Add this rank's pieces of a tensor that lies on the ranks by {@code layout}.
+     * Add this rank's pieces of a tensor that is distributed according to {@code layout}.
      *
-     * @param name as {@link #with(String, Tensor)}
-     * @param layout whose world size is the saver's; copied
-     * @param dtype of the whole tensor
+     * @param name as for {@link #with(String, Tensor)}
+     * @param layout with the saver's world size; copied
+     * @param dtype of the global tensor
      * @param rank this rank
-     * @param pieces one for each box that the layout gives this rank, of the boxes' sizes; kept reachable. Pieces without
-     *     elements, of which the layout has none, may be given
+     * @param pieces one for each of this rank's boxes in the layout, with the box's size; kept reachable. Pieces
+     *     without elements, which the layout omits, are allowed
      * @return this
      */
     public State with(String name, Layout layout, DType dtype, int rank, List<Tensor> pieces) {
@@ -201,7 +201,7 @@ public final class State extends NativeObject {
      * Set a value to a floating-point number.
      *
      * @param name of the value
-     * @param value any number, NaN and infinities too
+     * @param value any number, including NaN and infinities
      * @return this
      */
     public State put(String name, double value) {
@@ -211,13 +211,13 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Set a value to null, a Boolean, a number, a String, bytes, a list or a map, nested at most 64 deep; {@link Values}
-     * says which Java classes.
+     * Set a value to null, a Boolean, a number, a String, bytes, a list or a map, nested at most 64 levels deep; {@link
+     * Values} lists the Java classes.
      *
      * @param name of the value
      * @param value copied
      * @return this
-     * @throws IllegalArgumentException if its class, or that of something inside, is none of them
+     * @throws IllegalArgumentException if its class, or that of a member, is not one of them
      */
     public State put(String name, Object value) {
         final byte[] text = Native.utf8(name, "name");
@@ -231,8 +231,8 @@ public final class State extends NativeObject {
      *
      * @param name of the value
      * @return the value
-     * @throws TesseraNotFoundException if there is no such value
-     * @throws TesseraInvalidArgumentException if it is of another kind
+     * @throws TesseraNotFoundException if the value does not exist
+     * @throws TesseraInvalidArgumentException if it has another kind
      */
     public long getLong(String name) {
         final byte[] text = Native.utf8(name, "name");
@@ -244,8 +244,8 @@ public final class State extends NativeObject {
      *
      * @param name of the value
      * @return the value
-     * @throws TesseraNotFoundException if there is no such value
-     * @throws TesseraInvalidArgumentException if it is of another kind
+     * @throws TesseraNotFoundException if the value does not exist
+     * @throws TesseraInvalidArgumentException if it has another kind
      */
     public double getDouble(String name) {
         final byte[] text = Native.utf8(name, "name");
@@ -253,11 +253,11 @@ public final class State extends NativeObject {
     }
 
     /**
-     * A value of any kind, as the Java object that {@link Values} says.
+     * A value of any kind, as the Java object described in {@link Values}.
      *
      * @param name of the value
      * @return the value; may be null
-     * @throws TesseraNotFoundException if there is no such value
+     * @throws TesseraNotFoundException if the value does not exist
      */
     public Object get(String name) {
         final byte[] text = Native.utf8(name, "name");
@@ -265,7 +265,7 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Set a metric of the next save, which takes it, whatever comes of it. {@code tessera ckpt ls} shows it.
+     * Set a metric of the next save, which consumes it even if it fails. {@code tessera ckpt ls} shows it.
      *
      * @param name "loss"
      * @param value any number
@@ -278,9 +278,9 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Its tensors, as a whole.
+     * Its global tensors.
      *
-     * @return in order of names
+     * @return sorted by name
      */
     public List<Checkpoint.Entry> tensors() {
         return use(h -> {
@@ -294,16 +294,16 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Gather a whole tensor of which each rank holds a part. One after the other they are a full state, for which no rank
-     * needs memory all at once. All ranks call it.
+     * Gather a complete tensor of which each rank holds a part. Gathering all tensors one after the other gives the
+     * full state, without memory for all of them at once. All ranks must call it.
      *
      * @param comm the ranks that hold the parts
      * @param name of the tensor, one of {@link #tensors()}
-     * @param root the rank that gets it, or -1: all do
-     * @return in memory of its own, or null on other ranks than the root
-     * @throws TesseraNotFoundException if there is no such tensor
-     * @throws TesseraMismatchException if the ranks name different tensors, or another rank has no such one
-     * @throws TesseraInvalidArgumentException if there is no such root
+     * @param root the rank that gets it, or -1 for all ranks
+     * @return in its own memory, or null on other ranks than the root
+     * @throws TesseraNotFoundException if the tensor does not exist
+     * @throws TesseraMismatchException if the ranks name different tensors, or another rank lacks it
+     * @throws TesseraInvalidArgumentException if the root does not exist
      */
     public Tensor gather(Comm comm, String name, int root) {
         final byte[] text = Native.utf8(name, "name");
@@ -325,7 +325,7 @@ public final class State extends NativeObject {
         return whole;
     }
 
-    /** Makes a call that may call a Stateful. What that threw goes with the error that the call becomes. */
+    /** Makes a call that may call a Stateful. An exception of the Stateful is attached to the error of the call. */
     <T> T use(LongFunction<T> call) {
         return ref.callExclusive(h -> {
             thrown.set(null);

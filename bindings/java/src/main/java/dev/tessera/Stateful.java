@@ -3,8 +3,8 @@ package dev.tessera;
 import java.util.Map;
 
 /**
- * An object of yours whose values a {@link State} collects at each save and gives back at each load, as
- * {@code <prefix>.<name>}. Its tensors are added to the state as any other.
+ * A custom object whose values a {@link State} collects at each save and gives back at each load, as {@code
+ * <prefix>.<name>}. Add its tensors to the state like any others.
  *
  * <pre>{@code
  * final class Best implements Stateful {
@@ -15,35 +15,37 @@ import java.util.Map;
  * State state = State.of("model", ddp).with("best", best);
  * }</pre>
  *
- * <p>The methods run on the thread that saves or loads, before that call returns, in the background or not. What they throw
- * becomes the error of the save or load, on every rank: of the same kind for a {@link TesseraException} and for an
- * {@link java.io.IOException}, else {@link ErrorCode#USER}; on the rank itself the exception is a
- * {@linkplain Throwable#getSuppressed() suppressed} one of that error. Nothing was saved or overwritten then, unless it was
- * {@link #loadStateDict} that failed. Meanwhile state and saver are in use: their methods throw. An object that refers to its
- * state keeps both reachable until the state is closed.
+ * <p>The methods run on the thread that saves or loads, before that call returns, even for a save in the background. An
+ * exception becomes the error of the save or load on every rank: of the same kind for a {@link TesseraException} and
+ * for an {@link java.io.IOException}, else {@link ErrorCode#USER}; on the rank itself the exception is {@linkplain
+ * Throwable#getSuppressed() suppressed} in that error. Nothing is saved or overwritten then, unless {@link
+ * #loadStateDict} failed. The state and saver are in use during the call, so their methods throw. An object that refers
+ * to its state keeps both reachable until the state is closed.
  */
 public interface Stateful {
     /**
-     * The values that are saved; rank 0's, unless the prefix is {@code rank/<r>/...}. All ranks give the same names.
+     * The values to save; rank 0's are saved, unless the prefix is {@code rank/<r>/...}. All ranks must return the same
+     * names.
      *
-     * @return by name, of the classes that {@link Values} says
+     * @return by name, of the classes listed in {@link Values}
      * @throws Exception any
      */
     Map<String, ?> stateDict() throws Exception;
 
     /**
-     * Looks whether {@link #loadStateDict} would take these values, before anything is overwritten. By default it would.
+     * Check that {@link #loadStateDict} would accept these values, before anything is overwritten. The default accepts
+     * them.
      *
-     * @param values as {@link #loadStateDict} gets them
-     * @throws Exception any, if not
+     * @param values as for {@link #loadStateDict}
+     * @throws Exception any, if it would not
      */
     default void checkStateDict(Map<String, Object> values) throws Exception {}
 
     /**
-     * Takes the values back, after the tensors of a load.
+     * Restore the values, after the tensors of a load.
      *
-     * @param values of all names that {@link #stateDict} gives, as they were saved, whatever their kind; of what the load
-     *     allowed to be missing as {@link #stateDict} gave it
+     * @param values the saved values of all names that {@link #stateDict} returns, whatever their kind; for names that
+     *     the load allowed to be missing, the values that {@link #stateDict} returned
      * @throws Exception any
      */
     void loadStateDict(Map<String, Object> values) throws Exception;

@@ -9,8 +9,8 @@ import java.util.Objects;
 import java.util.concurrent.atomic.AtomicReference;
 
 /**
- * What the shims of state.cc call for one {@link Stateful}. Nothing leaves these methods but a status, and then a message.
- * {@code values} is the native half of a state that the library lends for the call.
+ * Called by the shims of state.cc for a {@link Stateful}. These methods return only a status and, on failure, a
+ * message. {@code values} is the native part of a state that is borrowed from the library for the call.
  */
 final class StatefulCalls {
     private final Stateful object;

@@ -4,18 +4,19 @@ import java.nio.ByteBuffer;
 import java.util.List;
 
 /**
- * A storage for checkpoints, for {@link Saver.Builder#storage} and {@link Checkpoint#open(Storage, String)}: an object store,
- * or whatever keeps named objects. Keys are texts, parts joined by "/" without one at either end. An object appears at once
- * and whole when {@link #put} or {@link Upload#finish} returns, and every later call, from any process, sees it. A storage
- * renames nothing and locks nothing; docs/STORAGE.md says how a save is committed without.
+ * A storage for checkpoints, for {@link Saver.Builder#storage} and {@link Checkpoint#open(Storage, String)}: an object
+ * store, or anything that keeps named objects. Keys are strings of parts joined by "/", without a leading or trailing
+ * one. An object appears atomically and complete when {@link #put} or {@link Upload#finish} returns, and every later
+ * call, from any process, sees it. A storage needs neither renames nor locks; docs/STORAGE.md describes how a save is
+ * committed without them.
  *
- * <p>Every method may be called from many threads at once, also from threads of the library, and must not use the saver or
- * checkpoint that it serves. It should have deadlines of its own. What it throws becomes the error of the save or load, on
- * every rank: of the same kind for a {@link TesseraException} and for an {@link java.io.IOException}, else
- * {@link ErrorCode#USER}. Buffers are borrowed for the call.
+ * <p>Every method may be called from many threads at once, including threads of the library, and must not use the saver
+ * or checkpoint that it serves. It should have its own deadlines. An exception becomes the error of the save or load on
+ * every rank: of the same kind for a {@link TesseraException} and for an {@link java.io.IOException}, else {@link
+ * ErrorCode#USER}. Buffers are valid only during the call.
  */
 public interface Storage {
-    /** What a key is. */
+    /** The status of a key. */
     final class Status {
         private static final Status DIRECTORY = new Status(true, 0, 0);
 
@@ -33,8 +34,8 @@ public interface Storage {
          * An object.
          *
          * @param size in bytes
-         * @param modifiedMs since 1970 by the storage's clock; 0 if it does not tell: then the lease of a job that died on
-         *     another machine must be removed by hand
+         * @param modifiedMs milliseconds since 1970 by the storage's clock; 0 if unknown: then the lease of a job that
+         *     died on another machine must be removed by hand
          * @return the status
          */
         public static Status object(long size, long modifiedMs) {
@@ -42,7 +43,7 @@ public interface Storage {
         }
 
         /**
-         * No object, but other keys go on after it: "runs/a" if there is "runs/a/latest".
+         * Not an object but a prefix of other keys: "runs/a" if "runs/a/latest" exists.
          *
          * @return the status
          */
@@ -65,7 +66,7 @@ public interface Storage {
          *
          * @param offset of the first byte
          * @param into to be filled from its position to its limit
-         * @return how many bytes: fewer only at the object's end
+         * @return the number of bytes, fewer only at the object's end
          * @throws Exception any
          */
         int read(long offset, ByteBuffer into) throws Exception;
@@ -78,13 +79,13 @@ public interface Storage {
         void close() throws Exception;
     }
 
-    /** A large object while it is written. */
+    /** A large object that is being written. */
     interface Upload {
         /**
-         * One part. From many threads and in any order if the storage has {@link Storage#partsInAnyOrder}, else one after the
-         * other.
+         * Write one part. Called from many threads and in any order if the storage has {@link Storage#partsInAnyOrder},
+         * else in sequence.
          *
-         * @param index from 0
+         * @param index counted from 0
          * @param offset of its first byte in the object
          * @param data from its position to its limit
          * @throws Exception any
@@ -92,14 +93,14 @@ public interface Storage {
         void part(long index, long offset, ByteBuffer data) throws Exception;
 
         /**
-         * All parts were there: the object appears, whole and durable.
+         * Called after all parts: the object appears, complete and durable.
          *
          * @throws Exception any
          */
         void finish() throws Exception;
 
         /**
-         * Called once, last. Unless {@link #finish} returned, nothing may be left of the object.
+         * Called once, last. Unless {@link #finish} returned, remove everything that was written.
          *
          * @throws Exception any; it is logged
          */
@@ -107,7 +108,7 @@ public interface Storage {
     }
 
     /**
-     * Whether an upload's parts may come in any order and at once. If not, a save looks at its data twice.
+     * Whether an upload's parts may come in any order and concurrently. If not, a save reads its data twice.
      *
      * @return false, unless overridden
      */
@@ -125,19 +126,19 @@ public interface Storage {
     }
 
     /**
-     * The least size of all parts but the last. Parts are larger where there would be more than 10,000.
+     * The minimum size of all parts but the last. Parts are larger if there would be more than 10,000.
      *
-     * @return bytes; 0, unless overridden, is 8 MiB
+     * @return bytes; 0, the default, means 8 MiB
      */
     default long partBytes() {
         return 0;
     }
 
     /**
-     * What a key is.
+     * The status of a key.
      *
      * @param key any
-     * @return its status; null if it is nothing
+     * @return its status; null if it does not exist
      * @throws Exception any
      */
     Status status(String key) throws Exception;
@@ -146,24 +147,24 @@ public interface Storage {
      * Open an object for reading.
      *
      * @param key of the object
-     * @return the reader; null if there is no such object
+     * @return the reader; null if the object does not exist
      * @throws Exception any
      */
     Reader open(String key) throws Exception;
 
     /**
-     * Put a small object, whole.
+     * Write a small object atomically.
      *
      * @param key of the object
      * @param data from its position to its limit
-     * @param ifAbsent only if there is none; asked for only of what {@link #putsIfAbsent}
-     * @return false: {@code ifAbsent}, and there is one, which stays
+     * @param ifAbsent only write if the object does not exist; used only with {@link #putsIfAbsent}
+     * @return false if {@code ifAbsent} and the object exists, which is kept
      * @throws Exception any
      */
     boolean put(String key, ByteBuffer data, boolean ifAbsent) throws Exception;
 
     /**
-     * Begin a large object; one that is there is replaced when it is finished.
+     * Begin a large object. It replaces an existing one when it is finished.
      *
      * @param key of the object
      * @param size bytes, or up to 4095 more than will come
@@ -175,14 +176,14 @@ public interface Storage {
     /**
      * The names directly below a key.
      *
-     * @param key any; empty: the top
-     * @return in any order; none if there is nothing
+     * @param key any; empty for the top level
+     * @return in any order; empty if there are none
      * @throws Exception any
      */
     List<String> list(String key) throws Exception;
 
     /**
-     * Remove an object; one that is not there is no error.
+     * Remove an object. It is not an error if it does not exist.
      *
      * @param key of the object
      * @throws Exception any
@@ -190,7 +191,7 @@ public interface Storage {
     void remove(String key) throws Exception;
 
     /**
-     * Remove an empty directory, where there are such.
+     * Remove an empty directory, in storages that have directories.
      *
      * @param key any
      * @throws Exception any

@@ -5,8 +5,8 @@ import java.nio.ByteOrder;
 import java.util.function.LongUnaryOperator;
 
 /**
- * What the shims of storage.cc call. Nothing leaves these methods but a status: 0, or what {@link Failures} makes of an
- * exception, and then a message. Numbers go back in {@code out}, objects in {@code made}.
+ * Called by the shims of storage.cc. These methods return only a status: 0, or the status that {@link Failures} gives
+ * an exception, with a message. Numbers are returned in {@code out}, objects in {@code made}.
  */
 final class StorageCalls {
     private static final int KIND_OBJECT = 1;
@@ -14,7 +14,7 @@ final class StorageCalls {
 
     private StorageCalls() {}
 
-    /** Runs {@code call} with the library's handle of {@code storage}; what it makes keeps the storage alive. */
+    /** Runs {@code call} with the library's handle of {@code storage}; objects made with it keep the storage alive. */
     static long with(Storage storage, LongUnaryOperator call) {
         final int capabilities = (storage.partsInAnyOrder() ? 1 : 0) | (storage.putsIfAbsent() ? 2 : 0);
         final long handle = Native.storageCreate(storage, capabilities, storage.partBytes());
@@ -99,7 +99,7 @@ final class StorageCalls {
         }
     }
 
-    /** Of a reader or an upload; nobody can be told of an error. */
+    /** Ends a reader or an upload; errors can only be logged. */
     static void end(Object readerOrUpload) {
         try {
             if (readerOrUpload instanceof Storage.Reader) {

@@ -4,9 +4,9 @@ import java.time.Duration;
 import java.util.Objects;
 
 /**
- * The key-value store by which the ranks of a job find each other. Keys have at most 1 KiB of UTF-8, values at most 8 MiB.
- * All methods may be called from many threads; all but {@link #close} may block until the store's deadline and throw
- * {@link TesseraTimeoutException}, {@link TesseraIoException} or {@link TesseraInterruptedException}.
+ * The key-value store through which the ranks of a job find each other. Keys have at most 1 KiB of UTF-8, values at
+ * most 8 MiB. All methods may be called from many threads; all but {@link #close} may block until the store's deadline
+ * and throw {@link TesseraTimeoutException}, {@link TesseraIoException} or {@link TesseraInterruptedException}.
  */
 public final class Store extends NativeObject {
     private Store(long handle) {
@@ -18,7 +18,7 @@ public final class Store extends NativeObject {
      *
      * @param uri "tcp://host:port", or "file:///directory"
      * @return the store
-     * @throws TesseraTimeoutException if nobody answers
+     * @throws TesseraTimeoutException if the server does not answer
      * @throws TesseraPermissionException if the token is refused
      */
     public static Store open(String uri) {
@@ -31,7 +31,7 @@ public final class Store extends NativeObject {
      * @param uri "tcp://host:port", or "file:///directory" (an empty or common directory on a shared file system)
      * @param options token, deadline and so on
      * @return the store
-     * @throws TesseraTimeoutException if nobody answers
+     * @throws TesseraTimeoutException if the server does not answer
      * @throws TesseraPermissionException if the token is refused
      */
     public static Store open(String uri, StoreOptions options) {
@@ -52,11 +52,11 @@ public final class Store extends NativeObject {
     }
 
     /**
-     * Read {@code key} as it is now.
+     * Read the current value of {@code key}.
      *
      * @param key the key
      * @return its bytes
-     * @throws TesseraNotFoundException if there is no such key
+     * @throws TesseraNotFoundException if the key does not exist
      */
     public byte[] get(String key) {
         final byte[] name = Native.utf8(key, "key");
@@ -64,10 +64,10 @@ public final class Store extends NativeObject {
     }
 
     /**
-     * Wait until {@code key} exists, at most the store's own deadline.
+     * Wait until {@code key} exists, at most until the store's own deadline.
      *
      * @param key the key
-     * @throws TesseraTimeoutException if it does not come
+     * @throws TesseraTimeoutException if it does not appear in time
      */
     public void await(String key) {
         final byte[] name = Native.utf8(key, "key");
@@ -79,7 +79,7 @@ public final class Store extends NativeObject {
      *
      * @param key the key
      * @param timeout deadline
-     * @throws TesseraTimeoutException if it does not come
+     * @throws TesseraTimeoutException if it does not appear in time
      */
     public void await(String key, Duration timeout) {
         final byte[] name = Native.utf8(key, "key");
@@ -88,7 +88,7 @@ public final class Store extends NativeObject {
     }
 
     /**
-     * Add {@code delta} to the integer at {@code key}, atomically; an absent key counts as 0.
+     * Add {@code delta} atomically to the integer at {@code key}; an absent key counts as 0.
      *
      * @param key the key, which holds decimal text
      * @param delta any number
@@ -100,10 +100,10 @@ public final class Store extends NativeObject {
     }
 
     /**
-     * Set {@code key} to {@code desired} if it holds {@code expected}, atomically.
+     * Set {@code key} atomically to {@code desired} if it holds {@code expected}.
      *
      * @param key the key
-     * @param expected null: if the key is absent
+     * @param expected null if the key must be absent
      * @param desired the new bytes
      * @return whether it was set
      */
@@ -117,7 +117,7 @@ public final class Store extends NativeObject {
      * Delete {@code key}.
      *
      * @param key the key
-     * @return whether there was such a key
+     * @return whether the key existed
      */
     public boolean delete(String key) {
         final byte[] name = Native.utf8(key, "key");

@@ -9,10 +9,10 @@ public final class StoreServer extends NativeObject {
     }
 
     /**
-     * Start a server on exactly the named address, with default options.
+     * Start a server that listens only on the given address, with default options.
      *
      * @param host numeric address or name
-     * @param port 0 takes a free one
+     * @param port 0 selects a free port
      * @return the server
      * @throws TesseraIoException if the address is in use
      * @throws TesseraPermissionException if there is no token
@@ -22,10 +22,10 @@ public final class StoreServer extends NativeObject {
     }
 
     /**
-     * Start a server on exactly the named address.
+     * Start a server that listens only on the given address.
      *
      * @param host numeric address or name
-     * @param port 0 takes a free one
+     * @param port 0 selects a free port
      * @param options token, epoch and so on
      * @return the server
      * @throws TesseraIoException if the address is in use
@@ -33,14 +33,14 @@ public final class StoreServer extends NativeObject {
      */
     public static StoreServer serve(String host, int port, StoreOptions options) {
         if (port < 0 || port > 65535) {
-            throw new IllegalArgumentException("port " + port + "; 0 to 65535 are possible");
+            throw new IllegalArgumentException("the port is " + port + "; it must be 0 to 65535");
         }
         Objects.requireNonNull(options, "options");
         return new StoreServer(Native.storeServe(Native.utf8(host, "host"), port, options));
     }
 
     /**
-     * The port that it listens on.
+     * The port on which it listens.
      *
      * @return 1 to 65535
      */

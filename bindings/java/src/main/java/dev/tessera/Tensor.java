@@ -18,8 +18,8 @@ import java.util.Objects;
  * A view of memory: address, element type and shape; contiguous, row-major. It owns no native handle, needs no closing, and
  * keeps the buffer that it was made from reachable. Operations read and write the memory in place.
  *
- * <p>Buffers must be direct, writable and in native byte order; a tensor covers them from position to limit. The shape may
- * be left out: then it has one dimension, the number of elements. {@code reshape()} makes a 0-d tensor of one element.
+ * <p>Buffers must be direct, writable and in native byte order; a tensor covers them from position to limit. Without a
+ * shape the tensor has one dimension. {@code reshape()} makes a 0-d tensor of one element.
  */
 public final class Tensor {
     /** Words of a descriptor before the sizes: address, dtype, device type, device index, number of dimensions. */
@@ -34,7 +34,7 @@ public final class Tensor {
     private final Object owner; // what keeps the memory; null if that is the caller's affair
     private final Lease lease; // how and how long it may be used; null: written, and for good
 
-    /** Operations in the background over memory that is lent. */
+    /** Operations in the background over lent memory. */
     static final class Uses {
         private final List<Work.Completion> works = new ArrayList<>(); // guards itself
 
@@ -52,8 +52,8 @@ public final class Tensor {
             synchronized (works) {
                 works.removeIf(Work.Completion::isOver);
                 if (!works.isEmpty()) {
-                    throw new IllegalStateException(works.size() + " operations in the background use " + what
-                            + ", whose memory would become another's; await them first");
+                    throw new IllegalStateException(works.size() + " operations in the background still use " + what
+                            + ", whose memory would be reused; await them first");
                 }
             }
         }
@@ -105,9 +105,10 @@ public final class Tensor {
      * A tensor of F32 over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
-     * @throws IllegalArgumentException if the buffer is on the heap, read-only, of foreign byte order, or not of that shape
+     * @throws IllegalArgumentException if the buffer is on the heap, is read-only, has foreign byte order, or does not
+     *     fit the shape
      */
     public static Tensor of(FloatBuffer data, long... shape) {
         return over(data, data.order(), DType.F32, 4, shape);
@@ -117,7 +118,7 @@ public final class Tensor {
      * A tensor of F64 over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
      */
@@ -129,7 +130,7 @@ public final class Tensor {
      * A tensor of I32 over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
      */
@@ -141,7 +142,7 @@ public final class Tensor {
      * A tensor of I64 over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
      */
@@ -154,9 +155,10 @@ public final class Tensor {
      *
      * @param data direct, native byte order
      * @param dtype F16, BF16, I16 or U16
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
-     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}, or if elements of the dtype have not two bytes
+     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}, or if the dtype's elements do not have two
+     *     bytes
      */
     public static Tensor of(ShortBuffer data, DType dtype, long... shape) {
         if (dtype.size() != 2) {
@@ -170,7 +172,7 @@ public final class Tensor {
      *
      * @param data direct; native byte order unless elements have one byte
      * @param dtype the element type
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
      */
@@ -179,15 +181,15 @@ public final class Tensor {
     }
 
     /**
-     * A tensor over memory that the caller answers for: it must stay allocated for as long as an operation or object that
-     * was given this tensor uses it. For memory of other libraries, and for more than 2 GiB.
+     * A tensor over memory that the caller manages: it must stay allocated as long as an operation or object uses this
+     * tensor. For memory of other libraries, and for more than 2 GiB.
      *
      * @param address of the first element
      * @param dtype the element type
      * @param device where the address points
-     * @param shape sizes of the dimensions; none: a 0-d tensor
+     * @param shape sizes of the dimensions; none for a 0-d tensor
      * @return the tensor
-     * @throws IllegalArgumentException if the shape is none, or the address is 0 and the tensor not empty
+     * @throws IllegalArgumentException if the shape is invalid, or the address is 0 and the tensor is not empty
      */
     public static Tensor ofAddress(long address, DType dtype, Device device, long... shape) {
         final Tensor tensor = new Tensor(address, dtype, device, shape, null);
@@ -198,17 +200,17 @@ public final class Tensor {
     }
 
     /**
-     * A new tensor of zeros in memory of its own, aligned to 64 bytes.
+     * A new zero-initialised tensor in its own memory, aligned to 64 bytes.
      *
      * @param dtype the element type
-     * @param shape sizes of the dimensions; none: a 0-d tensor
+     * @param shape sizes of the dimensions; none for a 0-d tensor
      * @return the tensor
      * @throws IllegalArgumentException if it has 2 GiB or more (use {@link dev.tessera.Buffer} or {@link #ofAddress})
      */
     public static Tensor zeros(DType dtype, long... shape) {
         final long bytes = numel(shape, dtype) * dtype.size();
         if (bytes > Integer.MAX_VALUE - 64) {
-            throw new IllegalArgumentException("a ByteBuffer ends at 2 GiB; " + dtype + Arrays.toString(shape) + " has "
+            throw new IllegalArgumentException("a ByteBuffer holds at most 2 GiB; " + dtype + Arrays.toString(shape) + " has "
                     + bytes + " bytes");
         }
         final ByteBuffer raw = ByteBuffer.allocateDirect((int) bytes + 64);
@@ -222,7 +224,7 @@ public final class Tensor {
      * A new tensor of F32 with a copy of {@code values}.
      *
      * @param values the elements, row-major
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException if the shape has another number of elements
      */
@@ -237,7 +239,7 @@ public final class Tensor {
      * A new tensor of F64 with a copy of {@code values}.
      *
      * @param values the elements, row-major
-     * @param shape sizes of the dimensions; none: one dimension
+     * @param shape sizes of the dimensions; none for one dimension
      * @return the tensor
      * @throws IllegalArgumentException if the shape has another number of elements
      */
@@ -267,8 +269,8 @@ public final class Tensor {
 
     void requireForGood() {
         if (lease != null) {
-            throw new IllegalArgumentException("a tensor of a pass of FSDP, whose memory becomes another's when the pass ends,"
-                    + " in a plan, which is launched later, too; take a copy of it");
+            throw new IllegalArgumentException("a tensor of an FSDP pass cannot be used in a plan: its memory is reused when"
+                    + " the pass ends; use a copy of it");
         }
     }
 
@@ -279,19 +281,19 @@ public final class Tensor {
 
     private static Tensor over(Buffer data, ByteOrder order, DType dtype, int unit, long[] shape) {
         if (!data.isDirect()) {
-            throw new IllegalArgumentException("a " + data.getClass().getSuperclass().getSimpleName() + " on the heap: the"
-                    + " library needs a direct buffer (ByteBuffer.allocateDirect(n).order(ByteOrder.nativeOrder()))");
+            throw new IllegalArgumentException("the " + data.getClass().getSuperclass().getSimpleName() + " is on the heap; use"
+                    + " a direct buffer (ByteBuffer.allocateDirect(n).order(ByteOrder.nativeOrder()))");
         }
         if (data.isReadOnly()) {
-            throw new IllegalArgumentException("a read-only buffer: operations write tensors in place");
+            throw new IllegalArgumentException("the buffer is read-only, but operations write tensors in place");
         }
         if (order != ByteOrder.nativeOrder()) {
-            throw new IllegalArgumentException("the buffer's byte order is " + order + ", the machine's is "
-                    + ByteOrder.nativeOrder() + ": call order(ByteOrder.nativeOrder()) on the ByteBuffer first");
+            throw new IllegalArgumentException("the buffer's byte order is " + order + ", but the machine's is "
+                    + ByteOrder.nativeOrder() + "; call order(ByteOrder.nativeOrder()) on the ByteBuffer first");
         }
         final long bytes = (long) data.remaining() * unit;
         if (bytes % dtype.size() != 0) {
-            throw new IllegalArgumentException(bytes + " bytes are no whole number of " + dtype + " elements");
+            throw new IllegalArgumentException(bytes + " bytes are not a multiple of the size of " + dtype);
         }
         final long[] sizes = shape.length == 0 ? new long[] {bytes / dtype.size()} : shape;
         final long address = Native.directAddress(data) + (long) data.position() * unit;
@@ -307,20 +309,20 @@ public final class Tensor {
     private void requireNumel(long given) {
         if (given != numel) {
             throw new IllegalArgumentException("the shape " + Arrays.toString(shape) + " has " + numel
-                    + " elements, but " + given + " were given");
+                    + " elements, got " + given);
         }
     }
 
     private static long numel(long[] shape, DType dtype) {
         Objects.requireNonNull(dtype, "dtype");
         if (shape.length > MAX_NDIM) {
-            throw new IllegalArgumentException("a shape of " + shape.length + " dimensions; at most 8 are supported");
+            throw new IllegalArgumentException("the shape has " + shape.length + " dimensions; at most 8 are supported");
         }
         long product = 1;
         boolean empty = false;
         for (long size : shape) {
             if (size < 0) {
-                throw new IllegalArgumentException("a negative size in the shape " + Arrays.toString(shape));
+                throw new IllegalArgumentException("the shape " + Arrays.toString(shape) + " has a negative size");
             }
             empty |= size == 0;
         }
@@ -342,7 +344,7 @@ public final class Tensor {
      * The address of the first element.
      *
      * @return the address; valid while this tensor, or what it was made from, is reachable and not closed
-     * @throws IllegalStateException if it is of a {@link Fsdp.Pass} that has ended
+     * @throws IllegalStateException if it belongs to a {@link Fsdp.Pass} that has ended
      */
     public long address() {
         checkLease();
@@ -397,7 +399,7 @@ public final class Tensor {
     /**
      * The same memory in another shape.
      *
-     * @param newShape of as many elements
+     * @param newShape with the same number of elements
      * @return a tensor over the same memory
      * @throws IllegalArgumentException if the number of elements differs
      */
@@ -413,11 +415,12 @@ public final class Tensor {
      * @param from first element, in row-major order
      * @param count number of elements
      * @return a tensor over a part of the same memory
-     * @throws IndexOutOfBoundsException if the range does not lie in this tensor
+     * @throws IndexOutOfBoundsException if the range exceeds this tensor
      */
     public Tensor slice(long from, long count) {
         if (from < 0 || count < 0 || from > numel - count) {
-            throw new IndexOutOfBoundsException("elements " + from + " to " + (from + count) + " of " + numel);
+            throw new IndexOutOfBoundsException("elements " + from + " to " + (from + count) + " are outside the tensor of "
+                    + numel + " elements");
         }
         return new Tensor(address + from * dtype.size(), dtype, device, new long[] {count}, owner, lease);
     }
@@ -425,10 +428,10 @@ public final class Tensor {
     /**
      * The bytes as a buffer.
      *
-     * @return a direct buffer over the same memory, native byte order; read-only if it is a whole parameter of a
+     * @return a direct buffer over the same memory, native byte order; read-only if it is an unsharded parameter of a
      *     {@link Fsdp.Pass}
-     * @throws UnsupportedOperationException if the memory is not the CPU's or has 2 GiB or more
-     * @throws IllegalStateException if it is of a {@link Fsdp.Pass} that has ended
+     * @throws UnsupportedOperationException if the memory is not CPU memory or has 2 GiB or more
+     * @throws IllegalStateException if it belongs to a {@link Fsdp.Pass} that has ended
      */
     public ByteBuffer bytes() {
         checkLease();
@@ -444,10 +447,10 @@ public final class Tensor {
 
     private ByteBuffer allBytes() {
         if (!device.equals(Device.cpu())) {
-            throw new UnsupportedOperationException("memory of " + device + " cannot be a ByteBuffer");
+            throw new UnsupportedOperationException("memory on " + device + " cannot be a ByteBuffer");
         }
         if (sizeBytes() > Integer.MAX_VALUE) {
-            throw new UnsupportedOperationException("a ByteBuffer ends at 2 GiB; take a slice()");
+            throw new UnsupportedOperationException("a ByteBuffer holds at most 2 GiB; use slice()");
         }
         if (owner instanceof ByteBuffer) { // cut it out of the owner, which the new buffer then keeps reachable
             final ByteBuffer all = ((ByteBuffer) owner).duplicate();
@@ -468,7 +471,7 @@ public final class Tensor {
      * The elements of a tensor of F32.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public FloatBuffer floats() {
         return require(DType.F32).asFloatBuffer();
@@ -478,7 +481,7 @@ public final class Tensor {
      * The elements of a tensor of F64.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public DoubleBuffer doubles() {
         return require(DType.F64).asDoubleBuffer();
@@ -488,7 +491,7 @@ public final class Tensor {
      * The elements of a tensor of I32.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public IntBuffer ints() {
         return require(DType.I32).asIntBuffer();
@@ -498,7 +501,7 @@ public final class Tensor {
      * The elements of a tensor of I64.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public LongBuffer longs() {
         return require(DType.I64).asLongBuffer();
@@ -508,7 +511,7 @@ public final class Tensor {
      * The elements of a tensor of F16, BF16, I16 or U16, as their bits.
      *
      * @return a direct buffer over the same memory
-     * @throws IllegalArgumentException if the dtype is another
+     * @throws IllegalArgumentException if the dtype differs
      */
     public ShortBuffer shorts() {
         return (dtype.size() == 2 ? bytes() : require(DType.I16)).asShortBuffer();
@@ -548,7 +551,7 @@ public final class Tensor {
             tensor.checkLease();
             if (tensor.lease != null && tensor.lease.readOnly) {
                 throw new IllegalArgumentException(
-                        "a whole parameter of FSDP is read-only, and operations write tensors in place; take a copy of it");
+                        "an unsharded FSDP parameter is read-only, but operations write tensors in place; use a copy of it");
             }
             out[at++] = tensor.address;
             out[at++] = tensor.dtype.number();

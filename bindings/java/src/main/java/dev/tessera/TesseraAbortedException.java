@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** The communicator failed before, or was aborted; the cause says how. */
+/** The communicator failed earlier, or was aborted; the cause is the reason. */
 public final class TesseraAbortedException extends TesseraException {
     private static final long serialVersionUID = 1;
 

@@ -3,8 +3,9 @@ package dev.tessera;
 import java.util.Locale;
 
 /**
- * What the native library refuses or fails at. The message says what failed, with which value, on which rank, and what to
- * try; causes are in {@link #getCause()}. The common kinds have their own subclasses; {@link #code()} tells them all.
+ * An error of the native library. The message states what failed, with which value, on which rank, and what to do;
+ * causes are in {@link #getCause()}. The common kinds have their own subclasses; {@link #code()} distinguishes all
+ * kinds.
  */
 public class TesseraException extends RuntimeException {
     private static final long serialVersionUID = 1;
@@ -102,7 +103,7 @@ public class TesseraException extends RuntimeException {
     }
 
     /**
-     * What kind of error it is.
+     * The kind of error.
      *
      * @return the code
      */
@@ -111,7 +112,7 @@ public class TesseraException extends RuntimeException {
     }
 
     /**
-     * The rank on which the error arose.
+     * The rank on which the error occurred.
      *
      * @return a rank of the communicator concerned, or -1
      */
@@ -120,7 +121,7 @@ public class TesseraException extends RuntimeException {
     }
 
     /**
-     * The rank that the error is about: the dead, the late or the differing one.
+     * The rank that the error is about: the dead, late or differing one.
      *
      * @return a rank of the communicator concerned, or -1
      */
@@ -140,14 +141,14 @@ public class TesseraException extends RuntimeException {
     /**
      * The sequence number of the collective that failed.
      *
-     * @return counted from 1 per communicator, sends and receives apart, or -1
+     * @return counted from 1 per communicator, separately for sends and receives, or -1
      */
     public long sequence() {
         return sequence;
     }
 
     /**
-     * The code beneath: errno, a CUDA or NCCL result, a callback's value.
+     * The underlying code: errno, a CUDA or NCCL result, or a callback's value.
      *
      * @return the code, or 0
      */
@@ -165,7 +166,7 @@ public class TesseraException extends RuntimeException {
     }
 
     /**
-     * Whether the same call may succeed if it is made again, with nothing rebuilt.
+     * Whether the same call may succeed if repeated without rebuilding anything.
      *
      * @return true if so
      */
@@ -173,7 +174,7 @@ public class TesseraException extends RuntimeException {
         return retriable;
     }
 
-    /** The class, the code where the class does not tell it, and the message. */
+    /** The class, the code if the class does not imply it, and the message. */
     @Override
     public String toString() {
         final String kind = getClass() == TesseraException.class

@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** The library cannot take a value. */
+/** An argument has an invalid value. */
 public final class TesseraInvalidArgumentException extends TesseraException {
     private static final long serialVersionUID = 1;
 

@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** Right value, wrong moment. */
+/** The call is not valid in the current state. */
 public final class TesseraInvalidStateException extends TesseraException {
     private static final long serialVersionUID = 1;
 

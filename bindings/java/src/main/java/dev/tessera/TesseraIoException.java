@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** The operating system refused; {@link #nativeCode()} is its errno. */
+/** An operating system call failed; {@link #nativeCode()} is its errno. */
 public final class TesseraIoException extends TesseraException {
     private static final long serialVersionUID = 1;
 

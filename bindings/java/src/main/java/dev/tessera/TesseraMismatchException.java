@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** Ranks disagree on what they are doing, or a checkpoint and a state on what they hold. */
+/** The ranks, or a checkpoint and a state, differ. */
 public final class TesseraMismatchException extends TesseraException {
     private static final long serialVersionUID = 1;
 

@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** There is no such key, name or checkpoint. */
+/** The key, name or checkpoint does not exist. */
 public final class TesseraNotFoundException extends TesseraException {
     private static final long serialVersionUID = 1;
 

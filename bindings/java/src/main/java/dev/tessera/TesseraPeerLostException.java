@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** A rank died; {@link #peer()} says which. */
+/** A rank died; {@link #peer()} is its number. */
 public final class TesseraPeerLostException extends TesseraException {
     private static final long serialVersionUID = 1;
 

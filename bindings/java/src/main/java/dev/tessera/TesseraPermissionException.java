@@ -1,6 +1,6 @@
 package dev.tessera;
 
-/** Wrong or missing job token, or access denied. */
+/** The job token is wrong or missing, or access was denied. */
 public final class TesseraPermissionException extends TesseraException {
     private static final long serialVersionUID = 1;
 

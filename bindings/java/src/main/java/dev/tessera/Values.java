@@ -76,7 +76,7 @@ public final class Values {
 
     private static void write(StringBuilder out, Object value, int depth) {
         if (depth > MAX_DEPTH) {
-            throw new IllegalArgumentException("a value nested more than " + MAX_DEPTH + " deep");
+            throw new IllegalArgumentException("a value is nested more than " + MAX_DEPTH + " levels deep");
         }
         if (value == null || value instanceof Boolean) {
             out.append(value);
@@ -99,8 +99,8 @@ public final class Values {
         } else if (value instanceof Map) {
             writeMap(out, (Map<?, ?>) value, depth);
         } else {
-            throw new IllegalArgumentException("a " + value.getClass().getName() + " cannot be a value of a checkpoint;"
-                    + " null, Boolean, integers, Float, Double, String, byte[], List, Values.Tuple and Map can");
+            throw new IllegalArgumentException("a " + value.getClass().getName() + " cannot be saved in a checkpoint; use"
+                    + " null, Boolean, integers, Float, Double, String, byte[], List, Values.Tuple or Map");
         }
     }
 
@@ -159,7 +159,7 @@ public final class Values {
             if (Character.isSurrogate(c)) {
                 if (!Character.isHighSurrogate(c) || i + 1 == text.length()
                         || !Character.isLowSurrogate(text.charAt(i + 1))) {
-                    throw new IllegalArgumentException("a string with half a surrogate pair at " + i + " is no Unicode text");
+                    throw new IllegalArgumentException("a string is not valid Unicode: it has an unpaired surrogate at " + i);
                 }
                 out.append(c).append(text.charAt(++i));
             } else if (c == '"' || c == '\\') {
@@ -209,7 +209,7 @@ public final class Values {
                 }
                 return Collections.unmodifiableMap(map);
             default:
-                throw new IllegalStateException("a value of the kind \"" + kind + "\", which this binding does not know");
+                throw new IllegalStateException("a value has the kind \"" + kind + "\", which is unknown to this binding");
         }
     }
 

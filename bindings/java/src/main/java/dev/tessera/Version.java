@@ -26,7 +26,7 @@ public final class Version {
     }
 
     /**
-     * The ABI that the native library implements. It was compared with the binding's when it was loaded.
+     * The ABI that the native library implements. It is compared with the binding's when the library is loaded.
      *
      * @return the number
      */

@@ -7,7 +7,7 @@ import java.nio.ByteBuffer;
 final class Views {
     private Views() {}
 
-    /** A range of memory of {@code ref}'s native half. */
+    /** A range of memory of {@code ref}'s native part. */
     static final class View {
         private final Ref ref;
         private final long address;

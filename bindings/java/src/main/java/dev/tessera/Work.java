@@ -4,9 +4,9 @@ import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 
 /**
- * One operation in flight. The memory of its tensors must not be touched until it is done; it is kept reachable until then,
- * also if this object is forgotten. {@link #close} forgets it and does not cancel: the operation goes on. All methods may
- * be called from any thread.
+ * An operation in flight. Do not touch the memory of its tensors until it is done; it is kept reachable until then,
+ * even if this object is dropped. {@link #close} does not cancel the operation, which continues. All methods may be
+ * called from any thread.
  */
 public final class Work extends NativeObject {
     private final Completion completion;
@@ -86,10 +86,10 @@ public final class Work extends NativeObject {
     }
 
     /**
-     * Wait until the work is done, at most the operation's own deadline.
+     * Wait until the work is done, at most until the operation's own deadline.
      *
      * @throws TesseraException the operation's error
-     * @throws TesseraInterruptedException if the thread is interrupted; the work goes on
+     * @throws TesseraInterruptedException if the thread is interrupted; the work continues
      */
     public void await() {
         ref.run(h -> Native.workWait(h, -1));
@@ -99,9 +99,9 @@ public final class Work extends NativeObject {
      * Wait until the work is done, at most {@code timeout}.
      *
      * @param timeout how long to wait
-     * @return whether it is done; if not it goes on
+     * @return whether it is done; if not, it continues
      * @throws TesseraException the operation's error
-     * @throws TesseraInterruptedException if the thread is interrupted; the work goes on
+     * @throws TesseraInterruptedException if the thread is interrupted; the work continues
      */
     public boolean await(Duration timeout) {
         final int millis = Native.millis(timeout, "timeout");
@@ -109,7 +109,7 @@ public final class Work extends NativeObject {
     }
 
     /**
-     * Whether the work is done, well or not.
+     * Whether the work is done, successfully or not.
      *
      * @return true if so
      */
@@ -120,7 +120,7 @@ public final class Work extends NativeObject {
     /**
      * The error of work that is done.
      *
-     * @return the error, or null if the work went well
+     * @return the error, or null if the work succeeded
      * @throws TesseraException with {@link ErrorCode#NOT_READY} while it is not done
      */
     public TesseraException error() {
@@ -128,8 +128,8 @@ public final class Work extends NativeObject {
     }
 
     /**
-     * The work as a future, always the same one. It is completed on the common pool, so its stages may block. Cancelling it
-     * does not cancel the operation.
+     * The work as a future, the same one on every call. It is completed on the common pool, so its stages may block.
+     * Cancelling it does not cancel the operation.
      *
      * @return completes with null, or exceptionally with a {@link TesseraException}
      */

@@ -238,7 +238,7 @@ class FsdpTest {
                 final String twice = assertThrows(IllegalStateException.class, () -> fsdp.forward("body")).getMessage();
                 assertTrue(twice.contains("a pass of unit \"body\" is open"), twice);
                 final String foreign = assertThrows(IllegalArgumentException.class, () -> pass.param("h")).getMessage();
-                assertTrue(foreign.contains("parameter \"h\" is none of unit \"body\""), foreign);
+                assertTrue(foreign.contains("parameter \"h\" does not belong to unit \"body\""), foreign);
                 final long address = w.address();
                 pass.close();
                 pass.close();
@@ -286,7 +286,7 @@ class FsdpTest {
                             () -> comm.allGatherAsync(pass.paramTensor("w"), all),
                             () -> comm.sendAsync(pass.paramTensor("w").slice(0, 3), 1 - comm.rank(), 0))) {
                         final String said = assertThrows(IllegalArgumentException.class, read).getMessage();
-                        assertTrue(said.contains("read-only") && said.contains("take a copy"), said);
+                        assertTrue(said.contains("read-only") && said.contains("use a copy"), said);
                     }
                 }
                 final Fsdp.Pass pass = fsdp.backward("head");
@@ -1202,7 +1202,7 @@ class FsdpTest {
             assertThrows(IllegalArgumentException.class, () -> Params.of("w", part, 2, 4), "8 elements of 6");
             final FloatBuffer onHeap = FloatBuffer.allocate(6);
             assertTrue(assertThrows(IllegalArgumentException.class, () -> Params.of("w", onHeap, 2, 3)).getMessage()
-                    .contains("needs a direct buffer"));
+                    .contains("use a direct buffer"));
             final FloatBuffer foreign = ByteBuffer.allocateDirect(24).order(
                     ByteOrder.nativeOrder() == ByteOrder.LITTLE_ENDIAN ? ByteOrder.BIG_ENDIAN : ByteOrder.LITTLE_ENDIAN)
                     .asFloatBuffer();

@@ -49,7 +49,7 @@ class LifetimeTest {
             final Ref server = forgetAServer();
             final Ref layout = forgetALayout();
             Ranks.collectUntil("both are freed", () -> server.isDestroyed() && layout.isDestroyed());
-            assertTrue(recorder.lines.stream().anyMatch(l -> l.contains("a StoreServer was never closed")),
+            assertTrue(recorder.lines.stream().anyMatch(l -> l.contains("a StoreServer was garbage-collected without")),
                     recorder.lines.toString());
             assertTrue(recorder.lines.stream().noneMatch(l -> l.contains("Layout")), recorder.lines.toString());
         } finally {

@@ -66,7 +66,8 @@ class LoaderTest {
     @Test
     void anExplicitPathThatIsNotThereIsNotReplacedByAnother() throws Exception {
         final String out = java(true, "-Ddev.tessera.native.path=/no/such/directory");
-        assertTrue(out.contains("UnsatisfiedLinkError: -Ddev.tessera.native.path=/no/such/directory: there is no file"), out);
+        assertTrue(out.contains("UnsatisfiedLinkError: -Ddev.tessera.native.path=/no/such/directory: /no/such/directory"), out);
+        assertTrue(out.contains(" does not exist"), out);
     }
 
     @Test

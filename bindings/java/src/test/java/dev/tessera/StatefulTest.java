@@ -156,7 +156,7 @@ class StatefulTest {
         try (Saver saver = Saver.at(null, root).open(); State state = new State().with("loader", feed)) {
             feed.values.put("thread", Thread.currentThread());
             TesseraException error = assertThrows(TesseraException.class, () -> saver.save(1, state));
-            assertTrue(error.getMessage().contains("java.lang.Thread cannot be a value"), error.getMessage());
+            assertTrue(error.getMessage().contains("java.lang.Thread cannot be saved in a checkpoint"), error.getMessage());
             feed.values = null;
             error = assertThrows(TesseraException.class, () -> saver.save(1, state));
             assertTrue(error.getMessage().contains("stateDict() returned null"), error.getMessage());

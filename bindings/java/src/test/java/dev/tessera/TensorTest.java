@@ -72,7 +72,7 @@ class TensorTest {
         assertEquals(2, slice.floats().remaining());
         assertThrows(IndexOutOfBoundsException.class, () -> tensor.slice(5, 2));
         assertThrows(IndexOutOfBoundsException.class, () -> tensor.slice(-1, 1));
-        refused("has 4 elements, but 6 were given", () -> tensor.reshape(4));
+        refused("has 4 elements, got 6", () -> tensor.reshape(4));
     }
 
     @Test
@@ -89,16 +89,16 @@ class TensorTest {
 
     @Test
     void whatTheLibraryCouldNotUseIsRefusedHere() {
-        refused("FloatBuffer on the heap", () -> Tensor.of(FloatBuffer.allocate(4)));
-        refused("ByteBuffer on the heap", () -> Tensor.of(ByteBuffer.allocate(4), DType.U8));
+        refused("FloatBuffer is on the heap", () -> Tensor.of(FloatBuffer.allocate(4)));
+        refused("ByteBuffer is on the heap", () -> Tensor.of(ByteBuffer.allocate(4), DType.U8));
         refused("read-only", () -> Tensor.of(direct(16).asReadOnlyBuffer().asFloatBuffer()));
         final ByteOrder foreign = ByteOrder.nativeOrder() == ByteOrder.BIG_ENDIAN ? ByteOrder.LITTLE_ENDIAN
                 : ByteOrder.BIG_ENDIAN;
         refused("byte order is " + foreign,
                 () -> Tensor.of(ByteBuffer.allocateDirect(16).order(foreign).asFloatBuffer()));
         refused("byte order", () -> Tensor.of(ByteBuffer.allocateDirect(16).order(foreign), DType.F32));
-        refused("has 5 elements, but 4 were given", () -> Tensor.of(direct(16).asFloatBuffer(), 5));
-        refused("no whole number", () -> Tensor.of(direct(15), DType.F32));
+        refused("has 5 elements, got 4", () -> Tensor.of(direct(16).asFloatBuffer(), 5));
+        refused("are not a multiple of", () -> Tensor.of(direct(15), DType.F32));
         refused("not aligned", () -> Tensor.of(direct(20).position(1).limit(17), DType.F32));
         refused("negative size", () -> Tensor.zeros(DType.F32, 2, -1));
         refused("at most 8", () -> Tensor.zeros(DType.F32, 1, 1, 1, 1, 1, 1, 1, 1, 1));

@@ -19,11 +19,12 @@ import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.StreamCapabilities;
 
 /**
- * A storage over a file system of Hadoop: HDFS, a local directory, and others that rename at once. An object is written
- * under another name, flushed to the disks where the file system can, and renamed over what is there.
+ * A storage over a Hadoop file system: HDFS, a local directory, and others with atomic renames. An object is written
+ * under a temporary name, flushed to disk if the file system supports it, and renamed over an existing one.
  *
- * <p>It needs a FileContext that serves the same URI, whose rename replaces. Object stores behind Hadoop (S3A, ABFS without a
- * hierarchical namespace) copy in place of renaming and are no good home: use their own client with {@link Storage}.
+ * <p>It needs a FileContext for the same URI whose rename replaces files. Object stores behind Hadoop (S3A, ABFS
+ * without a hierarchical namespace) copy instead of renaming and are not suitable: use their own client with {@link
+ * Storage}.
  */
 public final class HadoopStorage implements Storage {
     private final FileSystem files;
@@ -33,8 +34,8 @@ public final class HadoopStorage implements Storage {
     /**
      * A storage below a directory.
      *
-     * @param files borrowed: whoever opened it closes it, after all savers and checkpoints
-     * @param root where keys begin
+     * @param files borrowed; the caller closes it after all savers and checkpoints
+     * @param root prefix of all keys
      * @throws IOException if there is no FileContext for the file system
      */
     public HadoopStorage(FileSystem files, Path root) throws IOException {

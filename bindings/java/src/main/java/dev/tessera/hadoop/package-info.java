@@ -1,2 +1,2 @@
-/** Checkpoints in file systems of Hadoop. Needs hadoop-client-api, which the program brings. */
+/** Checkpoints in Hadoop file systems. Needs hadoop-client-api, which the program must provide. */
 package dev.tessera.hadoop;
