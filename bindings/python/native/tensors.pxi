@@ -121,7 +121,7 @@ cdef class Tensor:
         elif hasattr(source, "__dlpack__"):
             self.from_dlpack(source, dtype, writable)
         else:
-            raise TypeError(f"a {type(source).__name__} is no tensor: wanted is a NumPy array or an object with the "
+            raise TypeError(f"a {type(source).__name__} is not a tensor; expected a NumPy array or an object with the "
                             "buffer protocol, __array_interface__ or __dlpack__")
 
     def __dealloc__(self):

@@ -58,7 +58,7 @@ def test_a_library_of_another_abi_is_refused(tmp_path: Path):
     last = result.stderr.splitlines()[-1]
     assert last.startswith("ImportError")
     assert "ABI 999" in last
-    assert f"ABI {_core.ABI_VERSION} " in last
+    assert f"ABI {_core.ABI_VERSION}," in last
     assert str(library) in last
 
 

@@ -76,7 +76,7 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "int names": (lambda t: ts.DDP(t.comm, {1: t.w}), TypeError, "the key 1; parameter names must be str"),
     "surrogate": (lambda t: ts.DDP(t.comm, {"\ud800": t.w}), ts.InvalidArgument, "surrogate"),
     "zero in a name": (lambda t: ts.DDP(t.comm, {"a\0b": t.w}), ts.InvalidArgument, "zero character"),
-    "a float": (lambda t: ts.DDP(t.comm, {"scale": 1.0}), TypeError, "parameter 'scale': a float is no tensor"),
+    "a float": (lambda t: ts.DDP(t.comm, {"scale": 1.0}), TypeError, "parameter 'scale': a float is not a tensor"),
     "columns": (lambda t: ts.DDP(t.comm, {"w": np.ones((4, 4))[:, ::2]}), ts.InvalidArgument, '"w".*contiguous copy'),
     # arrays
     "list": (lambda t: t.comm.all_reduce([1.0, 2.0]), TypeError, r"a list of numbers is not a tensor; .*np\.array"),

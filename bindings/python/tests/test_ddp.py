@@ -24,7 +24,7 @@ def test_options_are_those_of_the_c_struct():
     assert "find_unused : bool, optional\n    True: gradients that are not ready at `DDP.wait`" in described
     with ts.init() as comm, pytest.raises(TypeError, match=r"there is no option 'bucket_byte'.*bucket_bytes"):
         ts.DDP(comm, params(), bucket_byte=1)  # type: ignore[call-arg]
-    with ts.init() as comm, pytest.raises(ts.InvalidArgument, match="hook is 'none'; one of 'all_reduce', 'power_sgd'"):
+    with ts.init() as comm, pytest.raises(ts.InvalidArgument, match="hook is 'none'; it must be one of 'all_reduce', 'power_sgd'"):
         ts.DDP(comm, params(), hook="none")  # type: ignore[arg-type]
 
 
@@ -453,7 +453,7 @@ def test_a_parameter_that_is_not_contiguous_on_one_rank_is_an_error_of_all(ranks
 
 def test_bad_options_are_named(alone):
     for options, said in (
-        ({"hook": "powersgd"}, "hook is 'powersgd'; one of 'all_reduce'"),
+        ({"hook": "powersgd"}, "hook is 'powersgd'; it must be one of 'all_reduce'"),
         ({"join": "on"}, "join is 'on'"),
         ({"reduce_dtype": "int32"}, "reduce_dtype is i32"),
         ({"pre_divide": 0.0}, "pre_divide is 0"),

@@ -33,22 +33,6 @@ final class Operation {
         return all;
     }
 
-    long issue(long comm, boolean async);
-    }
-
-    private final Shim shim;
-    private final List<Tensor> memory = new ArrayList<>();
-
-    private Operation(Shim shim, Tensor... memory) {
-        this(shim, List.of(), memory);
-    }
-
-    private Operation(Shim shim, List<Tensor> list, Tensor... memory) {
-        this.shim = shim;
-        this.memory.addAll(list);
-        this.memory.addAll(java.util.Arrays.asList(memory)); // an absent output is null
-    }
-
     long issue(long comm, boolean async) {
         return shim.issue(comm, async);
     }
