@@ -1,4 +1,4 @@
-//! Finds libtessera and bakes its absolute path into the crate. In this order:
+//! Finds libtessera and stores its absolute path in the crate. It looks, in this order, at:
 //!
 //! 1. `TESSERA_PREFIX`: an installed prefix (`lib/libtessera.so`), or a build folder (`libtessera.so`);
 //! 2. `pkg-config tessera`;
@@ -50,7 +50,7 @@ fn find() -> (Option<PathBuf>, Option<PathBuf>) {
     }
     let repository = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../..");
     if !repository.join("capi/include/tessera/tessera.h").exists() {
-        // A crate outside the repository compiles without the library: it is looked for again at run time.
+        // A crate outside the repository compiles without the library, which is looked up again at run time.
         println!("cargo:warning=libtessera was not found (TESSERA_PREFIX, pkg-config); it must be found at run time");
         return (None, None);
     }
@@ -75,7 +75,7 @@ fn find() -> (Option<PathBuf>, Option<PathBuf>) {
     for part in ["CLI", "TESTS", "EXAMPLES", "BENCHMARKS"] {
         config.define(format!("TESSERA_BUILD_{part}"), "OFF");
     }
-    // The crate cmake tells of a failure by a panic; the last line says what to do about it.
+    // The crate cmake reports a failure by a panic; the last line tells the user what to do.
     std::panic::set_hook(Box::new(|_| {}));
     let Ok(prefix) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| config.build())) else {
         fail(&format!("CMake could not build {}. {ADVICE}", repository.display()));

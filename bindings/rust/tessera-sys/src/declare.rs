@@ -1,6 +1,6 @@
-//! The macros by which the modules declare the C API. Each declares the item itself and a line of metadata about it.
+//! The macros with which the modules declare the C API. Each declares the item itself and a line of metadata about it.
 
-/// One C function: its name, the types of its arguments and of its result, in Rust's words.
+/// A C function: its name and the Rust types of its arguments and result.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct Function {
@@ -28,7 +28,7 @@ pub struct Layout {
     pub fields: &'static [Field],
 }
 
-/// The names of the functions called so far, for tests that see to it that none is left out.
+/// The names of the functions called so far, for tests that check that all are called.
 #[cfg(feature = "record-calls")]
 pub(crate) static CALLED: std::sync::Mutex<std::collections::BTreeSet<&str>> =
     std::sync::Mutex::new(std::collections::BTreeSet::new());
@@ -38,8 +38,8 @@ pub(crate) fn record(name: &'static str) {
     CALLED.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name);
 }
 
-/// Declares the functions, those of a header after its name: a table of pointers that the loader fills, and a function of
-/// the same name for each, whose cost over a linked call is one load and one well-predicted branch.
+/// Declares the functions of each header: a table of pointers that the loader fills, and a function of the same name
+/// for each, which costs one load and one well-predicted branch more than a linked call.
 macro_rules! functions {
     ($($header:literal: $(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*)*) => {
         struct Table { $($($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*)* }

@@ -1,5 +1,5 @@
-//! Declarations of Tessera's C API, generated from its headers: names and signatures as there. The headers are the
-//! reference: what each function does, what it borrows and what it returns is said there alone.
+//! Declarations of Tessera's C API, generated from its headers, with the same names and signatures. The headers are the
+//! reference: only they document what each function does, borrows and returns.
 //!
 //! The library is opened at run time by [`load`]; every function panics before that has succeeded. `tests/abi.rs`
 //! compiles each constant, layout and signature of this crate against the C headers. Use the crate `tessera` for a
@@ -16,7 +16,7 @@ mod loader;
 pub use generated::*;
 pub use loader::{load, Error as LoadError, BUILT_WITH, SONAME};
 
-/// What this crate declares, as data: `tests/abi.rs` writes C from it and lets a C compiler judge.
+/// What this crate declares, as data, from which `tests/abi.rs` generates C to be checked by a C compiler.
 #[doc(hidden)]
 pub mod meta {
     pub use crate::declare::{Field, Function, Layout};

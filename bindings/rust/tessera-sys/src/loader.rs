@@ -1,10 +1,10 @@
-//! Opens libtessera, compares its ABI with that of these declarations and fills the tables of functions.
+//! Opens libtessera, compares its ABI with that of these declarations and fills the function tables.
 //!
 //! Why open and not link: an rpath that a dependency's build script sets does not reach the final binary, so a linked
-//! library is found by `cargo run` only, not by the same binary started by hand or by a launcher, unless every user adds
-//! a build script or `LD_LIBRARY_PATH`. A library of another version would moreover be refused by the dynamic linker
-//! (a missing symbol ends the process before `main`), where this loader names both versions and the file. The price is
-//! one load and one predicted branch a call.
+//! library is found by `cargo run` only, not by the same binary started by hand or by a launcher, unless every user
+//! adds a build script or `LD_LIBRARY_PATH`. A library of another version would moreover be refused by the dynamic
+//! linker (a missing symbol ends the process before `main`), where this loader names both versions and the file. The
+//! cost is one load and one predicted branch per call.
 
 use std::ffi::{c_void, CStr};
 use std::fmt;
@@ -13,9 +13,9 @@ use std::sync::Mutex;
 
 use crate::{tsr_abi_version, TSR_ABI_VERSION};
 
-/// The library that the build script found, an absolute path; empty if it found none.
+/// The absolute path of the library that the build script found; empty if it found none.
 pub const BUILT_WITH: &str = env!("TESSERA_BUILT_WITH");
-/// The file name by which the system's loader knows the library.
+/// The file name under which the system's loader finds the library.
 pub const SONAME: &str = env!("TESSERA_SONAME");
 
 /// Why a library could not be used.
@@ -26,21 +26,21 @@ pub enum Error {
     Open {
         /// The file.
         path: PathBuf,
-        /// The system loader's words.
+        /// The system loader's message.
         reason: String,
     },
-    /// The library has another ABI than these declarations.
+    /// The library has a different ABI than these declarations.
     Version {
         /// The file.
         path: PathBuf,
-        /// The library's ABI number, and its version ("0.1.0"), where it says them.
+        /// The library's ABI number and version ("0.1.0"), if it reports them.
         found: Option<(u32, String)>,
     },
     /// The library has the right ABI but lacks functions.
     Symbols {
         /// The file.
         path: PathBuf,
-        /// The names of all that is missing.
+        /// The names of all missing functions.
         missing: Vec<&'static str>,
     },
 }
@@ -74,13 +74,13 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Opens `path` (a file, or a bare name that the system's loader finds) and binds every function of this crate to it.
-/// The first library that is bound stays for the life of the process; later calls then do nothing.
+/// The first library that is bound stays loaded for the life of the process; later calls do nothing.
 ///
 /// # Errors
 /// [`Error`]; nothing is bound then, and another path may be tried.
 ///
 /// # Safety
-/// `path` is a libtessera: code of it runs when it is opened.
+/// `path` is a libtessera: opening it runs its code.
 pub unsafe fn load(path: &Path) -> Result<(), Error> {
     static LOADED: Mutex<bool> = Mutex::new(false);
     let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

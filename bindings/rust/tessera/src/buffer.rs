@@ -1,4 +1,4 @@
-//! Memory that a communicator's transport reaches without copies.
+//! Memory that a communicator's transport accesses without copies.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -14,11 +14,10 @@ use crate::error::{check, Error, Result};
 use crate::raw::created;
 use crate::tensor::{slice, slice_mut};
 
-/// Elements in memory that the ranks of one host share: collectives on it need no staging copy. It is a slice; begins
-/// with zeros, at a multiple of 4096.
+/// Elements in memory that the ranks of a host share: collectives on it need no staging copy. A zero-initialised slice,
+/// aligned to 4096 bytes.
 ///
-/// Peers write into it during collectives that this rank takes part in, and at no other time. After a collective that
-/// failed its content is unspecified.
+/// Peers write to it only during collectives of this rank. Its content is unspecified after a failed collective.
 pub struct Buffer<T> {
     handle: NonNull<sys::tsr_buffer>,
     data: *mut c_void,
@@ -31,7 +30,7 @@ unsafe impl<T: Element> Send for Buffer<T> {}
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl Comm {
-    /// A buffer of `len` zeros in memory that peers of this host reach. Collective; the same length on every rank.
+    /// A buffer of `len` zeros in memory that peers on this host can access. Collective; the same length on every rank.
     ///
     /// # Errors
     /// `Mismatch`: lengths differ; `NoMemory`, `Timeout`, `Aborted`, `PeerLost`, `InvalidArgument`.
@@ -90,7 +89,7 @@ impl<T> fmt::Debug for Buffer<T> {
 /// What an asynchronous operation can own: `Vec<T>`, `Box<[T]>`, [`Buffer<T>`].
 ///
 /// # Safety
-/// The slice stays at its address when the owner is moved, and nobody but the owner reaches it.
+/// The slice stays at its address when the owner is moved, and only the owner accesses it.
 pub unsafe trait OwnedSlice: DerefMut<Target = [Self::Element]> + Send + 'static {
     /// The type of the elements.
     type Element: Element;

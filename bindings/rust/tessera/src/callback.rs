@@ -1,4 +1,4 @@
-//! What user's code that C calls may return, and how its errors and panics cross into C: as a status and a message.
+//! The results of user callbacks, whose errors and panics are passed to C as a status and a message.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -12,12 +12,12 @@ use tessera_sys as sys;
 use crate::error::{Code, Error};
 use crate::raw;
 
-/// What a method of a [`Storage`](crate::Storage) or of a [`Stateful`](crate::Stateful) object fails with: any error. An
-/// [`io::Error`] or [`Error`] becomes an error of the same kind of the save or load, on every rank; others become
+/// The result of a method of a [`Storage`](crate::Storage) or [`Stateful`](crate::Stateful) object, with any error. An
+/// [`io::Error`] or [`Error`] makes the save or load fail with an error of the same kind on every rank; others become
 /// [`Code::User`].
 pub type CallbackResult<T> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
 
-/// Of a callback that fails in a way that has no code of its own.
+/// The status of a callback failure that has no code.
 pub(crate) const FAILED: i32 = -1;
 
 fn status_of(error: &(dyn StdError + Send + Sync + 'static)) -> i32 {
@@ -36,7 +36,7 @@ fn status_of(error: &(dyn StdError + Send + Sync + 'static)) -> i32 {
     code.as_raw()
 }
 
-/// Puts `text` where C reads it, cut between two characters.
+/// Writes `text` to C's buffer, truncated between two characters.
 ///
 /// # Safety
 /// `message` has room for `TSR_MESSAGE_BYTES`.

@@ -20,7 +20,7 @@ use crate::state::State;
 use crate::storage::{Storage, StorageHandle};
 use crate::tensor::{Held, Tensor, TensorInfo, Use};
 
-/// How to load. What is not set is the library's default: verified and strict, and each rank for itself.
+/// How to load. Settings that are not set have the library's defaults: verified and strict, each rank on its own.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions<'a> {
     comm: Option<&'a Comm>,
@@ -35,27 +35,28 @@ impl<'a> LoadOptions<'a> {
         Self::default()
     }
 
-    /// The ranks that load together, which makes the load collective: each of them loads the same checkpoint, verified or
-    /// not as the others; states, layouts, names and what is allowed may differ. Ranks of one host then read each byte that several
-    /// of them want once (from 8 MiB on), and hand it on through shared memory. All ranks get the
-    /// same error. The deadline of each wait is the communicator's.
+    /// The ranks that load together, which makes the load collective: each loads the same checkpoint with the same
+    /// verification; states, layouts, names and allowances may differ. Ranks of a host then read data that several of
+    /// them need once (from 8 MiB on) and share it through shared memory. All ranks get the same error. The deadline of
+    /// each wait is the communicator's.
     #[must_use]
     pub fn comm(mut self, comm: &'a Comm) -> Self {
         self.comm = Some(comm);
         self
     }
 
-    /// The names of the state that are loaded, or patterns of them: `*` is any characters, dots too, `?` one, `[a-c]` and
-    /// `[!a-c]` one of a set. All other names, of the state and of the checkpoint, are left alone: neither loaded nor missing
-    /// nor unexpected. The default is all names; a load fails if no name of the state fits a pattern.
+    /// The names of the state to load, or patterns: `*` matches any characters including dots, `?` matches one, `[a-c]`
+    /// and `[!a-c]` match one of a set. All other names, of the state and of the checkpoint, are ignored: neither
+    /// loaded nor missing nor unexpected. The default is all names; a load fails if a pattern matches no name of the
+    /// state.
     #[must_use]
     pub fn only(mut self, patterns: &[&str]) -> Self {
         self.only = Some(patterns.iter().map(|&pattern| pattern.to_owned()).collect());
         self
     }
 
-    /// What a name of the checkpoint is in the state; with a `.` at the end, or empty, what names begin with there and here.
-    /// Called again it adds a rule: the first that fits counts. Of a value of one rank it is about the name without
+    /// Maps a name of the checkpoint to a name of the state; a name that ends with `.` or is empty replaces a prefix.
+    /// Further calls add rules; the first that matches applies. For a value of one rank, the name is the one without
     /// `rank/<r>/`.
     #[must_use]
     pub fn rename(mut self, saved: &str, here: &str) -> Self {
@@ -66,20 +67,20 @@ impl<'a> LoadOptions<'a> {
     load_setters!();
 }
 
-/// What a load did beyond what is strict, by names of the state, and whether it was verified.
+/// How a load deviated from a strict one, by names of the state, and whether the data was verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// Names of the state that the checkpoint lacks ([`LoadOptions::allow_missing`]); they are as they were.
+    /// Names of the state that the checkpoint lacks ([`LoadOptions::allow_missing`]); left unchanged.
     pub missing: Vec<String>,
     /// Names of the checkpoint that the state lacks ([`LoadOptions::allow_unexpected`]).
     pub unexpected: Vec<String>,
     /// Tensors that were converted ([`LoadOptions::allow_cast`]).
     pub cast: Vec<Cast>,
-    /// Names of the state that were not loaded since [`LoadOptions::only`] does not have them.
+    /// Names of the state that were not loaded because [`LoadOptions::only`] does not match them.
     pub left_alone: Vec<String>,
-    /// Whether checksums have shown that all data of tensors is sound: not without [`LoadOptions::verify`], and not of
-    /// formats that have none, such as safetensors of others.
+    /// Whether all tensor data matched its checksums: false without [`LoadOptions::verify`] and for formats without
+    /// checksums, such as safetensors written by others.
     pub verified: bool,
 }
 
@@ -138,8 +139,8 @@ pub enum Verify {
     Full,
 }
 
-/// A committed checkpoint, written by ranks of whatever number and language. It needs no job, and may be read from many
-/// threads at once.
+/// A committed checkpoint, written by any number of ranks in any language. Opening one needs no job. It may be read
+/// from many threads at once.
 ///
 /// ```no_run
 /// # fn main() -> tessera::Result<()> {
@@ -160,14 +161,14 @@ unsafe impl Send for Checkpoint {}
 unsafe impl Sync for Checkpoint {}
 
 impl Checkpoint {
-    /// Opens a checkpoint's directory, or the newest checkpoint of a root (or of a root's `latest`), or the best one of a
-    /// root's `best` ([`SaverBuilder::best_metric`](crate::SaverBuilder::best_metric)); or what others wrote: a directory of
-    /// `torch.distributed.checkpoint`, a file of `torch.save` (or the directory of a `model.pt`), safetensors as Hugging Face
-    /// lays them out. While a save of Tessera is open no saver removes it.
+    /// Opens a checkpoint's directory, the newest checkpoint of a root (or of a root's `latest`), or the best one of a
+    /// root's `best` ([`SaverBuilder::best_metric`](crate::SaverBuilder::best_metric)). Also opens a directory of
+    /// `torch.distributed.checkpoint`, a file of `torch.save` (or the directory of a `model.pt`), and safetensors in
+    /// the layout of Hugging Face. No saver removes a Tessera checkpoint while it is open.
     ///
     /// # Errors
-    /// `NotFound`: no manifest, so no committed checkpoint; `Corrupt`, `Version`, `Io`, `InvalidArgument`; those of
-    /// [`load`](crate::load).
+    /// `NotFound`: there is no manifest, so this is not a committed checkpoint; `Corrupt`, `Version`, `Io`,
+    /// `InvalidArgument`; those of [`load`](crate::load).
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         crate::load()?;
         let path = path_string(path.as_ref())?;
@@ -180,7 +181,7 @@ impl Checkpoint {
     /// Opens a checkpoint in `storage`, where `path` is a key.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`], and what the storage fails with.
+    /// Those of [`Checkpoint::open`], and errors of the storage.
     pub fn open_in(storage: Arc<impl Storage>, path: impl AsRef<Path>) -> Result<Self> {
         crate::load()?;
         let path = path_string(path.as_ref())?;
@@ -206,7 +207,7 @@ impl Checkpoint {
         })?))
     }
 
-    /// The manifest as it stands in the file: JSON.
+    /// The manifest, as in the file: JSON.
     ///
     /// # Errors
     /// None in practice.
@@ -216,7 +217,7 @@ impl Checkpoint {
         })
     }
 
-    /// The step that it was saved at; 0 if its format does not tell, as PyTorch's and safetensors.
+    /// The step it was saved at; 0 for formats that do not record it: PyTorch's and safetensors.
     ///
     /// # Errors
     /// None in practice.
@@ -229,7 +230,7 @@ impl Checkpoint {
     /// All tensors, in order of their names.
     ///
     /// # Errors
-    /// `Version`: one is of a dtype that these bindings do not know.
+    /// `Version`: a tensor has a dtype that is unknown to these bindings.
     pub fn tensors(&self) -> Result<Vec<TensorInfo>> {
         let mut count = 0;
         check(unsafe { sys::tsr_checkpoint_tensor_count(self.handle.as_ptr(), &mut count) })?;
@@ -246,10 +247,10 @@ impl Checkpoint {
         }
     }
 
-    /// Reads one whole tensor and checks its checksums.
+    /// Reads a complete tensor and verifies its checksums.
     ///
     /// # Errors
-    /// `NotFound`: there is no such tensor; `Corrupt`, `Io`, `Interrupted`.
+    /// `NotFound`: the tensor does not exist; `Corrupt`, `Io`, `Interrupted`.
     pub fn read(&self, name: &str) -> Result<Tensor> {
         let found = self.tensors()?.into_iter().find(|tensor| tensor.name == name);
         let info = found.ok_or_else(|| Error::new(Code::NotFound, format!("the checkpoint has no tensor {name:?}")))?;
@@ -258,7 +259,7 @@ impl Checkpoint {
         Ok(tensor)
     }
 
-    /// Reads one whole tensor into memory that is there, of its dtype and shape.
+    /// Reads a complete tensor into existing memory with its dtype and shape.
     ///
     /// # Errors
     /// As [`Checkpoint::read`]; `Mismatch`: dtype or shape differ; `InvalidState`: a view of the tensor is alive.
@@ -268,20 +269,21 @@ impl Checkpoint {
         check(unsafe { sys::tsr_checkpoint_read(self.handle.as_ptr(), name.as_ptr(), &tensor.as_raw()) })
     }
 
-    /// Loads this rank's part into `state`, in place, whatever the number of ranks and the layouts at the save were. Each
-    /// rank calls it for itself, without communication, unless the options have a [`comm`](LoadOptions::comm). After an
+    /// Loads this rank's part into `state`, in place, from a save of any number of ranks and any layout. Each rank
+    /// calls it on its own, without communication, unless the options have a [`comm`](LoadOptions::comm). After an
     /// error other than `Mismatch`, parts of the state may have been overwritten.
     ///
     /// # Errors
-    /// `Mismatch`: lists all differences; `InvalidArgument`: also, that [`rename`](LoadOptions::rename) makes one name of two;
-    /// `Corrupt`, `Io`, `Interrupted`; `InvalidState`: a view of something in the state is alive. With a communicator also `Mismatch`: the ranks load different checkpoints, or one
-    /// calls something else; `Timeout`: names who did not come; `Aborted`, `PeerLost`.
+    /// `Mismatch`: the message lists all differences; `InvalidArgument`: for example, [`rename`](LoadOptions::rename)
+    /// maps two names to the same one; `Corrupt`, `Io`, `Interrupted`; `InvalidState`: a view of something in the state
+    /// is alive. With a communicator also `Mismatch`: the ranks load different checkpoints, or one makes a different
+    /// call; `Timeout`: the message names the ranks that did not arrive; `Aborted`, `PeerLost`.
     pub fn load(&self, state: &mut State<'_>, options: &LoadOptions<'_>) -> Result<LoadReport> {
         self.load_watched(state, options, None)
     }
 
-    /// [`Checkpoint::load`], telling `progress` on this thread how far it is, in [`Phase::Read`](crate::Phase::Read). A
-    /// panic in it goes on when the state is loaded.
+    /// [`Checkpoint::load`] with progress: calls `progress` on this thread with [`Phase::Read`](crate::Phase::Read). A
+    /// panic in it resumes when the state is loaded.
     ///
     /// # Errors
     /// As [`Checkpoint::load`].
@@ -334,16 +336,16 @@ impl Checkpoint {
         LoadReport::from_json(&report)
     }
 
-    /// Checks the checkpoint without loading it.
+    /// Verifies the checkpoint without loading it.
     ///
     /// # Errors
-    /// `Corrupt`: names file and offset, and its causes list the others; `Io`, `Interrupted`.
+    /// `Corrupt`: the message names file and offset, and the causes list further faults; `Io`, `Interrupted`.
     pub fn verify(&self, how: Verify) -> Result<()> {
         check(unsafe { sys::tsr_checkpoint_verify(self.handle.as_ptr(), i32::from(how == Verify::Full)) })
     }
 
-    /// [`Checkpoint::verify`], telling `progress` on this thread how far it is, in
-    /// [`Phase::Verify`](crate::Phase::Verify). A panic in it goes on when all is checked.
+    /// [`Checkpoint::verify`] with progress: calls `progress` on this thread with
+    /// [`Phase::Verify`](crate::Phase::Verify). A panic in it resumes when the verification is done.
     ///
     /// # Errors
     /// As [`Checkpoint::verify`].
@@ -365,7 +367,8 @@ fn watcher_of<'a>(progress: impl FnMut(Progress) + 'a) -> Watcher<'a> {
     Watcher::new(move |told| (progress.borrow_mut())(told))
 }
 
-/// How [`Checkpoint::export`] writes. What is not set is the library's default: all tensors, in one safetensors file.
+/// How [`Checkpoint::export`] writes. Settings that are not set have the library's defaults: all tensors, in one
+/// safetensors file.
 #[derive(Clone, Debug, Default)]
 pub struct ExportOptions {
     settings: ExportSettings,
@@ -381,20 +384,21 @@ impl ExportOptions {
 }
 
 impl Checkpoint {
-    /// Writes the tensors into a new directory in another format, in bounded memory. With a `comm` it is collective: every
-    /// rank has opened the same checkpoint, and all of them write. The directory appears when all of it is durable. What
-    /// cannot be read (`unreadable` in the manifest) is left out, with a warning in the log.
+    /// Writes the tensors into a new directory in another format, in bounded memory. With a `comm` the call is
+    /// collective: every rank has opened the same checkpoint, and all of them write. The directory appears once
+    /// everything is durable. Parts that cannot be read (`unreadable` in the manifest) are skipped, with a warning in
+    /// the log.
     ///
     /// # Errors
     /// `InvalidArgument`: the directory exists, or there is no tensor to write; `Mismatch`: the ranks differ;
-    /// `Unsupported`: a dtype that the format does not have; `Corrupt`, `Io`, `Permission`, `Timeout`, `Aborted`,
+    /// `Unsupported`: the format does not support a dtype; `Corrupt`, `Io`, `Permission`, `Timeout`, `Aborted`,
     /// `PeerLost`, `Interrupted`.
     pub fn export(&self, directory: impl AsRef<Path>, comm: Option<&Comm>, options: &ExportOptions) -> Result<()> {
         self.export_watched(directory.as_ref(), comm, options, None)
     }
 
-    /// [`Checkpoint::export`], telling `progress` on this thread how far it is, in [`Phase::Write`](crate::Phase::Write). A
-    /// panic in it goes on when all is written.
+    /// [`Checkpoint::export`] with progress: calls `progress` on this thread with
+    /// [`Phase::Write`](crate::Phase::Write). A panic in it resumes when everything is written.
     ///
     /// # Errors
     /// As [`Checkpoint::export`].

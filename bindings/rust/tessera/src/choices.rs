@@ -14,11 +14,11 @@ pub enum DdpHook {
     Noop = sys::TSR_DDP_HOOK_NOOP as isize,
 }
 
-/// Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined.
+/// Whether ranks may have different numbers of steps, and what sums are divided by once some ranks have joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DdpJoin {
-    /// All ranks make equally many steps.
+    /// All ranks make the same number of steps.
     Off = sys::TSR_DDP_JOIN_OFF as isize,
     /// By the number of ranks.
     DivideByWorld = sys::TSR_DDP_JOIN_DIVIDE_BY_WORLD as isize,
@@ -30,7 +30,7 @@ pub enum DdpJoin {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhenBusy {
-    /// Waits until it is done.
+    /// Wait until it is done.
     #[default]
     Wait = sys::TSR_BUSY_WAIT as isize,
     /// Returns [`Code::NotReady`](crate::Code::NotReady).

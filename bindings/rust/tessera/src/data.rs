@@ -12,10 +12,10 @@ use crate::error::{check, Error, Result};
 use crate::raw::{self, created};
 use crate::settings::{sampler_setters, SamplerSettings};
 
-/// Which samples this rank takes next. The order of an epoch depends on seed, epoch and length alone, not on the number
-/// of ranks, so that training goes on in mid-epoch on another number of them.
+/// Distributes samples over the ranks. The order of an epoch depends only on the seed, epoch and length, not on the
+/// number of ranks, so that training can resume in mid-epoch with another number.
 ///
-/// Unlike [`Ddp`](crate::Ddp), it may be moved to another thread (one that loads data, say) although a
+/// Unlike [`Ddp`](crate::Ddp), it may be moved to another thread (for example one that loads data) even though a
 /// [`State`](crate::State) saves it: a save and a batch exclude each other.
 ///
 /// ```
@@ -81,7 +81,8 @@ impl SamplerInner {
         SamplerInner { handle: Mutex::new(Handle(handle)), user: Mutex::default() }
     }
 
-    /// Waits for another thread. This one would wait for itself: it is in a callback of a save or load of the sampler.
+    /// Waits for another thread, but fails on a thread that would wait for itself: in a callback of a save or load of
+    /// the sampler.
     pub(crate) fn lock(&self) -> Result<Exclusive<'_>> {
         let this = Some(thread::current().id());
         if *self.user.lock().unwrap_or_else(PoisonError::into_inner) == this {
@@ -93,7 +94,7 @@ impl SamplerInner {
     }
 }
 
-/// Builds a [`Sampler`]. What is not set is the library's default.
+/// Builds a [`Sampler`]. Settings that are not set have the library's defaults.
 #[must_use = "it is a builder: call build()"]
 pub struct SamplerBuilder<'a> {
     comm: &'a Comm,
@@ -107,7 +108,7 @@ impl SamplerBuilder<'_> {
     /// The sampler, at the beginning of epoch 0.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no sample.
+    /// `InvalidArgument`: the length is 0.
     pub fn build(self) -> Result<Sampler> {
         let length = raw::int64("the length", self.length)?;
         let mut handle = ptr::null_mut();
@@ -119,7 +120,7 @@ impl SamplerBuilder<'_> {
 }
 
 impl Sampler {
-    /// Begins a sampler of `length` samples over the ranks of `comm`; `build()` ends it.
+    /// Starts building a sampler of `length` samples over the ranks of `comm`; finish with `build()`.
     #[allow(clippy::new_ret_no_self)]
     pub fn new(comm: &Comm, length: usize) -> SamplerBuilder<'_> {
         SamplerBuilder { comm, length, settings: SamplerSettings::default() }
@@ -129,8 +130,8 @@ impl Sampler {
         &self.inner
     }
 
-    /// This rank's next batch: the numbers of up to `size` samples. All ranks ask for the same sizes. The next epoch
-    /// begins by itself; a batch never spans two, so the last of an epoch may be shorter.
+    /// This rank's next batch: the numbers of up to `size` samples. All ranks must ask for the same sizes. The next
+    /// epoch starts automatically; a batch never spans two epochs, so the last one of an epoch may be shorter.
     ///
     /// # Errors
     /// `InvalidArgument`: the size is 0.
@@ -144,7 +145,7 @@ impl Sampler {
         Ok(indices.into_iter().take(count).map(|index| usize::try_from(index).unwrap_or(0)).collect())
     }
 
-    /// The epoch that the next batch belongs to, from 0.
+    /// The epoch of the next batch, counted from 0.
     ///
     /// # Errors
     /// `InvalidState`: it is called in a callback of a save or load of the sampler.
@@ -152,7 +153,7 @@ impl Sampler {
         Ok(self.position()?.0)
     }
 
-    /// How many samples of that epoch all ranks together have taken.
+    /// How many samples of that epoch all ranks together have consumed.
     ///
     /// # Errors
     /// `InvalidState`: it is called in a callback of a save or load of the sampler.
@@ -166,7 +167,7 @@ impl Sampler {
         Ok((u64::try_from(epoch).unwrap_or(0), u64::try_from(consumed).unwrap_or(0)))
     }
 
-    /// Goes to the beginning of `epoch`.
+    /// Moves to the beginning of `epoch`.
     ///
     /// # Errors
     /// `InvalidArgument`: it is beyond 2^63 - 1.

@@ -21,25 +21,25 @@ use crate::raw::{self, created};
 use crate::settings::{ddp_setters, DdpSettings};
 use crate::tensor::{slice, slice_mut, Held, Tensor, Use, View, ViewMut};
 
-/// A bucket in the last step that was reduced. Times are since the step's first `ready` on this rank.
+/// A bucket in the last reduced step. Times are since the step's first `ready` on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BucketStats {
-    /// Padding included.
+    /// Size in bytes, including padding.
     pub size_bytes: usize,
-    /// How many parameters it holds.
+    /// The number of its parameters.
     pub params: usize,
-    /// Its last gradient was ready.
+    /// When its last gradient was ready.
     pub ready: Duration,
-    /// Its reduction began.
+    /// When its reduction began.
     pub start: Duration,
-    /// Its reduction was done.
+    /// When its reduction was done.
     pub end: Duration,
-    /// Of the time of [`Ddp::wait`], what was spent waiting for this bucket: not hidden by backward.
+    /// Time that [`Ddp::wait`] spent waiting for this bucket, which backward did not hide.
     pub exposed: Duration,
 }
 
-/// A bucket whose gradients are all there, as a hook sees it.
+/// A bucket whose gradients are all ready, for a hook.
 pub struct Bucket<'a> {
     index: usize,
     params: &'a [usize],
@@ -48,7 +48,7 @@ pub struct Bucket<'a> {
 }
 
 impl Bucket<'_> {
-    /// Which bucket, from 0.
+    /// The number of the bucket, counted from 0.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -61,7 +61,7 @@ impl Bucket<'_> {
     /// The gradients of all of them, to be changed in place.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`]: they are no `T`.
+    /// [`Code::InvalidArgument`]: they are not `T`.
     pub fn grads_mut<T: Element>(&mut self) -> Result<Vec<&mut [T]>> {
         let slice_of = |grad: &sys::tsr_tensor| {
             if DType::from_raw(grad.dtype) != Some(T::DTYPE) {
@@ -90,7 +90,7 @@ impl fmt::Debug for Bucket<'_> {
     }
 }
 
-/// What a hook failed with, for the thread that waits for the step.
+/// The error of a hook, for the thread that waits for the step.
 enum Failure {
     Error(Box<dyn std::error::Error + Send + Sync>),
     Panic(Box<dyn Any + Send>),
@@ -165,7 +165,7 @@ unsafe extern "C" fn release_hook(user_data: *mut c_void) {
     raw::contained(|| drop(data));
 }
 
-/// Settings of a [`Ddp`]. What is not set is the library's default.
+/// Settings of a [`Ddp`]. Settings that are not set have the library's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct DdpOptions {
     settings: DdpSettings,
@@ -180,15 +180,16 @@ impl DdpOptions {
     ddp_setters!();
 }
 
-/// A model of which every rank holds the same parameters, and computes gradients from its own samples.
+/// A model for data-parallel training: every rank holds the same parameters and computes gradients from its own
+/// samples.
 ///
-/// It owns the parameters. The trainer writes each gradient into [`grad_mut`](Ddp::grad_mut) and says
-/// [`ready`](Ddp::ready), in any order, while backward goes on; full buckets of gradients are averaged over the ranks
-/// meanwhile. [`wait`](Ddp::wait) ends backward: then every gradient is the average, on every rank.
+/// It owns the parameters. The trainer writes each gradient into [`grad_mut`](Ddp::grad_mut) and calls
+/// [`ready`](Ddp::ready), in any order, while backward runs; full buckets of gradients are averaged over the ranks in
+/// the background. [`wait`](Ddp::wait) ends backward: every gradient is then the average on every rank.
 ///
-/// A gradient that is `ready` belongs to the library until `wait`: no view of it can be had. Views that still live make
-/// `ready` (of that gradient), an optimizer's step and a load fail with
-/// [`Code::InvalidState`](crate::Code::InvalidState); drop them at the end of a block.
+/// A gradient that is `ready` belongs to the library until `wait` and cannot be viewed. While views are alive, `ready`
+/// (of that gradient), an optimizer's step and a load fail with [`Code::InvalidState`](crate::Code::InvalidState); drop
+/// them at the end of a block.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -219,7 +220,7 @@ pub struct Inner {
     /// Dropped after the handle; the gradients point into the handle's buckets.
     pub(crate) group: Group,
     buffers: RefCell<Vec<(String, Tensor)>>, // dropped after the handle, too
-    /// Whether `wait` writes gradients that were not ready.
+    /// Whether `wait` writes to gradients that were not ready.
     writes_unready: bool,
     /// Whether an optimizer updates each parameter as soon as its gradient was ready.
     pub(crate) steps: Cell<bool>,
@@ -250,9 +251,9 @@ impl<'c> Ddp<'c> {
     /// 0. Collective.
     ///
     /// # Errors
-    /// `Mismatch`: the ranks' parameters differ, and the message names the first difference; `InvalidArgument`: a length
-    /// does not fit its shape, a dtype is no floating-point one, a name comes twice; `Timeout`, `Aborted`, `PeerLost`,
-    /// `NoMemory`.
+    /// `Mismatch`: the ranks' parameters differ, and the message names the first difference; `InvalidArgument`: a
+    /// length does not fit its shape, a dtype is not floating-point, a name occurs twice; `Timeout`, `Aborted`,
+    /// `PeerLost`, `NoMemory`.
     pub fn new(comm: &'c Comm, params: Params) -> Result<Self> {
         Self::with_options(comm, params, &DdpOptions::new())
     }
@@ -260,7 +261,7 @@ impl<'c> Ddp<'c> {
     /// [`Ddp::new`] with settings.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn with_options(comm: &'c Comm, params: Params, options: &DdpOptions) -> Result<Self> {
         let params = params.into_items()?;
         // The library writes rank 0's values and then reads at every step: nobody may hold a view now.
@@ -319,22 +320,21 @@ impl<'c> Ddp<'c> {
 
     group_accessors!();
 
-    /// Says that gradient `index` is written. In any order, each once a step. A full bucket is reduced in the
-    /// background.
+    /// Marks gradient `index` as ready, in any order, each once per step. A full bucket is reduced in the background.
     ///
     /// # Errors
-    /// `InvalidState`: said twice, or a view of the gradient is alive; `InvalidArgument`: there is no such parameter;
-    /// `Aborted`.
+    /// `InvalidState`: it was marked twice, or a view of the gradient is alive; `InvalidArgument`: the parameter does
+    /// not exist; `Aborted`.
     pub fn ready(&self, index: usize) -> Result<()> {
         let lent = self.lend([index].into_iter())?;
         // SAFETY: the handle is alive and used by this thread alone; so in every method below. The gradient is lent.
         check(unsafe { sys::tsr_ddp_ready(self.inner.as_ptr(), index) }).map_err(|error| self.refused(error, lent))
     }
 
-    /// Says that every gradient not yet said is written.
+    /// Marks all remaining gradients as ready.
     ///
     /// # Errors
-    /// `InvalidState`: a view of one of them is alive, or it was called in this step before; `Aborted`.
+    /// `InvalidState`: a view of one of them is alive, or it was already called in this step; `Aborted`.
     pub fn ready_all(&self) -> Result<()> {
         let lent = self.lend(0..self.len())?;
         check(unsafe { sys::tsr_ddp_ready_all(self.inner.as_ptr()) }).map_err(|error| self.refused(error, lent))
@@ -348,8 +348,8 @@ impl<'c> Ddp<'c> {
         error
     }
 
-    /// Gives gradients, and parameters that are updated in backward, to the library until `wait`: all or none. Returns
-    /// which gradients were not there yet.
+    /// Lends gradients, and parameters that are updated in backward, to the library until `wait`: all or none. Returns
+    /// which gradients were not lent before.
     fn lend(&self, which: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
         let group = self.group();
         let mut lent = Vec::new();
@@ -383,15 +383,15 @@ impl<'c> Ddp<'c> {
         }
     }
 
-    /// The end of backward: returns when every gradient is the average (or sum) over the ranks. Collective.
+    /// Ends the backward pass: returns when every gradient is the average (or sum) over the ranks. Collective.
     ///
     /// # Errors
-    /// `InvalidState`: parameters were never said ready; the message names them, and the step can be completed and
-    /// waited for again. `Timeout`, `Aborted`, `PeerLost`, `Mismatch`: the gradients stay out of reach. `Interrupted`:
-    /// call it again. What a hook failed with.
+    /// `InvalidState`: some gradients were never marked ready; the message names them. Mark them and wait again.
+    /// `Timeout`, `Aborted`, `PeerLost`, `Mismatch`: the gradients stay inaccessible. `Interrupted`: call it again. The
+    /// error of a hook.
     ///
     /// # Panics
-    /// If a hook has.
+    /// If a hook has panicked.
     pub fn wait(&mut self) -> Result<()> {
         let everything = self.inner.writes_unready || self.inner.steps.get();
         let lent = if everything { self.lend(0..self.len())? } else { Vec::new() };
@@ -422,9 +422,9 @@ impl<'c> Ddp<'c> {
         }
     }
 
-    /// Whether the following steps reduce. Without, `ready` and `wait` reduce nothing: the trainer adds to the gradients in
-    /// the views. The first step with synchronisation reduces the sums; a parameter that had a gradient in any of these
-    /// steps counts as used. The same on every rank.
+    /// Sets whether the following steps reduce. If not, `ready` and `wait` reduce nothing, and the trainer adds to the
+    /// gradients in the views. The first step with synchronisation reduces the sums; a parameter that had a gradient in
+    /// any of these steps counts as used. The same on every rank.
     ///
     /// # Errors
     /// `InvalidState`: in the middle of a step.
@@ -432,18 +432,18 @@ impl<'c> Ddp<'c> {
         check(unsafe { sys::tsr_ddp_set_sync(self.inner.as_ptr(), i32::from(sync)) })
     }
 
-    /// Whether any rank used parameter `index` in the last step that was reduced. If none did, its gradient was left alone.
+    /// Whether any rank used parameter `index` in the last reduced step. If none did, its gradient was kept.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such parameter; `InvalidState`: in the middle of a step.
+    /// `InvalidArgument`: the parameter does not exist; `InvalidState`: in the middle of a step.
     pub fn used(&self, index: usize) -> Result<bool> {
         let mut used = 0;
         check(unsafe { sys::tsr_ddp_used(self.inner.as_ptr(), index, &mut used) })?;
         Ok(used != 0)
     }
 
-    /// What became of each bucket, in the order of reduction, in the last step that was reduced. Times are 0 before the first
-    /// step, and after one that rebuilt the buckets.
+    /// Statistics of each bucket in the last reduced step, in the order of reduction. Times are 0 before the first step
+    /// and after a step that rebuilt the buckets.
     ///
     /// # Errors
     /// None in practice.
@@ -469,10 +469,10 @@ impl<'c> Ddp<'c> {
             .collect()
     }
 
-    /// Lets `hook` reduce the buckets of the following steps in place of what the options say. It leaves in the gradients
-    /// what every rank shall have (it averages itself), by collectives that are the same on every rank. It runs on a thread
-    /// of the library, bucket after bucket; on a rank that has joined with gradients of zero. Its error, or panic, fails the
-    /// step on every rank, here with itself.
+    /// Lets `hook` reduce the buckets of the following steps. It writes the final reduced gradients in place, with
+    /// collectives that are the same on every rank, and does its own averaging. It runs on a thread of the library, one
+    /// bucket after another; on a rank that has joined, with zero gradients. Its error or panic fails the step on every
+    /// rank, and is returned or resumed on this one.
     ///
     /// # Errors
     /// `InvalidState`: in the middle of a step.
@@ -493,7 +493,7 @@ impl<'c> Ddp<'c> {
         taken
     }
 
-    /// Lets what the options say reduce the following buckets again.
+    /// Restores the reduction that the options select.
     ///
     /// # Errors
     /// `InvalidState`: in the middle of a step.
@@ -501,8 +501,8 @@ impl<'c> Ddp<'c> {
         check(unsafe { sys::tsr_ddp_set_hook(self.inner.as_ptr(), None, ptr::null_mut(), None) })
     }
 
-    /// Registers what the model has besides parameters (running means, counters), checks that all ranks registered the same,
-    /// and gives every rank the values of rank 0. Once. Collective.
+    /// Registers the model's buffers, such as running means and counters, checks that all ranks registered the same,
+    /// and gives every rank the values of rank 0. Collective; may be called once.
     ///
     /// # Errors
     /// `Mismatch`: the ranks' buffers differ, and the message names the first difference; `InvalidState`: registered
@@ -519,7 +519,7 @@ impl<'c> Ddp<'c> {
         Ok(())
     }
 
-    /// Gives every rank the buffers of rank 0 (of the lowest rank that has not joined), in one broadcast. Collective.
+    /// Broadcasts the buffers of rank 0, or of the lowest rank that has not joined, in one operation. Collective.
     ///
     /// # Errors
     /// `InvalidState`: none registered, a view of one is alive, or in the middle of a step; `Mismatch`, `Timeout`,
@@ -530,18 +530,18 @@ impl<'c> Ddp<'c> {
         check(unsafe { sys::tsr_ddp_broadcast_buffers(self.inner.as_ptr()) })
     }
 
-    /// This rank has no data left: takes part in the steps of the others, adding zeros, until all ranks have joined. Every
-    /// rank calls it once it has no data; then a new round of steps may begin. Gradients are zero afterwards. With
-    /// `sync_params`, if ranks made different numbers of steps, all get the parameters and buffers of the lowest rank that
-    /// made most.
+    /// Joins the steps of the other ranks with zero gradients until all ranks have joined. Every rank calls it when it
+    /// has no data left; a new round of steps may begin afterwards. Gradients are then zero. With `sync_params`, if
+    /// ranks made different numbers of steps, all get the parameters and buffers of the lowest rank that made the most
+    /// steps.
     ///
     /// # Errors
     /// `InvalidState`: the model was created without [`DdpOptions::join`], a view of it is alive, or in the middle of a
-    /// step; `Timeout`: a rank is late, also between two of its steps; `Mismatch`, `Aborted`, `PeerLost`; `Interrupted`: the
-    /// model is out of use. What a hook failed with.
+    /// step; `Timeout`: a rank is late, even between two of its steps; `Mismatch`, `Aborted`, `PeerLost`;
+    /// `Interrupted`: the model can no longer be used. The error of a hook.
     ///
     /// # Panics
-    /// If a hook has.
+    /// If a hook has panicked.
     pub fn join(&mut self, sync_params: bool) -> Result<()> {
         let buffers = self.inner.buffers.borrow();
         let group = self.group();
@@ -552,12 +552,13 @@ impl<'c> Ddp<'c> {
             .map_err(|error| self.hook_failure_or(error))
     }
 
-    /// The step, counted from the model's creation, that the copy of this host's ranks is of as a whole. For the survivors
-    /// of a rank's death, who ask once they have met again, all of them: if it is whole and of one step on all hosts it
-    /// may be saved, or registered anew; otherwise it is discarded and the last checkpoint loaded.
+    /// The step, counted from the model's creation, of this host's shared parameters if they are consistent. For the
+    /// survivors of a rank's death: all of them call it once they have formed a new communicator. If the parameters are
+    /// consistent and of the same step on all hosts, they may be saved or registered again; otherwise discard them and
+    /// load the last checkpoint.
     ///
     /// # Errors
-    /// `Corrupt`: slices are of different steps, which the message tells; `InvalidState`: without
+    /// `Corrupt`: slices are of different steps; the message names them; `InvalidState`: without
     /// [`DdpOptions::share_params`], or in the middle of a step.
     pub fn shared_step(&mut self) -> Result<i64> {
         let mut steps = 0;

@@ -10,7 +10,7 @@ use tessera_sys as sys;
 pub enum DType {
     /// IEEE half precision.
     F16,
-    /// The upper half of an `f32`.
+    /// bfloat16, the upper half of an `f32`.
     BF16,
     /// Single precision.
     F32,
@@ -24,11 +24,11 @@ pub enum DType {
     I32,
     /// 64-bit integer.
     I64,
-    /// 16-bit integer; in checkpoints only, collectives do not reduce it.
+    /// 16-bit integer; for checkpoints only, cannot be reduced.
     I16,
-    /// One byte, 0 or 1 ([`Bool`]); in checkpoints only.
+    /// One byte, 0 or 1 ([`Bool`]); for checkpoints only.
     Bool,
-    /// Unsigned 16-bit integer; like all that follow in checkpoints only.
+    /// Unsigned 16-bit integer; like all that follow for checkpoints only.
     U16,
     /// Unsigned 32-bit integer.
     U32,
@@ -170,7 +170,7 @@ impl fmt::Debug for Bool {
     }
 }
 
-/// How the ranks' values become one. The order of the additions is fixed: every rank and every run gets the same bits.
+/// Reduction operations. The order of the additions is fixed: every rank and every run gets the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReduceOp {

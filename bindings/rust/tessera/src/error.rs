@@ -1,4 +1,4 @@
-//! What every call that can fail returns.
+//! Errors and results of calls.
 
 use std::fmt;
 use std::ptr;
@@ -42,37 +42,37 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A value that the call cannot take.
+    /// An argument has an invalid value.
     InvalidArgument = TSR_E_INVALID_ARGUMENT,
-    /// The right value at the wrong moment.
+    /// The call is not valid in the current state.
     InvalidState = TSR_E_INVALID_STATE,
-    /// A deadline passed; the message names who was awaited.
+    /// A deadline passed; the message names the ranks that were waited for.
     Timeout = TSR_E_TIMEOUT,
-    /// The communicator failed before; [`source`](std::error::Error::source) says how.
+    /// The communicator failed earlier; [`source`](std::error::Error::source) is the reason.
     Aborted = TSR_E_ABORTED,
     /// A rank died; [`Error::peer`] names it.
     PeerLost = TSR_E_PEER_LOST,
-    /// Ranks disagree on what they are doing, or a checkpoint and a state on what they hold.
+    /// The ranks, or a checkpoint and a state, differ.
     Mismatch = TSR_E_MISMATCH,
-    /// The operating system refused; [`Error::native`] is errno.
+    /// An operating system call failed; [`Error::native`] is errno.
     Io = TSR_E_IO,
     /// Data fails its checksum or its format.
     Corrupt = TSR_E_CORRUPT,
-    /// There is no such thing.
+    /// It does not exist.
     NotFound = TSR_E_NOT_FOUND,
-    /// A wait expired, the work lives on.
+    /// A wait expired; the operation continues.
     NotReady = TSR_E_NOT_READY,
-    /// The interrupt callback asked to return.
+    /// The interrupt callback ended the call.
     Interrupted = TSR_E_INTERRUPTED,
-    /// A rank was lost after the votes of a save: the manifest's presence decides.
+    /// A rank was lost after the votes of a save; the save is committed if its manifest exists.
     CommitUnknown = TSR_E_COMMIT_UNKNOWN,
-    /// Memory is used up.
+    /// An allocation failed.
     NoMemory = TSR_E_NO_MEMORY,
-    /// This build, transport or data type cannot do it.
+    /// Not supported by this build, transport or data type.
     Unsupported = TSR_E_UNSUPPORTED,
-    /// Library, binding or format of another version.
+    /// The library, binding or format has another version.
     Version = TSR_E_VERSION,
-    /// Wrong or missing job token, or access denied.
+    /// The job token is wrong or missing, or access was denied.
     Permission = TSR_E_PERMISSION,
     /// CUDA failed; [`Error::native`] is its code.
     Cuda = TSR_E_CUDA,
@@ -80,7 +80,7 @@ codes! {
     Nccl = TSR_E_NCCL,
     /// A callback returned a failure.
     User = TSR_E_USER,
-    /// A defect of Tessera.
+    /// A bug in Tessera.
     Internal = TSR_E_INTERNAL,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// A code of the layer beneath: errno, CUDA, NCCL, or what a callback returned.
+/// The underlying code: errno, CUDA, NCCL, or a callback's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Native {
@@ -107,11 +107,11 @@ pub enum Native {
     Nccl(i32),
     /// The value of a callback.
     User(i32),
-    /// The code of a layer that these bindings do not know.
+    /// A code of a layer that is unknown to these bindings.
     Other(i32),
 }
 
-/// Why a call failed: which operation, on which rank, with which value, and what to try.
+/// Why a call failed: which operation, on which rank, with which value, and what to do.
 ///
 /// `Display` gives the message; `Debug`, which `main` prints, the code and the whole chain of causes.
 #[derive(Clone)]
@@ -217,17 +217,17 @@ impl Error {
         self.0.code
     }
 
-    /// What failed, with which value, and what to try.
+    /// What failed, with which value, and what to do.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The rank on which the error arose.
+    /// The rank on which the error occurred.
     pub fn rank(&self) -> Option<usize> {
         self.0.rank
     }
 
-    /// The rank that the error is about: the dead, the late or the differing one.
+    /// The rank that the error is about: the dead, late or differing one.
     pub fn peer(&self) -> Option<usize> {
         self.0.peer
     }
@@ -237,18 +237,17 @@ impl Error {
         self.0.operation.as_deref()
     }
 
-    /// The number of the collective that failed, counted from 1 in its communicator, sends and receives
-    /// apart.
+    /// The number of the failed collective, counted from 1 per communicator, separately for sends and receives.
     pub fn sequence(&self) -> Option<u64> {
         self.0.sequence
     }
 
-    /// The code beneath.
+    /// The underlying code.
     pub fn native(&self) -> Option<Native> {
         self.0.native
     }
 
-    /// Whether the same call may succeed if it is made again with nothing rebuilt.
+    /// Whether the same call may succeed if repeated without rebuilding anything.
     pub fn is_retriable(&self) -> bool {
         self.0.retriable
     }

@@ -17,7 +17,7 @@ use crate::raw::{self, created};
 use crate::settings::{fsdp_setters, fsdp_unit_setters, FsdpSettings, FsdpUnitSettings};
 use crate::tensor::{slice, Held, Tensor, Use, View, ViewMut};
 
-/// Parameters that are whole at the same time: a layer, say. [`Params`] become one.
+/// Parameters that are unsharded together, such as a layer. [`Params`] convert to one.
 ///
 /// ```
 /// use tessera::{params, FsdpUnit};
@@ -33,29 +33,29 @@ pub struct FsdpUnit {
 }
 
 impl FsdpUnit {
-    /// A unit of these parameters, all trained. They are floating-point tensors of one dimension or more, which are cut by
-    /// rows (see also [`FsdpUnit::flat`]); those that are [`Tensor::deferred`] get their values later.
+    /// A unit of these parameters, all trained. They must be floating-point tensors with at least one dimension, and
+    /// are sharded by rows (see also [`FsdpUnit::flat`]); [`Tensor::deferred`] ones get their values later.
     pub fn new(params: Params) -> Self {
         FsdpUnit { params, ..Self::default() }
     }
 
-    /// Parameters without a gradient, by the names under which they were given.
+    /// Freezes parameters, which then have no gradient, by their given names.
     #[must_use]
     pub fn frozen<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.frozen.extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Whether the parameters are sharded again between forward and backward. The default is `true`; staying whole takes
-    /// more memory and less communication.
+    /// Whether the parameters are sharded again between forward and backward. The default is `true`; staying unsharded
+    /// takes more memory and less communication.
     #[must_use]
     pub fn reshard_after_forward(mut self, value: bool) -> Self {
         self.settings.reshard_after_forward = Some(usize::from(value));
         self
     }
 
-    /// From forward to backward the unit is kept among each `ranks` ranks that follow each other, of which the ranks that it is
-    /// cut among are a multiple: whole on each host if they fit on one, else a part on each.
+    /// Keeps the unit from forward to backward in groups of `ranks` consecutive ranks, which must divide the number of
+    /// ranks that it is sharded over: unsharded on each host if a group fits on one, else a part on each rank.
     #[must_use]
     pub fn keep_among(mut self, ranks: usize) -> Self {
         self.settings.reshard_after_forward = Some(ranks);
@@ -78,24 +78,24 @@ pub struct Units {
 }
 
 impl Units {
-    /// No unit yet.
+    /// No units.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One unit more.
+    /// Adds a unit.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, unit: impl Into<FsdpUnit>) -> Self {
         self.items.push((name.into(), unit.into()));
         self
     }
 
-    /// How many there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -118,7 +118,7 @@ macro_rules! units {
     };
 }
 
-/// Settings of an [`Fsdp`], the same on every rank. What is not set is the library's default.
+/// Settings of an [`Fsdp`], the same on every rank. Settings that are not set have the library's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct FsdpOptions {
     settings: FsdpSettings,
@@ -133,15 +133,15 @@ impl FsdpOptions {
     fsdp_setters!();
 }
 
-/// A model of which each rank holds a shard of every parameter, of its gradient and of the optimizer's state.
+/// A model of which each rank holds a shard of every parameter, its gradient and the optimizer's state.
 ///
-/// The parameters are grouped into units, such as layers. A unit's parameters are whole, in one copy that the ranks of a host
-/// share, while a [`Forward`] or [`Backward`] of it lives, and in between each rank keeps its rows alone. All ranks enter the
-/// same units in the same order. Parameters are numbered as they come, over all units.
+/// The parameters are grouped into units, such as layers. A unit's parameters are unsharded, in one copy that the ranks
+/// of a host share, while a [`Forward`] or [`Backward`] of it is alive; in between, each rank keeps only its rows. All
+/// ranks enter the same units in the same order. Parameters are numbered in order over all units.
 ///
-/// The compiler sees to it that nothing outlives what it looks into: whole parameters end with their guard; shards are not
-/// written, and a step neither ends nor is abandoned, while a guard lives. Guards of different units may live together: one
-/// around the others for what several layers share, say.
+/// The compiler ensures that no view outlives its data: unsharded parameters end with their guard, and while a guard is
+/// alive shards cannot be written and the step can neither end nor be abandoned. Guards of different units may be alive
+/// at the same time, for example one around the others for parameters that several layers share.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -181,19 +181,20 @@ pub struct Fsdp<'c> {
     _comm: Borrowed<'c>,
 }
 
-/// Where a unit is in its step. Shards may be written, by a program, an optimizer or a load, while all units are `Sharded`.
+/// The phase of a unit in the current step. A program, an optimizer or a load may write shards while all units are
+/// `Sharded`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnitPhase {
     /// Each rank has its rows.
     Sharded,
-    /// It is to be whole.
+    /// It is being unsharded.
     OnItsWay,
-    /// Its parameters are whole.
+    /// Its parameters are unsharded.
     Whole,
-    /// It is whole, and its gradients are being written.
+    /// It is unsharded, and its gradients are being written.
     Backward,
-    /// It is sharded; until [`Fsdp::wait`] its gradients are reduced.
+    /// It is sharded, and its gradients are being reduced until [`Fsdp::wait`].
     Reducing,
 }
 
@@ -214,9 +215,9 @@ impl UnitPhase {
 struct Unit {
     name: String,
     indices: Range<usize>,
-    /// A guard of it lives, or a call that makes one runs.
+    /// A guard of it is alive, or a call that creates one is running.
     lent: Cell<bool>,
-    /// The gradients of its shards are the library's: from its backward to `wait`.
+    /// The gradients of its shards are lent to the library, from its backward to `wait`.
     grads_lent: Cell<bool>,
 }
 
@@ -271,7 +272,7 @@ impl FsdpInner {
         self.params.iter().map(|param| (param.name.as_str(), &param.shard))
     }
 
-    /// What the library cut: units, parameters and views of shards.
+    /// The library's units, parameters and views of shards.
     fn read(&mut self) -> Result<()> {
         let (mut units, mut params) = (0, 0);
         // SAFETY: the handle is alive.
@@ -342,7 +343,7 @@ impl FsdpInner {
         UnitPhase::from_raw(phase).ok_or_else(|| Error::state(format!("unit {unit} is in the unknown phase {phase}")))
     }
 
-    /// Makes a unit whole by `begin`, for a guard.
+    /// Unshards a unit with `begin`, for a guard.
     fn whole(&self, unit: usize, begin: unsafe fn(*mut sys::tsr_fsdp, usize) -> sys::tsr_status) -> Result<Lent<'_>> {
         let info = self.unit(unit)?;
         if info.lent.replace(true) {
@@ -373,7 +374,7 @@ impl FsdpInner {
         Ok(lent)
     }
 
-    /// Whether the library may read shards in the background now.
+    /// Whether the library may currently read shards in the background.
     fn check_readable(&self) -> Result<()> {
         self.named_shards().try_for_each(|(name, shard)| shard.check_readable(&name))
     }
@@ -383,7 +384,7 @@ impl FsdpInner {
         params.iter().filter_map(|param| param.grad.as_ref().map(|grad| (GradientOf(&param.name), grad)))
     }
 
-    /// Gives the library the gradients of a unit's shards, unless it has them. Returns whether it did.
+    /// Lends the gradients of a unit's shards to the library, unless they already are. Returns whether it did.
     fn lend_grads(&self, unit: &Unit) -> Result<bool> {
         if unit.grads_lent.get() {
             return Ok(false);
@@ -400,7 +401,7 @@ impl FsdpInner {
         }
     }
 
-    /// The step has ended. No guard is alive, since the model was not borrowed; one may have been forgotten.
+    /// The step has ended. No guard is alive, because the model was not borrowed, but one may have been forgotten.
     fn end_step(&self) {
         for unit in &self.units {
             unit.lent.set(false);
@@ -410,15 +411,14 @@ impl FsdpInner {
 }
 
 impl<'c> Fsdp<'c> {
-    /// Registers a model, checks that all ranks registered the same, and cuts it. The given tensors are read here and not
-    /// used later. Collective.
+    /// Registers a model, checks that all ranks registered the same, and shards it. The given tensors are read here and
+    /// not used later. Collective.
     ///
     /// # Errors
-    /// `Mismatch`: the ranks' models differ, and the message names the first difference; `InvalidArgument`: a length does
-    /// not fit its shape, a dtype is no floating-point one, a parameter has no dimension, the name
-    /// of a unit or a parameter comes twice; `NotFound`: a
-    /// frozen parameter is not in its unit; `InvalidState`: a mutable view of a tensor is alive; `Timeout`, `Aborted`,
-    /// `PeerLost`, `NoMemory`.
+    /// `Mismatch`: the ranks' models differ, and the message names the first difference; `InvalidArgument`: a length
+    /// does not fit its shape, a dtype is not floating-point, a parameter has no dimension, the name of a unit or a
+    /// parameter occurs twice; `NotFound`: a frozen parameter is not in its unit; `InvalidState`: a mutable view of a
+    /// tensor is alive; `Timeout`, `Aborted`, `PeerLost`, `NoMemory`.
     pub fn new(comm: &'c Comm, units: Units) -> Result<Self> {
         Self::with_options(comm, units, &FsdpOptions::new())
     }
@@ -426,7 +426,7 @@ impl<'c> Fsdp<'c> {
     /// [`Fsdp::new`] with settings.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn with_options(comm: &'c Comm, units: Units, options: &FsdpOptions) -> Result<Self> {
         let mut tensors: Vec<(String, Tensor)> = Vec::new();
         let mut trained: Vec<i32> = Vec::new();
@@ -481,12 +481,12 @@ impl<'c> Fsdp<'c> {
         &self.inner
     }
 
-    /// How many parameters there are, over all units.
+    /// The number of parameters, over all units.
     pub fn len(&self) -> usize {
         self.inner.params.len()
     }
 
-    /// Whether there is no parameter; never so.
+    /// Whether there are no parameters; always false.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -501,17 +501,17 @@ impl<'c> Fsdp<'c> {
         self.inner.params.get(index).map(|param| param.name.as_str())
     }
 
-    /// The sizes of parameter `index`, whole; `None` beyond the last.
+    /// The full shape of parameter `index`; `None` beyond the last.
     pub fn shape(&self, index: usize) -> Option<&[usize]> {
         self.inner.params.get(index).map(|param| param.shape.as_slice())
     }
 
-    /// Whether parameter `index` has a gradient; not so beyond the last.
+    /// Whether parameter `index` has a gradient; false beyond the last.
     pub fn is_trained(&self, index: usize) -> bool {
         self.inner.params.get(index).is_some_and(|param| param.grad.is_some())
     }
 
-    /// How many units there are.
+    /// The number of units.
     pub fn unit_count(&self) -> usize {
         self.inner.units.len()
     }
@@ -536,64 +536,64 @@ impl<'c> Fsdp<'c> {
         self.inner.params.get(index).map(|param| param.unit)
     }
 
-    /// Where unit `unit` is in its step.
+    /// The phase of unit `unit` in the current step.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such unit.
+    /// `InvalidArgument`: the unit does not exist.
     pub fn phase(&self, unit: usize) -> Result<UnitPhase> {
         self.inner.phase(unit)
     }
 
-    /// Whether any rank had a gradient of parameter `index` in the last step that was reduced. Of one that no rank had, since
-    /// gradients were set to zero if they add up, gradients are zeros, and optimizers leave it, its moments and its count of
-    /// steps as they are. False before the first step, and of a parameter that is not trained.
+    /// Whether any rank had a gradient of parameter `index` in the last reduced step. If no rank had one (with
+    /// accumulation: since gradients were set to zero), its gradients are zero, and optimizers leave the parameter, its
+    /// moments and its step count unchanged. False before the first step, and for a frozen parameter.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such parameter.
+    /// `InvalidArgument`: the parameter does not exist.
     pub fn used(&self, index: usize) -> Result<bool> {
         let mut used = 0;
         check(unsafe { sys::tsr_fsdp_used(self.inner.as_ptr(), index, &mut used) })?;
         Ok(used != 0)
     }
 
-    /// Who holds which rows of parameter `index`.
+    /// Which rank holds which rows of parameter `index`.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such parameter; `NoMemory`.
+    /// `InvalidArgument`: the parameter does not exist; `NoMemory`.
     pub fn layout(&self, index: usize) -> Result<Layout> {
         let mut handle = ptr::null_mut();
         check(unsafe { sys::tsr_fsdp_layout(self.inner.as_ptr(), index, &mut handle) })?;
         Ok(Layout::from_raw(created(handle)?, self.inner.params[index].shape.len()))
     }
 
-    /// This rank's rows of parameter `index`, an `f32` tensor, to read. There may be none.
+    /// This rank's rows of parameter `index` (possibly none), an `f32` tensor, to read.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such parameter, or it is no `f32`.
+    /// `InvalidArgument`: the parameter does not exist, or it is not `f32`.
     pub fn shard(&self, index: usize) -> Result<View<'_, f32>> {
         self.shard_as(index)
     }
 
-    /// [`Self::shard`] of any dtype.
+    /// [`Self::shard`] for any dtype.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn shard_as<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
         self.inner.param(index)?.shard.view()
     }
 
-    /// This rank's rows of parameter `index`, an `f32` tensor, to write: between steps.
+    /// This rank's rows of parameter `index`, an `f32` tensor, to write between steps.
     ///
     /// # Errors
-    /// As [`Self::shard`], and `InvalidState`: the unit is whole or on its way; [`Self::reshard`] it.
+    /// As [`Self::shard`], and `InvalidState`: the unit is unsharded or being unsharded; [`Self::reshard`] it.
     pub fn shard_mut(&mut self, index: usize) -> Result<ViewMut<'_, f32>> {
         self.shard_mut_as(index)
     }
 
-    /// [`Self::shard_mut`] of any dtype.
+    /// [`Self::shard_mut`] for any dtype.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn shard_mut_as<T: Element>(&mut self, index: usize) -> Result<ViewMut<'_, T>> {
         let param = self.inner.param(index)?;
         match self.phase(param.unit)? {
@@ -605,24 +605,24 @@ impl<'c> Fsdp<'c> {
         }
     }
 
-    /// The gradient of this rank's rows of parameter `index`, an `f32` tensor, to read: reduced by [`Self::wait`].
+    /// The gradient of this rank's rows of parameter `index`, an `f32` tensor, to read; [`Self::wait`] reduces it.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such parameter, or it is no `f32`; `InvalidState`: it is not trained, or its unit's
+    /// `InvalidArgument`: the parameter does not exist, or it is not `f32`; `InvalidState`: it is frozen, or its unit's
     /// backward has begun in this step.
     pub fn shard_grad(&self, index: usize) -> Result<View<'_, f32>> {
         self.shard_grad_as(index)
     }
 
-    /// [`Self::shard_grad`] of any dtype.
+    /// [`Self::shard_grad`] for any dtype.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn shard_grad_as<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
         self.inner.param(index)?.grad()?.view()
     }
 
-    /// The gradient of this rank's rows of parameter `index`, an `f32` tensor, to write: to clip it, say.
+    /// The gradient of this rank's rows of parameter `index`, an `f32` tensor, to write, for example to clip it.
     ///
     /// # Errors
     /// As [`Self::shard_grad`], and while any view of it is alive.
@@ -630,28 +630,28 @@ impl<'c> Fsdp<'c> {
         self.shard_grad_mut_as(index)
     }
 
-    /// [`Self::shard_grad_mut`] of any dtype.
+    /// [`Self::shard_grad_mut`] for any dtype.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn shard_grad_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
         self.inner.param(index)?.grad()?.view_mut()
     }
 
-    /// A unit's forward begins: returns when its parameters are whole, with the next units on their way. The guard lends
-    /// them, and ends the forward. Collective.
+    /// Begins a unit's forward: returns when its parameters are unsharded, while the next units are being unsharded.
+    /// The guard gives access to them and ends the forward. Collective.
     ///
     /// # Errors
     /// `InvalidState`: in the middle of a backward, a guard of the unit is alive, or a mutable view of a shard is;
-    /// `InvalidArgument`: there is no such unit; `Mismatch`: another rank makes another unit whole; `Timeout`, `Aborted`,
-    /// `PeerLost`, `NoMemory`. `Interrupted`: call it again.
+    /// `InvalidArgument`: the unit does not exist; `Mismatch`: another rank unshards a different unit; `Timeout`,
+    /// `Aborted`, `PeerLost`, `NoMemory`. `Interrupted`: call it again.
     pub fn forward(&self, unit: usize) -> Result<Forward<'_>> {
         Ok(Forward(self.inner.whole(unit, sys::tsr_fsdp_forward)?))
     }
 
-    /// A unit's backward begins: returns when its parameters are whole and there is memory for its gradients.
-    /// The guard lends both. A unit that a step uses more than once has one backward after its uses or one for each; the
-    /// gradients of all are added up. Collective.
+    /// Begins a unit's backward: returns when its parameters are unsharded and there is memory for its gradients. The
+    /// guard gives access to both. A unit that a step uses more than once has one backward after all uses or one for
+    /// each; their gradients are added up. Collective.
     ///
     /// # Errors
     /// As [`Self::forward`], and `InvalidState`: a view of the gradient of one of its shards is alive.
@@ -683,23 +683,22 @@ impl<'c> Fsdp<'c> {
         Ok(Backward { lent, grads })
     }
 
-    /// The end of backward: returns when the gradients of all shards are the average (or sum) over the ranks, and every unit
-    /// is sharded. Collective.
+    /// Ends the backward pass: returns when the gradients of all shards are the average (or sum) over the ranks and
+    /// every unit is sharded. Collective.
     ///
     /// # Errors
-    /// `InvalidState`: units whose gradients were never said to be ready, which the message names; the step can be completed
-    /// and waited for again. `Mismatch`, `Timeout`, `Aborted`, `PeerLost`: the gradients stay out of reach. `Interrupted`:
-    /// call it again.
+    /// `InvalidState`: units were never marked ready; the message names them. Complete the step and wait again.
+    /// `Mismatch`, `Timeout`, `Aborted`, `PeerLost`: the gradients stay inaccessible. `Interrupted`: call it again.
     pub fn wait(&mut self) -> Result<()> {
         check(unsafe { sys::tsr_fsdp_wait(self.inner.as_ptr()) })?;
         self.inner.end_step();
         Ok(())
     }
 
-    /// Gives up the step that has begun, however far it is: every unit is sharded and every gradient zero, also what was
-    /// accumulated. What an error or a panic left behind is gone with that, a [`Backward`] dropped before it was ready, say.
-    /// Collective: all ranks do so after the same calls of that step, so ranks that go on without an error have to hear of
-    /// it first, by a collective of their own, say.
+    /// Abandons the current step at any point: every unit is sharded, and every gradient, including accumulated ones,
+    /// is zero. This also cleans up after an error or a panic, such as a [`Backward`] that was dropped before it was
+    /// ready. Collective: all ranks must call it after the same calls of the step, so ranks without an error must first
+    /// learn of it, for example by another collective.
     ///
     /// ```
     /// # fn main() -> tessera::Result<()> {
@@ -733,40 +732,40 @@ impl<'c> Fsdp<'c> {
         Ok(())
     }
 
-    /// Begins to make a unit whole, in the background; does nothing for one that is whole or on its way. Collective.
+    /// Begins to unshard a unit in the background. Does nothing if it is unsharded or being unsharded. Collective.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such unit; `InvalidState`: a mutable view of a shard is alive; `Aborted`.
+    /// `InvalidArgument`: the unit does not exist; `InvalidState`: a mutable view of a shard is alive; `Aborted`.
     pub fn unshard(&self, unit: usize) -> Result<()> {
         self.inner.check_readable()?;
         check(unsafe { sys::tsr_fsdp_unshard(self.inner.as_ptr(), unit) })
     }
 
-    /// Returns when a unit that is on its way, by [`Self::unshard`], is whole. The guard lends its parameters, and shards it
-    /// again. Collective.
+    /// Waits until a unit, for which [`Self::unshard`] was called, is unsharded. The guard gives access to its
+    /// parameters and shards it again. Collective.
     ///
     /// # Errors
-    /// `InvalidState`: nobody asked for it, or a guard of the unit is alive; `InvalidArgument`: there is no such unit;
-    /// `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, `NoMemory`. `Interrupted`: call it again.
+    /// `InvalidState`: [`Self::unshard`] was not called, or a guard of the unit is alive; `InvalidArgument`: the unit
+    /// does not exist; `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, `NoMemory`. `Interrupted`: call it again.
     pub fn whole(&self, unit: usize) -> Result<Whole<'_>> {
         Ok(Whole(self.inner.whole(unit, sys::tsr_fsdp_await)?))
     }
 
-    /// Shards a unit that is whole, or on its way, without a guard: one that stays whole after a forward, or was prefetched.
-    /// One that is still on its way is waited for. Collective.
+    /// Shards a unit that is unsharded, or being unsharded, without a guard: one that stays unsharded after a forward,
+    /// or was prefetched. Waits for one that is being unsharded. Collective.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such unit; `InvalidState`: its backward began; `Mismatch`, `Timeout`, `Aborted`,
-    /// `PeerLost`, `NoMemory`. `Interrupted`: call it again.
+    /// `InvalidArgument`: the unit does not exist; `InvalidState`: its backward has begun; `Mismatch`, `Timeout`,
+    /// `Aborted`, `PeerLost`, `NoMemory`. `Interrupted`: call it again.
     pub fn reshard(&mut self, unit: usize) -> Result<()> {
         check(unsafe { sys::tsr_fsdp_reshard(self.inner.as_ptr(), unit) })?;
         self.inner.units[unit].lent.set(false); // a forgotten guard
         Ok(())
     }
 
-    /// Whether the following backwards reduce. Without, gradients stay whole on each rank and take memory until the next
-    /// backward with synchronisation reduces their sum: they are zero at first, and the trainer adds to what is there. The
-    /// same on every rank; `true` at first.
+    /// Sets whether the following backwards reduce. If not, each rank accumulates unsharded gradients, which need
+    /// memory, until the next backward with synchronisation reduces their sum; they are initially zero, and the trainer
+    /// adds to them. The same on every rank; initially `true`.
     ///
     /// # Errors
     /// `InvalidState`: in the middle of a backward.
@@ -774,7 +773,8 @@ impl<'c> Fsdp<'c> {
         check(unsafe { sys::tsr_fsdp_set_sync(self.inner.as_ptr(), i32::from(sync)) })
     }
 
-    /// Whether the following backwards add to the gradients of the shards instead of replacing them; `false` at first.
+    /// Sets whether the following backwards add to the gradients of the shards instead of replacing them; initially
+    /// `false`.
     ///
     /// # Errors
     /// `InvalidState`: in the middle of a backward.
@@ -782,9 +782,9 @@ impl<'c> Fsdp<'c> {
         check(unsafe { sys::tsr_fsdp_set_accumulate(self.inner.as_ptr(), i32::from(accumulate)) })
     }
 
-    /// Whether the following backwards reduce over replicas ([`FsdpOptions::shard_ranks`]), too. Without, the sums over the
-    /// ranks of each replica, which may be all ranks, are kept, and added up, until the next backward with it; the shards'
-    /// gradients stay as they are. The same on every rank; `true` at first.
+    /// Sets whether the following backwards also reduce over replicas ([`FsdpOptions::shard_ranks`]). If not, the sums
+    /// over the ranks of each replica (which may be all ranks) are kept and accumulated until the next backward that
+    /// does; the shards' gradients are unchanged. The same on every rank; initially `true`.
     ///
     /// # Errors
     /// `InvalidState`: in the middle of a backward.
@@ -792,20 +792,20 @@ impl<'c> Fsdp<'c> {
         check(unsafe { sys::tsr_fsdp_set_all_reduce(self.inner.as_ptr(), i32::from(all_reduce)) })
     }
 
-    /// Whether the memory of a unit is free after its following backwards. Without, it stays the unit's, and the forward that
-    /// comes next uses what lies there, unless a shard was changed on some rank since: between hosts nothing is sent then,
-    /// which steps that add up gradients gain by. The same on every rank; `true` at first.
+    /// Sets whether a unit frees its memory after its following backwards. If not, it keeps its memory, and the next
+    /// forward reuses its contents unless some rank changed a shard since. Nothing is then sent between hosts, which
+    /// speeds up steps that accumulate gradients. The same on every rank; initially `true`.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such unit; `InvalidState`: in the middle of a backward.
+    /// `InvalidArgument`: the unit does not exist; `InvalidState`: in the middle of a backward.
     pub fn set_reshard_after_backward(&mut self, unit: usize, reshard: bool) -> Result<()> {
         check(unsafe { sys::tsr_fsdp_set_reshard_after_backward(self.inner.as_ptr(), unit, i32::from(reshard)) })
     }
 
-    /// Sets the gradients of the shards to zero, and forgets those that add up whole.
+    /// Sets the gradients of the shards to zero and drops accumulated unsharded gradients.
     ///
     /// # Errors
-    /// `InvalidState`: units are whole, or gradients are being reduced; `Aborted`.
+    /// `InvalidState`: units are unsharded, or gradients are being reduced; `Aborted`.
     pub fn zero_grad(&mut self) -> Result<()> {
         let _grads = Held::new(self.inner.trained.named_grads(), Use::Writes)?;
         check(unsafe { sys::tsr_fsdp_zero_grad(self.inner.as_ptr()) })
@@ -818,12 +818,12 @@ impl fmt::Debug for Fsdp<'_> {
     }
 }
 
-/// A whole unit, to whoever holds the guard.
+/// An unsharded unit, for its guard.
 struct Lent<'f> {
     inner: &'f FsdpInner,
     unit: usize,
     params: Vec<Tensor>,
-    /// It is still to be ended.
+    /// Whether it must still be ended.
     open: bool,
 }
 
@@ -838,7 +838,7 @@ impl Lent<'_> {
         &self.inner.units[self.unit]
     }
 
-    /// Which one of the unit's parameters that is.
+    /// The position of a parameter in the unit.
     fn position(&self, index: usize) -> Result<usize> {
         let Unit { name, indices, .. } = self.info();
         if indices.contains(&index) {
@@ -879,33 +879,34 @@ macro_rules! whole_accessors {
             self.$($lent)*.info().indices.clone()
         }
 
-        /// Parameter `index`, an `f32` tensor, whole. Read only: the ranks of a host have one copy of it.
+        /// Parameter `index`, an unsharded `f32` tensor. Read-only, because the ranks of a host share one copy.
         ///
         /// # Errors
-        /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): it is not of this unit, or it is no `f32`.
+        /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): it does not belong to this unit, or it is not
+        /// `f32`.
         pub fn param(&self, index: usize) -> Result<&[f32]> {
             self.param_as(index)
         }
 
-        /// [`Self::param`] of any dtype.
+        /// [`Self::param`] for any dtype.
         ///
         /// # Errors
-        /// As there.
+        /// The same errors.
         pub fn param_as<T: Element>(&self, index: usize) -> Result<&[T]> {
             self.$($lent)*.param(index)
         }
     };
 }
 
-/// A unit in its forward, made by [`Fsdp::forward`]: its parameters are whole. Dropping it ends the forward, as
-/// [`done`](Self::done) does, which tells of errors.
+/// A unit in its forward, created by [`Fsdp::forward`]: its parameters are unsharded. Dropping it ends the forward like
+/// [`done`](Self::done), which also returns errors.
 #[must_use = "the forward ends when this is dropped"]
 pub struct Forward<'f>(Lent<'f>);
 
 impl Forward<'_> {
     whole_accessors!(0);
 
-    /// The forward ends: the parameters are sharded again, unless the unit stays whole until its backward.
+    /// Ends the forward: the parameters are sharded again, unless the unit stays unsharded until its backward.
     ///
     /// # Errors
     /// `Aborted`.
@@ -926,18 +927,18 @@ impl fmt::Debug for Forward<'_> {
     }
 }
 
-/// A unit that is whole outside of a step, made by [`Fsdp::whole`]: to evaluate, or to look at. Dropping it shards the unit
-/// again, as [`reshard`](Self::reshard) does, which tells of errors.
+/// A unit that is unsharded outside of a step, for evaluation or inspection, created by [`Fsdp::whole`]. Dropping it
+/// shards the unit again like [`reshard`](Self::reshard), which also returns errors.
 #[must_use = "the unit is sharded again when this is dropped"]
 pub struct Whole<'f>(Lent<'f>);
 
 impl Whole<'_> {
     whole_accessors!(0);
 
-    /// Gives the memory of the unit back.
+    /// Frees the memory of the unit.
     ///
     /// # Errors
-    /// `InvalidState`: its backward began; `Aborted`.
+    /// `InvalidState`: its backward has begun; `Aborted`.
     pub fn reshard(mut self) -> Result<()> {
         self.0.end(sys::tsr_fsdp_reshard)
     }
@@ -955,15 +956,16 @@ impl fmt::Debug for Whole<'_> {
     }
 }
 
-/// A unit in its backward, made by [`Fsdp::backward`]: its parameters are whole, and its gradients are to be written.
+/// A unit in its backward, created by [`Fsdp::backward`]: its parameters are unsharded, and its gradients must be
+/// written.
 ///
-/// [`ready`](Self::ready) ends it. Dropped before, by an error in between, say, the unit's backward goes on without the guard:
-/// the unit stays whole, [`Fsdp::backward`] gives another guard with what was written so far, and [`Fsdp::wait`] names the
-/// unit. [`Fsdp::abandon`] gives up the whole step instead.
+/// [`ready`](Self::ready) ends it. If it is dropped earlier, for example because of an error, the unit's backward
+/// continues without the guard: the unit stays unsharded, [`Fsdp::backward`] returns another guard with the gradients
+/// written so far, and [`Fsdp::wait`] names the unit. [`Fsdp::abandon`] abandons the entire step instead.
 #[must_use = "ready() ends the unit's backward"]
 pub struct Backward<'f> {
     lent: Lent<'f>,
-    /// None of what is not trained.
+    /// None for frozen parameters.
     grads: Vec<Option<Tensor>>,
 }
 
@@ -975,25 +977,25 @@ impl Backward<'_> {
         self.grads[position].as_ref().ok_or_else(|| self.lent.inner.params[index].is_not_trained())
     }
 
-    /// Where the whole gradient of parameter `index`, an `f32` tensor, is to be written. It holds anything at first, but
-    /// without synchronisation ([`Fsdp::set_sync`]) what has added up, zeros at first.
+    /// The unsharded gradient of parameter `index`, an `f32` tensor, to write. It is uninitialised, except without
+    /// synchronisation ([`Fsdp::set_sync`]), where it holds the accumulated gradient, initially zero.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is not of this unit, or it is no `f32`; `InvalidState`: it is not trained, or a view of it is
-    /// alive.
+    /// `InvalidArgument`: it does not belong to this unit, or it is not `f32`; `InvalidState`: it is frozen, or a view
+    /// of it is alive.
     pub fn grad_mut(&self, index: usize) -> Result<ViewMut<'_, f32>> {
         self.grad_mut_as(index)
     }
 
-    /// [`Self::grad_mut`] of any dtype.
+    /// [`Self::grad_mut`] for any dtype.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn grad_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
         self.grad(index)?.view_mut()
     }
 
-    /// This rank has no gradient of parameter `index` in this backward, which counts as zeros.
+    /// Marks parameter `index` as having no gradient on this rank in this backward; it counts as zeros.
     ///
     /// # Errors
     /// As [`Self::grad_mut`].
@@ -1002,18 +1004,18 @@ impl Backward<'_> {
         check(unsafe { sys::tsr_fsdp_unused(self.lent.inner.as_ptr(), index) })
     }
 
-    /// The unit's backward ends: its gradients, all written, are reduced into the shards in the background, and its
-    /// parameters are sharded again.
+    /// Ends the unit's backward, once all its gradients are written: they are reduced into the shards in the
+    /// background, and its parameters are sharded again.
     ///
     /// # Errors
-    /// `InvalidState`: gradients, which are named, were neither written nor said to be unused; [`Fsdp::backward`] goes on
-    /// with the unit. `Aborted`.
+    /// `InvalidState`: gradients were neither written nor marked unused; the message names them, and [`Fsdp::backward`]
+    /// continues the unit's backward. `Aborted`.
     pub fn ready(mut self) -> Result<()> {
         self.lent.end(sys::tsr_fsdp_grads_ready)
     }
 }
 
-/// So that views into the gradients end before.
+/// Ensures that views of the gradients end before.
 impl Drop for Backward<'_> {
     fn drop(&mut self) {}
 }

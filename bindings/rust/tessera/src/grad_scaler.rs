@@ -1,4 +1,4 @@
-//! Dynamic scaling of losses.
+//! Dynamic loss scaling.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -11,10 +11,10 @@ use crate::optim::Optimizer;
 use crate::raw::created;
 use crate::settings::{grad_scaler_setters, GradScalerSettings};
 
-/// A scale for the loss that follows what becomes of the gradients, so that small ones of [`F16`](crate::DType::F16) are not
-/// lost, as `torch.amp.GradScaler` has it. A step whose gradients have an infinity or NaN is left out, over an
-/// [`Fsdp`](crate::Fsdp) on all ranks if any has one, and the scale becomes smaller; after some steps in a row that were made
-/// it grows. Each rank has its own; they stay alike. A [`State`](crate::State) saves it with its settings.
+/// A dynamic scale for the loss, like `torch.amp.GradScaler`, so that small [`F16`](crate::DType::F16) gradients are
+/// not lost. A step whose gradients hold an infinity or NaN (over an [`Fsdp`](crate::Fsdp): on any rank) is skipped, on
+/// all ranks, and the scale shrinks; after some successful steps in a row it grows. Each rank has its own scaler; they
+/// stay equal. A [`State`](crate::State) saves it with its settings.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -49,7 +49,8 @@ impl GradScalerInner {
     }
 }
 
-/// Builds a [`GradScaler`]. What is not set is the library's default, which is PyTorch's. The same on every rank.
+/// Builds a [`GradScaler`]. Settings that are not set have the library's defaults, which are PyTorch's. The same on
+/// every rank.
 #[derive(Debug, Default)]
 #[must_use = "it is a builder: call build()"]
 pub struct GradScalerBuilder {
@@ -59,10 +60,10 @@ pub struct GradScalerBuilder {
 impl GradScalerBuilder {
     grad_scaler_setters!();
 
-    /// Makes the scaler.
+    /// Creates the scaler.
     ///
     /// # Errors
-    /// `InvalidArgument`: a setting cannot be.
+    /// `InvalidArgument`: a setting is invalid.
     pub fn build(self) -> Result<GradScaler> {
         crate::load()?;
         let mut handle = ptr::null_mut();
@@ -73,7 +74,7 @@ impl GradScalerBuilder {
 }
 
 impl GradScaler {
-    /// Begins a scaler.
+    /// Starts building a scaler.
     pub fn builder() -> GradScalerBuilder {
         GradScalerBuilder::default()
     }
@@ -82,7 +83,7 @@ impl GradScaler {
         &self.inner
     }
 
-    /// What losses, or the gradients where backward begins, are multiplied by.
+    /// The factor for losses, or for the gradients where backward begins.
     ///
     /// # Errors
     /// None in practice.
@@ -93,20 +94,20 @@ impl GradScaler {
         Ok(scale)
     }
 
-    /// Divides the gradients by the scale before the step, to bound them; once between two updates. Collective over an
-    /// [`Fsdp`](crate::Fsdp).
+    /// Divides the gradients by the scale before the step, for example to clip them. At most once between updates.
+    /// Collective over an [`Fsdp`](crate::Fsdp).
     ///
     /// # Errors
-    /// `InvalidState`: they are unscaled already or being reduced, a view of one is alive, or the optimizer steps in
+    /// `InvalidState`: they are already unscaled or being reduced, a view of one is alive, or the optimizer steps in
     /// backward. Over an `Fsdp` also `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, and `Interrupted`, after which its
-    /// communicator is out of use.
+    /// communicator can no longer be used.
     pub fn unscale(&mut self, optimizer: &mut Optimizer<'_>) -> Result<()> {
         let _grads = optimizer.hold_grads()?;
         check(unsafe { sys::tsr_grad_scaler_unscale(self.inner.as_ptr(), optimizer.inner().as_ptr()) })
     }
 
-    /// Makes the optimizer's step, unless its gradients, divided by the scale if they were not yet, have an infinity or NaN.
-    /// Returns whether it was made, the same on every rank. Collective over an [`Fsdp`](crate::Fsdp).
+    /// Divides the gradients by the scale, unless [`Self::unscale`] has, and steps the optimizer if all are finite.
+    /// Returns whether it stepped, the same on every rank. Collective over an [`Fsdp`](crate::Fsdp).
     ///
     /// # Errors
     /// As [`Self::unscale`]; `InvalidState` also for a second step before [`Self::update`], and while a view of a parameter
@@ -119,7 +120,7 @@ impl GradScaler {
         Ok(stepped != 0)
     }
 
-    /// Ends an iteration: the scale of the next, by what was found in the gradients of all optimizers.
+    /// Ends the iteration: updates the scale according to the gradients of all optimizers.
     ///
     /// # Errors
     /// `InvalidState`: no gradients were unscaled since the last update.

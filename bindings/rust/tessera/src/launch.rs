@@ -1,4 +1,4 @@
-//! What the launcher tells the ranks, and they it.
+//! Communication with the launcher: preemption requests and error reports.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -12,17 +12,17 @@ use tessera_sys as sys;
 use crate::error::{check, Code, Result};
 use crate::raw;
 
-/// Whether the launcher was asked to stop: save and return soon. Always false outside `tessera run`. Costs nothing.
+/// Whether the launcher was asked to stop; then save and return soon. Always false outside `tessera run`. Cheap.
 pub fn preempt_requested() -> bool {
     // SAFETY: the library is loaded.
     crate::load().is_ok() && unsafe { sys::tsr_preempt_requested() } != 0
 }
 
-/// Tells the launcher why this process fails, for its summary. The first call of a process counts. Does nothing outside
-/// a launcher. [`record`] does it for a whole program.
+/// Reports to the launcher why this process fails, for its summary. Only the first call of a process counts. Does
+/// nothing outside a launcher. [`record`] does it for an entire program.
 ///
 /// # Errors
-/// `Io`: the file that the launcher named cannot be written; `InvalidArgument`: a zero byte.
+/// `Io`: the launcher's error file cannot be written; `InvalidArgument`: a zero byte.
 pub fn record_error(message: &str, traceback: Option<&str>) -> Result<()> {
     crate::load()?;
     let message = raw::c_string("the message", message)?;
@@ -31,11 +31,12 @@ pub fn record_error(message: &str, traceback: Option<&str>) -> Result<()> {
     check(unsafe { sys::tsr_record_error(message.as_ptr(), raw::pointer(&traceback)) })
 }
 
-/// [`record_error`] of an error that the program found by itself, as where its ranks meet without the library. `peer` is the
-/// rank that it is about, by its `TESSERA_RANK`: of `Timeout`, `PeerLost` and `Aborted` that one is the cause, not this rank.
+/// [`record_error`] for an error that the program itself detected, for example while its ranks connect without the
+/// library. `peer` is the rank that the error is about, by its `TESSERA_RANK`; for `Timeout`, `PeerLost` and `Aborted`
+/// it is the cause, not this rank.
 ///
 /// # Errors
-/// `Io`: the file that the launcher named cannot be written; `InvalidArgument`: a zero byte, or `code` is none.
+/// `Io`: the launcher's error file cannot be written; `InvalidArgument`: a zero byte, or `code` is invalid.
 pub fn record_error_about(message: &str, code: Code, peer: Option<usize>) -> Result<()> {
     crate::load()?;
     let message = raw::c_string("the message", message)?;
@@ -44,10 +45,11 @@ pub fn record_error_about(message: &str, code: Code, peer: Option<usize>) -> Res
     check(unsafe { sys::tsr_record_error_about(message.as_ptr(), std::ptr::null(), code.as_raw(), peer) })
 }
 
-/// Runs a program. The error that it returns, or the panic that ends it, is told to the launcher, whose summary then says
-/// why this rank failed, and goes on as if this function were not there. Outside a launcher nothing is told.
+/// Runs a program. An error that it returns, or a panic that ends it, is reported to the launcher, whose summary then
+/// shows why this rank failed, and is passed on. Reports nothing outside a launcher.
 ///
-/// The program's errors may be of any type that prints: [`Error`](crate::Error), `Box<dyn Error>`, `anyhow::Error`, `String`.
+/// The program's errors may have any type that implements `Display`: [`Error`](crate::Error), `Box<dyn Error>`,
+/// `anyhow::Error`, `String`.
 ///
 /// ```
 /// use tessera::{Comm, ReduceOp};
@@ -105,11 +107,11 @@ fn text_of(payload: &(dyn Any + Send)) -> &str {
 thread_local! {
     /// Whether this thread is inside `record`.
     static RECORDING: Cell<bool> = const { Cell::new(false) };
-    /// Where its last panic was, and the backtrace if RUST_BACKTRACE asks for one. Only the panic hook learns that.
+    /// Where its last panic was, and the backtrace if RUST_BACKTRACE is set; only the panic hook knows them.
     static PANIC: RefCell<Option<(String, Option<String>)>> = const { RefCell::new(None) };
 }
 
-/// Puts a hook before the present one, once in a process.
+/// Installs a hook before the current one, once per process.
 fn note_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

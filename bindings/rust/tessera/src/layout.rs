@@ -1,4 +1,4 @@
-//! How a global tensor lies on the ranks: arithmetic; only [`Layout::gather`] sends messages.
+//! How a global tensor is distributed over the ranks. Pure arithmetic; only [`Layout::gather`] communicates.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -11,13 +11,13 @@ use crate::raw::{self, created};
 
 const MAX_NDIM: usize = sys::TSR_MAX_NDIM as usize;
 
-/// What one mesh dimension does to a tensor.
+/// How one mesh dimension distributes a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Placement {
-    /// Every rank along it holds the same.
+    /// Every rank along it holds the same data.
     Replicate,
-    /// This dimension of the tensor is cut like `torch.chunk` cuts: equal parts of `ceil(size / parts)`, then a shorter
+    /// This dimension of the tensor is split as `torch.chunk` does: equal parts of `ceil(size / parts)`, then a shorter
     /// one, then empty ones.
     Shard(usize),
 }
@@ -89,7 +89,8 @@ impl Layout {
         Ok(Layout { handle: created(handle)?, ndim: shape.len() })
     }
 
-    /// A tensor of `shape` of which rank r holds the boxes `regions[r]`. Two boxes are equal (replicas) or disjoint.
+    /// A tensor of `shape` of which rank r holds the boxes `regions[r]`. Any two boxes must be equal (replicas) or
+    /// disjoint.
     ///
     /// # Errors
     /// `InvalidArgument`.
@@ -109,13 +110,13 @@ impl Layout {
         Ok(Layout { handle: created(handle)?, ndim: shape.len() })
     }
 
-    /// A tensor of `shape` of which each rank knows its own boxes alone: `regions` are this rank's, in the order of its
-    /// pieces. The ranks tell each other their tables of offsets and sizes, and nothing else; then all have the layout that
+    /// A tensor of `shape` of which each rank knows only its own boxes: `regions` are this rank's, in the order of its
+    /// pieces. The ranks exchange only their offsets and sizes; all get the layout that
     /// [`from_regions`](Self::from_regions) would make of all boxes. Collective.
     ///
     /// # Errors
-    /// On all ranks: `InvalidArgument`, a box lies outside of the tensor or two overlap in part, and `Mismatch`, the ranks give
-    /// different shapes; the message names the ranks. `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
+    /// On all ranks: `InvalidArgument`, a box lies outside the tensor or two overlap partially, and `Mismatch`, the
+    /// ranks pass different shapes; the message names the ranks. `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
     pub fn gather(comm: &Comm, shape: &[usize], regions: &[Region]) -> Result<Self> {
         let sizes = shape_of(shape)?;
         let boxes = boxes_of(shape, regions.iter())?;
@@ -131,7 +132,7 @@ impl Layout {
     /// The boxes that `rank` holds; none of them is empty.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such rank.
+    /// `InvalidArgument`: the rank does not exist.
     pub fn regions(&self, rank: usize) -> Result<Vec<Region>> {
         let rank = raw::int32("the rank", rank)?;
         let mut count = 0;

@@ -34,12 +34,13 @@
 //! ```
 //!
 //! # What to know
-//! - **Errors.** Every call that can fail returns [`Result`]; an [`Error`] has a [`Code`], a message that says what to
-//!   try, the ranks concerned, and its causes. Nothing here panics on bad input, and no destructor panics or blocks.
-//!   [`record`] around `main` tells the launcher why a rank fails.
-//! - **Deadlines.** Every wait has one. A rank that died is named within seconds, one that is late at the deadline.
-//! - **Memory.** What the library reads or writes later is owned by the object that says so: [`Ddp`] owns parameters, an
-//!   [`Fsdp`] its shards, a [`Work`] its buffers, a [`State`] keeps all it was given. Access to [`Tensor`]s is counted, see [`View`].
+//! - **Errors.** Every call that can fail returns [`Result`]; an [`Error`] has a [`Code`], a message with advice, the
+//!   ranks concerned, and its causes. Nothing here panics on bad input, and no destructor panics or blocks. [`record`]
+//!   around `main` reports to the launcher why a rank fails.
+//! - **Deadlines.** Every wait has one. A dead rank is named within seconds, a late one at the deadline.
+//! - **Memory.** Memory that the library uses later is owned by the object concerned: [`Ddp`] owns parameters, an
+//!   [`Fsdp`] its shards, a [`Work`] its buffers, a [`State`] everything added to it. Access to [`Tensor`]s is counted,
+//!   see [`View`].
 //! - **Threads.** A [`Comm`] may move between threads but not be shared; [`AbortHandle`], [`Store`] and [`Checkpoint`]
 //!   may. [`Ddp`], [`Fsdp`], [`Optimizer`] and [`State`] stay on the thread that made them.
 //! - **The library** is found and opened at run time; see [`load`] for where, and for why no `LD_LIBRARY_PATH` is needed.
@@ -121,7 +122,7 @@ pub use tensor::{IntoTensor, Tensor, TensorInfo, View, ViewMut};
 pub use value::Value;
 pub use work::Work;
 
-/// The examples of the page that users see first.
+/// The examples of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

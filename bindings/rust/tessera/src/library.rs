@@ -8,10 +8,10 @@ use crate::error::{Code, Error, Result};
 use crate::loader::{self, Refusal};
 use crate::text::text;
 
-/// Loads the library if that has not happened yet. Every constructor of this crate calls it, so a program need not; call
-/// it to learn early, and in one place, whether the library can be used.
+/// Loads the library if it is not loaded yet. Every constructor of this crate calls it, so a program need not; call it
+/// to find out early, and in one place, whether the library can be used.
 ///
-/// The library is looked for in this order; the first that is found is used:
+/// The library is searched in this order, and the first one found is used:
 ///
 /// 1. the file that `TESSERA_LIBRARY` names, and then nothing else;
 /// 2. `libtessera.so.0.1` beside the running program, or in `../lib` from there: what is shipped with a program wins;
@@ -24,7 +24,7 @@ use crate::text::text;
 ///
 /// # Errors
 /// [`Code::Version`]: the library has another ABI than these bindings, or lacks functions; the message names both
-/// versions and the file. [`Code::NotFound`]: there is none.
+/// versions and the file. [`Code::NotFound`]: no library was found.
 pub fn load() -> Result<()> {
     loader::load().map_err(|refusal| match refusal {
         Refusal::Unfit(message) => Error::new(Code::Version, message),

@@ -35,8 +35,8 @@ fn find_and_load() -> Result<(), Refusal> {
         }
     }
     let advice = match explicit {
-        Some(_) => "TESSERA_LIBRARY names this file; correct or unset it",
-        None => "name the file in TESSERA_LIBRARY, put it beside the program, or install libtessera",
+        Some(_) => "TESSERA_LIBRARY selects this file; correct or unset it",
+        None => "set TESSERA_LIBRARY to the file, put it beside the program, or install libtessera",
     };
     Err(Refusal::NotFound(format!("libtessera was not found: {}; {advice}", refusals.join("; "))))
 }

@@ -11,17 +11,17 @@ use tessera_sys as sys;
 use crate::error::{check, Result};
 use crate::raw;
 
-/// How grave a line of the log is.
+/// The severity of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
-    /// For those who look for a defect.
+    /// For debugging.
     Debug,
-    /// What happens.
+    /// Normal events.
     Info,
-    /// What should not be so.
+    /// Possible problems.
     Warning,
-    /// What failed.
+    /// Errors.
     Error,
 }
 
@@ -45,7 +45,7 @@ pub fn set_log_level(level: Option<Level>) -> Result<()> {
 
 type LogFn = Box<dyn Fn(Level, &str) + Send + Sync>;
 
-/// Sends the log to `callback` instead of standard error, line by line, from any thread. It must not call this crate. A
+/// Sends the log to `callback` instead of standard error, line by line, on any thread. It must not call this crate. A
 /// panic in it is caught and ends there.
 ///
 /// # Errors
@@ -85,11 +85,11 @@ unsafe extern "C" fn free_log(user_data: *mut c_void) {
     raw::contained(|| drop(callback));
 }
 
-/// Runs `body`; while it does, every call of this thread that waits asks `interrupted` at least every 100 ms, and
-/// returns [`Code::Interrupted`](crate::Code::Interrupted) if it says true. So can a program stop on Ctrl-C, or a thread
-/// pool take a thread back.
+/// Runs `body`. Meanwhile every waiting call of this thread polls `interrupted` at least every 100 ms, and returns
+/// [`Code::Interrupted`](crate::Code::Interrupted) if it is true, so that a program can stop on Ctrl-C or a thread pool
+/// can reclaim a thread.
 ///
-/// A panic in `interrupted` interrupts the call, and goes on when `body` has returned.
+/// A panic in `interrupted` interrupts the call and resumes when `body` has returned.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -124,7 +124,7 @@ thread_local! {
     static CURRENT: Cell<*const c_void> = const { Cell::new(ptr::null()) };
 }
 
-/// Puts the outer check back, also when the body unwinds.
+/// Restores the outer check, even when the body unwinds.
 struct Restore(*const c_void);
 
 impl Drop for Restore {

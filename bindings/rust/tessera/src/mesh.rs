@@ -1,4 +1,4 @@
-//! An n-dimensional named arrangement of ranks.
+//! A named n-dimensional arrangement of ranks.
 
 use std::ffi::CString;
 use std::fmt;
@@ -11,8 +11,8 @@ use crate::comm::{Comm, Owner};
 use crate::error::{check, Code, Error, Result};
 use crate::raw::{self, created};
 
-/// The ranks of a communicator in rows and columns, with a communicator for each dimension: of the ranks that differ in
-/// that coordinate alone.
+/// A named n-dimensional arrangement of a communicator's ranks, with a communicator for each dimension, of the ranks
+/// that differ only in that coordinate.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -42,7 +42,7 @@ impl Drop for MeshHandle {
 }
 
 impl Mesh {
-    /// Arranges the ranks of `comm`, row-major. The product of the sizes is the world size. Collective.
+    /// Arranges the ranks of `comm`, row-major. The product of the sizes must be the world size. Collective.
     ///
     /// # Errors
     /// `InvalidArgument`, `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
@@ -74,7 +74,7 @@ impl Mesh {
     /// Some of the dimensions, in this mesh's order, with their communicators.
     ///
     /// # Errors
-    /// `NotFound`: there is no such dimension; `InvalidArgument`: the order is another.
+    /// `NotFound`: the dimension does not exist; `InvalidArgument`: the order differs.
     pub fn slice(&self, names: &[&str]) -> Result<MeshSlice<'_>> {
         let c_names = names.iter().map(|name| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
         let pointers: Vec<_> = c_names.iter().map(|name| name.as_ptr()).collect();
@@ -87,8 +87,8 @@ impl Mesh {
         Ok(MeshSlice { dims, handle })
     }
 
-    /// A mesh of one dimension, `name`, in the place of all that this one has, with a communicator of its own; without a
-    /// name theirs are joined by `_`. Collective over `comm`, of which this mesh was made.
+    /// A one-dimensional mesh of all dimensions of this one, with its own communicator, named `name` (by default the
+    /// flattened names, joined by `_`). Collective over `comm`, from which this mesh was made.
     ///
     /// # Errors
     /// `InvalidArgument`: `comm` is another communicator; `Mismatch`: the ranks flatten different dimensions; `Timeout`,
@@ -111,7 +111,7 @@ impl Mesh {
     /// The size of dimension `name`.
     ///
     /// # Errors
-    /// `NotFound`: there is no such dimension.
+    /// `NotFound`: the dimension does not exist.
     pub fn size(&self, name: &str) -> Result<usize> {
         Ok(self.dim(name)?.0)
     }
@@ -119,7 +119,7 @@ impl Mesh {
     /// This rank's coordinate in dimension `name`.
     ///
     /// # Errors
-    /// `NotFound`: there is no such dimension.
+    /// `NotFound`: the dimension does not exist.
     pub fn coordinate(&self, name: &str) -> Result<usize> {
         Ok(self.dim(name)?.1)
     }
@@ -135,7 +135,7 @@ impl Mesh {
     /// The communicator of dimension `name`.
     ///
     /// # Errors
-    /// `NotFound`: there is no such dimension.
+    /// `NotFound`: the dimension does not exist.
     pub fn comm(&self, name: &str) -> Result<&Comm> {
         find(self.dims.iter().map(|(name, comm)| (name.as_str(), comm)), name)
     }
@@ -156,15 +156,15 @@ impl MeshSlice<'_> {
     /// The communicator of dimension `name`: the mesh's.
     ///
     /// # Errors
-    /// `NotFound`: there is no such dimension in the slice.
+    /// `NotFound`: the slice does not have the dimension.
     pub fn comm(&self, name: &str) -> Result<&Comm> {
         find(self.dims.iter().map(|(name, comm)| (name.as_str(), *comm)), name)
     }
 
-    /// [`Mesh::flatten`] of these dimensions. Collective over the communicator of which the mesh was made.
+    /// [`Mesh::flatten`] of these dimensions. Collective over the communicator from which the mesh was made.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn flatten(&self, comm: &Comm, name: Option<&str>) -> Result<Mesh> {
         flatten(&self.handle, self.names(), comm, name)
     }

@@ -37,7 +37,7 @@ impl<T: Element> View<'_, T> {
     /// These elements as an array of `shape`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the sizes do not multiply to the number of elements.
+    /// `InvalidArgument`: the product of the sizes is not the number of elements.
     pub fn as_array(&self, shape: &[usize]) -> Result<ArrayViewD<'_, T>> {
         ArrayViewD::from_shape(IxDyn(shape), self).map_err(|error| Error::argument(error.to_string()))
     }

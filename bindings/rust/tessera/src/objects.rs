@@ -1,4 +1,4 @@
-//! The crate `object_store` as a storage.
+//! Stores of the crate `object_store` as storages.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,7 +16,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use crate::callback::CallbackResult;
 use crate::storage::{KeyStatus, Storage, StorageReader, StorageTraits, StorageUpload};
 
-/// How many parts of an upload are on their way at once.
+/// How many parts of an upload are sent concurrently.
 const IN_FLIGHT: usize = 4;
 
 /// A [`Storage`] over a store of the crate `object_store`: S3, Google's, Azure's, local files, memory.
@@ -34,8 +34,8 @@ const IN_FLIGHT: usize = 4;
 /// # Ok(()) }
 /// ```
 ///
-/// It has a thread and a runtime of its own, so that it may be used with an async runtime or without. A store of local
-/// files does not sync them: what is written just before a power loss may be lost.
+/// It has its own thread and runtime, so that it may be used with or without an async runtime. A store of local files
+/// does not sync them: data written just before a power loss may be lost.
 pub struct ObjectStorage {
     store: Arc<dyn ObjectStore>,
     runtime: Option<Runtime>, // None only while it is dropped
@@ -46,14 +46,15 @@ impl ObjectStorage {
     /// A storage over `store`.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// A thread cannot be created.
     pub fn new(store: Arc<dyn ObjectStore>) -> io::Result<Self> {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).thread_name("tessera-store").enable_all().build()?;
         Ok(ObjectStorage { store, runtime: Some(runtime), puts_if_absent: true })
     }
 
-    /// For a store that refuses `PutMode::Create`: of two savers that begin at once one is then refused at its first save.
+    /// For a store that does not support `PutMode::Create`: if two savers start at once, one of them is refused at its
+    /// first save.
     #[must_use]
     pub fn without_conditional_put(mut self) -> Self {
         self.puts_if_absent = false;

@@ -40,7 +40,8 @@ impl Source {
     }
 }
 
-/// What an optimizer updates: a [`Ddp`], the shards of an [`Fsdp`], or a [`Local`]. `'c` is the time for which its communicator is borrowed.
+/// What an optimizer updates: a [`Ddp`], the shards of an [`Fsdp`], or a [`Local`]. `'c` is the lifetime for which its
+/// communicator is borrowed.
 pub trait Trainable<'c>: Sealed {}
 
 impl Sealed for Ddp<'_> {
@@ -71,7 +72,7 @@ macro_rules! builder {
     ) => {
         $(#[$doc])*
         ///
-        /// What is not set is the library's default.
+        /// Settings that are not set have the library's defaults.
         #[must_use = "it is a builder: call build()"]
         pub struct $name<'c> {
             source: Source,
@@ -121,7 +122,7 @@ macro_rules! builder {
 }
 
 builder! {
-    /// Stochastic gradient descent as PyTorch defines it.
+    /// Stochastic gradient descent, as PyTorch defines it.
     Sgd, SgdSettings, sgd_setters, tsr_ddp_sgd, tsr_fsdp_sgd, tsr_sgd_create
 }
 
@@ -135,7 +136,7 @@ builder! {
     AdamW, AdamwSettings, adamw_setters, tsr_ddp_adamw, tsr_fsdp_adamw, tsr_adamw_create
 }
 
-/// An optimizer, made by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps what it updates alive.
+/// An optimizer, created by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps the parameters alive.
 pub struct Optimizer<'c> {
     inner: Rc<OptimizerInner>,
     _comm: Borrowed<'c>,
@@ -169,7 +170,7 @@ impl Optimizer<'_> {
         self.inner.source.group()
     }
 
-    /// Nobody looks at the parameters, or at the gradients, while the library changes them.
+    /// Checks that no view of the parameters or gradients is alive while the library changes them.
     pub(crate) fn hold_params(&self) -> Result<Held<'_>> {
         Held::new(self.group().named_params(), Use::Writes)
     }
@@ -178,11 +179,11 @@ impl Optimizer<'_> {
         Held::new(self.group().named_grads(), Use::Writes)
     }
 
-    /// Updates every parameter from its gradient, which stays as it is.
+    /// Updates every parameter from its gradient, which is unchanged.
     ///
     /// # Errors
-    /// `InvalidState`: gradients are being reduced, or none were since the last step, with synchronisation; a unit of an
-    /// [`Fsdp`] is whole; or a view of a parameter (or a mutable one of a gradient) is alive.
+    /// `InvalidState`: gradients are being reduced, or none were reduced since the last step (with synchronisation); a
+    /// unit of an [`Fsdp`] is unsharded; or a view of a parameter (or a mutable one of a gradient) is alive.
     pub fn step(&mut self) -> Result<()> {
         let _params = self.hold_params()?;
         let _grads = Held::new(self.group().named_grads(), Use::Reads)?;
@@ -199,18 +200,18 @@ impl Optimizer<'_> {
         check(unsafe { sys::tsr_optimizer_zero_grad(self.inner.as_ptr()) })
     }
 
-    /// Scales all gradients so that their norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does, and returns the
-    /// norm as it was: infinite if there are infinities or NaN, which are left as they are. `p` says which norm: 2, or any
-    /// number from 1 on, or [`f64::INFINITY`] for the largest magnitude. Before the step.
+    /// Scales all gradients so that their norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does, and returns
+    /// the norm before scaling: infinite if there are infinities or NaN, which are left unchanged. `p` is the norm's
+    /// order: 2, any number of at least 1, or [`f64::INFINITY`] for the largest magnitude. Call it before the step.
     ///
-    /// Over an [`Fsdp`] it is the norm of all shards, and every rank scales alike: collective. Over a [`Ddp`], whose
-    /// gradients are the same on every rank, it is local.
+    /// Over an [`Fsdp`] it uses the norm of all shards and is collective. Over a [`Ddp`], whose gradients are the same
+    /// on every rank, it is local.
     ///
     /// # Errors
     /// `InvalidArgument`: `max_norm` is negative or not finite, or `p` is below 1; `InvalidState`: gradients are being
-    /// reduced, a unit of an [`Fsdp`] is whole, a view of a gradient is alive, or the optimizer steps in backward. Over an
-    /// [`Fsdp`] also `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, and `Interrupted`, after which its communicator is out of
-    /// use.
+    /// reduced, a unit of an [`Fsdp`] is unsharded, a view of a gradient is alive, or the optimizer steps in backward.
+    /// Over an [`Fsdp`] also `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, and `Interrupted`, after which its
+    /// communicator can no longer be used.
     pub fn clip_grad_norm(&mut self, max_norm: f64, p: f64) -> Result<f64> {
         let _grads = self.hold_grads()?;
         let mut norm = 0.0;
@@ -218,7 +219,7 @@ impl Optimizer<'_> {
         Ok(norm)
     }
 
-    /// Brings every gradient into `-most..=most`; NaN stays. Before the step.
+    /// Clamps every gradient to `-most..=most`; NaN is unchanged. Call it before the step.
     ///
     /// # Errors
     /// `InvalidArgument`: `most` is negative, or not finite; `InvalidState`: as [`Self::clip_grad_norm`].
@@ -245,7 +246,7 @@ impl Optimizer<'_> {
         check(unsafe { sys::tsr_optimizer_set_lr(self.inner.as_ptr(), lr) })
     }
 
-    /// How many steps were made, those before a checkpoint included.
+    /// The number of steps made, including those before a loaded checkpoint.
     ///
     /// # Errors
     /// None in practice.
@@ -257,13 +258,14 @@ impl Optimizer<'_> {
 }
 
 impl Ddp<'_> {
-    /// Lets an optimizer of this model update the parameters of a bucket as soon as it is reduced, in the background. After
-    /// `wait` all are updated, to the same bits as by [`Optimizer::step`] afterwards, which is refused from now on. From
-    /// the `ready` of its gradient to `wait`, a parameter belongs to the library: no view of it can be had.
+    /// Lets an optimizer of this model update the parameters of each bucket in the background, once it is reduced.
+    /// After `wait` all parameters are updated, with the same bits as [`Optimizer::step`] would give, which is refused
+    /// from now on. From the `ready` of its gradient to `wait`, a parameter belongs to the library and cannot be
+    /// viewed.
     ///
     /// # Errors
-    /// `InvalidArgument`: the optimizer was not made of this model; `InvalidState`: in the middle of a step, or another one
-    /// steps already.
+    /// `InvalidArgument`: the optimizer was not created from this model; `InvalidState`: in the middle of a step, or
+    /// another optimizer already steps in backward.
     pub fn step_in_backward(&mut self, optimizer: &mut Optimizer<'_>) -> Result<()> {
         // SAFETY: both handles are alive and used by this thread alone.
         check(unsafe { sys::tsr_ddp_step_in_backward(self.inner().as_ptr(), optimizer.inner().as_ptr()) })?;

@@ -1,4 +1,4 @@
-//! The parameters of a model: named tensors, and those with gradients of their own.
+//! The parameters of a model: named tensors, with or without gradients.
 
 use std::ffi::CString;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::tensor::{IntoTensor, Tensor, View, ViewMut};
 
 /// Named tensors in the order of registration; [`params!`](crate::params) writes them as a table.
 ///
-/// A wrong length is remembered and comes back from the call that takes the parameters.
+/// A wrong length is reported by the call that takes the parameters.
 #[derive(Debug, Default)]
 pub struct Params {
     items: Vec<(String, Tensor)>,
@@ -20,12 +20,12 @@ pub struct Params {
 }
 
 impl Params {
-    /// No parameter yet.
+    /// No parameters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One parameter more. `name` is UTF-8 with dots between modules: `"fc1.weight"`.
+    /// Adds a parameter. `name` is UTF-8 with dots between modules: `"fc1.weight"`.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, tensor: impl IntoTensor) -> Self {
         let name = name.into();
@@ -39,12 +39,12 @@ impl Params {
         self
     }
 
-    /// How many there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -146,12 +146,12 @@ impl fmt::Display for GradientOf<'_> {
 
 macro_rules! group_accessors {
     () => {
-        /// How many parameters there are.
+        /// The number of parameters.
         pub fn len(&self) -> usize {
             self.group().params.len()
         }
 
-        /// Whether there is no parameter; never so.
+        /// Whether there are no parameters; always false.
         pub fn is_empty(&self) -> bool {
             self.len() == 0
         }
@@ -166,7 +166,7 @@ macro_rules! group_accessors {
             (index < self.len()).then(|| self.group().name(index))
         }
 
-        /// The tensor of parameter `index`, whatever its dtype: another handle of the same memory, to keep.
+        /// The tensor of parameter `index`, of any dtype: another handle of the same memory.
         ///
         /// # Errors
         /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): there is no such parameter.
@@ -209,34 +209,34 @@ macro_rules! group_accessors {
             self.grad_mut_as(index)
         }
 
-        /// [`Self::param`] of any dtype.
+        /// [`Self::param`] for any dtype.
         ///
         /// # Errors
-        /// As there.
+        /// The same errors.
         pub fn param_as<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
             self.group().param(index)?.view()
         }
 
-        /// [`Self::param_mut`] of any dtype.
+        /// [`Self::param_mut`] for any dtype.
         ///
         /// # Errors
-        /// As there.
+        /// The same errors.
         pub fn param_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
             self.group().param(index)?.view_mut()
         }
 
-        /// [`Self::grad`] of any dtype.
+        /// [`Self::grad`] for any dtype.
         ///
         /// # Errors
-        /// As there.
+        /// The same errors.
         pub fn grad_as<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
             self.group().grad(index)?.view()
         }
 
-        /// [`Self::grad_mut`] of any dtype.
+        /// [`Self::grad_mut`] for any dtype.
         ///
         /// # Errors
-        /// As there.
+        /// The same errors.
         pub fn grad_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
             self.group().grad(index)?.view_mut()
         }
@@ -244,7 +244,7 @@ macro_rules! group_accessors {
 }
 pub(crate) use group_accessors;
 
-/// Parameters with gradients that no other rank has a part in: for an optimizer without data parallelism.
+/// Parameters with local gradients, for an optimizer without data parallelism.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -264,7 +264,7 @@ pub struct Local {
 use crate::element::Element;
 
 impl Local {
-    /// Parameters with gradients of zero.
+    /// Parameters with zero gradients.
     ///
     /// # Errors
     /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): a length does not fit its shape.

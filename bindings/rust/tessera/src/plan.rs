@@ -1,4 +1,4 @@
-//! Collectives that are prepared once and launched many times.
+//! Collectives prepared once and launched many times.
 
 use std::fmt;
 use std::mem;
@@ -14,7 +14,8 @@ use crate::error::{check, Code, Result};
 use crate::raw::{self, created};
 use crate::tensor::{flat_shape, raw_tensor};
 
-/// What a [`Plan`] does: as the method of [`Comm`] of that name. Those in place have their buffers as outputs.
+/// The collective of a [`Plan`], like the method of [`Comm`] with that name. Collectives in place have their buffers as
+/// outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Collective {
@@ -40,8 +41,8 @@ pub enum Collective {
     AllToAll = sys::TSR_COLLECTIVE_ALL_TO_ALL as isize,
 }
 
-/// A collective over buffers that it owns, checked when it was prepared by [`Comm::prepare`]. A launch may meet the ordinary
-/// call of another rank.
+/// A collective over buffers that it owns, prepared and checked by [`Comm::prepare`]. A launch matches an ordinary call
+/// of the same collective on another rank.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -64,11 +65,11 @@ pub struct Plan<'c, B: OwnedSlice> {
 }
 
 impl Comm {
-    /// Prepares a collective that will be launched many times over the same buffers. `op` matters to reductions, `root` to
+    /// Prepares a collective to be launched many times over the same buffers. `op` is used by reductions, `root` by
     /// collectives that have one. Local.
     ///
     /// # Errors
-    /// `InvalidArgument`: the collective cannot take these buffers; `InvalidState`, `Aborted`.
+    /// `InvalidArgument`: the collective does not support these buffers; `InvalidState`, `Aborted`.
     pub fn prepare<B: OwnedSlice>(
         &self,
         collective: Collective,
@@ -106,16 +107,16 @@ fn views<B: OwnedSlice>(buffers: &mut [B], shapes: &[[i64; 1]]) -> Vec<sys::tsr_
     buffers.iter_mut().zip(shapes).map(|(data, shape)| raw_tensor(data.as_mut_ptr().cast(), shape, dtype)).collect()
 }
 
-/// Not the buffers themselves: whoever can replace one frees memory that the plan uses.
+/// Slices, not the buffers themselves: replacing a buffer would free memory that the plan uses.
 fn elements<B: OwnedSlice>(buffers: &mut [B]) -> Vec<&mut [B::Element]> {
     buffers.iter_mut().map(|data| &mut **data).collect()
 }
 
 impl<B: OwnedSlice> Plan<'_, B> {
-    /// Launches the collective and returns when it is done.
+    /// Launches the collective and waits until it is done.
     ///
     /// # Errors
-    /// `InvalidState`: what was started is not done; those of the collective.
+    /// `InvalidState`: the last launch is not done; those of the collective.
     pub fn run(&mut self) -> Result<()> {
         // SAFETY: the handle is alive, its communicator is used by this thread alone; so below.
         check(unsafe { sys::tsr_plan_run(self.handle.as_ptr()) })
@@ -124,22 +125,22 @@ impl<B: OwnedSlice> Plan<'_, B> {
     /// Launches the collective in the background, in the order of the communicator's calls.
     ///
     /// # Errors
-    /// `InvalidState`: what was started before is not done; `Aborted`.
+    /// `InvalidState`: the previous launch is not done; `Aborted`.
     pub fn start(&mut self) -> Result<()> {
         check(unsafe { sys::tsr_plan_start(self.handle.as_ptr()) })?;
         self.in_flight = true;
         Ok(())
     }
 
-    /// Waits for what was started last, at most until its own deadline.
+    /// Waits for the last launch, at most until its own deadline.
     ///
     /// # Errors
-    /// Those of the collective; `Interrupted`: it goes on.
+    /// Those of the collective; `Interrupted`: it continues.
     pub fn wait(&mut self) -> Result<()> {
         self.wait_ms(-1)
     }
 
-    /// Waits at most `timeout`: whether it is done.
+    /// Waits at most `timeout` and returns whether it is done.
     ///
     /// # Errors
     /// As [`Plan::wait`].
@@ -158,19 +159,19 @@ impl<B: OwnedSlice> Plan<'_, B> {
         result
     }
 
-    /// The elements of the inputs, which stay where they are.
+    /// The elements of the inputs, which do not move.
     ///
     /// # Errors
-    /// `NotReady`: what was started is not done.
+    /// `NotReady`: the last launch is not done.
     pub fn inputs(&mut self) -> Result<Vec<&mut [B::Element]>> {
         self.own()?;
         Ok(elements(&mut self.inputs))
     }
 
-    /// The elements of the outputs, which stay where they are.
+    /// The elements of the outputs, which do not move.
     ///
     /// # Errors
-    /// `NotReady`: what was started is not done.
+    /// `NotReady`: the last launch is not done.
     pub fn outputs(&mut self) -> Result<Vec<&mut [B::Element]>> {
         self.own()?;
         Ok(elements(&mut self.outputs))

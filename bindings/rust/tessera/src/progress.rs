@@ -1,4 +1,4 @@
-//! How far saves, loads and checks are, as C tells it.
+//! Progress of saves, loads and verifications.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -11,37 +11,37 @@ use tessera_sys as sys;
 
 use crate::raw;
 
-/// What is being done.
+/// The phase of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Phase {
-    /// What [`Saver::save_async`](crate::Saver::save_async) copies before it returns.
+    /// [`Saver::save_async`](crate::Saver::save_async) copies the state before it returns.
     Stage,
-    /// This rank's files are written.
+    /// This rank writes its files.
     Write,
-    /// All ranks have written; of rank 0 alone, without bytes.
+    /// All ranks have written. Reported on rank 0 only, without bytes.
     Commit,
-    /// A checkpoint is loaded.
+    /// A checkpoint is being loaded.
     Read,
-    /// A checkpoint is checked.
+    /// A checkpoint is being verified.
     Verify,
 }
 
-/// How far a save, a load or a check is on this rank: told at the begin and the end of a phase, and about ten times a
-/// second between. `done` is `total` at the end alone; a phase that fails has none.
+/// The progress of a save, a load or a verification on this rank, reported at the beginning and the end of a phase and
+/// about ten times a second in between. `done` equals `total` only at the end; a phase that fails has no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// What is being done.
+    /// The phase of an operation.
     pub phase: Phase,
-    /// Bytes that are done.
+    /// Bytes done.
     pub done: u64,
-    /// Bytes in all; 0 if there is nothing to count.
+    /// Bytes in total; 0 if there is nothing to count.
     pub total: u64,
 }
 
-/// A user's callback, and the first panic in it: that ends nothing, since the other ranks count on the save, and goes on
-/// in `settle`, on the user's own thread.
+/// A user's callback, and the first panic in it. A panic does not stop the operation, because other ranks depend on it;
+/// it resumes in `settle`, on the user's own thread.
 pub(crate) struct Watcher<'a> {
     callback: Box<dyn Fn(Progress) + 'a>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,

@@ -44,7 +44,7 @@ impl Texts {
     }
 }
 
-/// A number that C has in a smaller type, or one with a sign.
+/// Converts a number to C's smaller or signed type.
 pub(crate) fn fitting<C: TryFrom<N>, N: Copy + std::fmt::Display>(what: &str, value: Option<N>) -> Result<Option<C>> {
     let largest = if size_of::<C>() == size_of::<i32>() { i64::from(i32::MAX) } else { i64::MAX };
     let Some(value) = value else { return Ok(None) };
@@ -53,7 +53,7 @@ pub(crate) fn fitting<C: TryFrom<N>, N: Copy + std::fmt::Display>(what: &str, va
         .map_err(|_| Error::argument(format!("{what} is {value}; it must be at most {largest}")))
 }
 
-/// Whole milliseconds, rounded up so that a short wait is not no wait, and capped at what C can say (24 days).
+/// Milliseconds, rounded up so that a short wait does not become 0, and capped at C's maximum (24 days).
 pub(crate) fn milliseconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
 }
@@ -109,7 +109,7 @@ pub(crate) fn set<T>(field: &mut T, value: Option<T>) {
     }
 }
 
-/// Runs a user's code that C called. A panic ends here, since unwinding into C would be undefined; the panic hook has
+/// Runs user code that C called. A panic stops here, because unwinding into C would be undefined; the panic hook has
 /// reported it.
 pub(crate) fn contained(body: impl FnOnce()) {
     if let Err(panic) = panic::catch_unwind(AssertUnwindSafe(body)) {

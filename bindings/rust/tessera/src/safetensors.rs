@@ -30,7 +30,7 @@ fn from_safetensors(dtype: Dtype) -> Option<DType> {
 impl TryFrom<&TensorView<'_>> for Tensor {
     type Error = Error;
 
-    /// A copy of the view. `Unsupported`: its dtype is none of ours.
+    /// A copy of the view. `Unsupported`: its dtype is not supported.
     fn try_from(view: &TensorView<'_>) -> Result<Self> {
         let dtype = from_safetensors(view.dtype())
             .ok_or_else(|| Error::new(Code::Unsupported, format!("tensors of {:?} are not supported", view.dtype())))?;
@@ -41,7 +41,7 @@ impl TryFrom<&TensorView<'_>> for Tensor {
 }
 
 impl Tensor {
-    /// The tensor's bytes in memory order with what `safetensors` needs to know of it, for `safetensors::serialize`.
+    /// The tensor's bytes in memory order with its description, for `safetensors::serialize`.
     ///
     /// # Errors
     /// `InvalidState`: a mutable view is alive; `Unsupported`: the crate has no such dtype.

@@ -1,4 +1,4 @@
-//! Writes checkpoints under one root.
+//! Saves checkpoints under a root.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -25,9 +25,9 @@ use crate::storage::{Storage, StorageHandle};
 use crate::store::StoreHandle;
 use crate::work::{Shared, Views, Work};
 
-/// Builds a [`Saver`]. What is not set is the library's default. What stays under the root is the union of
-/// [`keep_latest`](Self::keep_latest), [`keep_best`](Self::keep_best) and [`keep_every`](Self::keep_every); the newest
-/// save, the best one and what is open for reading always stay.
+/// Builds a [`Saver`]. Settings that are not set have the library's defaults. The checkpoints kept under the root are
+/// the union of [`keep_latest`](Self::keep_latest), [`keep_best`](Self::keep_best) and
+/// [`keep_every`](Self::keep_every); the newest, the best and any that are open for reading are always kept.
 #[derive(Debug)]
 #[must_use = "it is a builder: call open()"]
 pub struct SaverBuilder<'a> {
@@ -40,7 +40,7 @@ pub struct SaverBuilder<'a> {
     writer_version: String,
 }
 
-/// So that the builder can be shown, whatever the storage is.
+/// So that the builder implements `Debug`, whatever the storage.
 struct Shown(Arc<dyn Storage>);
 
 impl fmt::Debug for Shown {
@@ -52,30 +52,32 @@ impl fmt::Debug for Shown {
 impl SaverBuilder<'_> {
     saver_setters!();
 
-    /// Whether what an optimizer of the state updates, its parameters and moments, is copied after [`Saver::save_async`]
-    /// has returned: by the saver's threads, or just before the optimizer's next step, its drop or a load into the state
-    /// needs the memory. If the state is larger than [`staging_bytes`](Self::staging_bytes), or than what is free, all is
+    /// Whether to copy the parameters and moments of the state's optimizers after [`Saver::save_async`] has returned:
+    /// in the saver's threads, or just before the optimizer's next step, its drop or a load into the state needs the
+    /// memory. If the state is larger than [`staging_bytes`](Self::staging_bytes) or the free memory, everything is
     /// copied at once. The default is false.
     ///
     /// # Safety
-    /// From a [`Saver::save_async`] to the end of the optimizer's next step, or until [`Save::staged`] is done, nobody else may write these parameters: neither
-    /// a [`ViewMut`](crate::ViewMut), nor a load of another state or a collective into the same memory.
+    /// From a [`Saver::save_async`] to the end of the optimizer's next step, or until [`Save::staged`] is done, nothing
+    /// else may write to these parameters: not a [`ViewMut`](crate::ViewMut), not a load of another state and not a
+    /// collective.
     pub unsafe fn copy_on_demand(mut self, late: bool) -> Self {
         self.settings.copy_on_demand = Some(late);
         self
     }
 
-    /// Tells how far each save and [`Saver::resume`] is: on the thread of the call, and of saves in the background on a
-    /// thread of the library, so that two threads may call it at once. It must not wait for long.
+    /// Sets a callback for the progress of saves and [`Saver::resume`], called on the thread of the call, and for saves
+    /// in the background on a thread of the library, so that two threads may call it at once. It must not block for
+    /// long.
     ///
-    /// A panic in it ends nothing, since the other ranks count on the save: it goes on when the call is over, of a save in
-    /// the background in the next call of the saver.
+    /// A panic in it does not stop the save, because other ranks depend on it: it resumes when the call ends, or, for a
+    /// save in the background, in the saver's next call.
     pub fn progress(mut self, callback: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(Watcher::new(callback)));
         self
     }
 
-    /// Saves into `storage`, where the root is a key, in place of a directory.
+    /// Saves into `storage`, where the root is a key, instead of a directory.
     pub fn storage(mut self, storage: Arc<impl Storage>) -> Self {
         self.storage = Some(Shown(storage));
         self
@@ -87,12 +89,12 @@ impl SaverBuilder<'_> {
         self
     }
 
-    /// Opens the root, which is created if absent. One live job at a time may own a root. Collective.
+    /// Opens the root, which is created if absent. Only one live job may own a root at a time. Collective.
     ///
     /// # Errors
-    /// `InvalidState`: another live job saves here; the message names its host and process, and says when its lease lapses
-    /// if that process cannot be seen; `Io`, `Permission`,
-    /// `InvalidArgument`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
+    /// `InvalidState`: another live job saves here; the message names its host and process, and, if that process cannot
+    /// be seen, when its lease expires; `Io`, `Permission`, `InvalidArgument`, `Timeout`, `Aborted`, `PeerLost`,
+    /// `Interrupted`.
     pub fn open(self) -> Result<Saver> {
         crate::load()?;
         let writer = raw::c_string("the writer", &self.writer)?;
@@ -125,12 +127,12 @@ impl SaverBuilder<'_> {
 
 /// Saves a job's [`State`] under a root directory, and loads the newest checkpoint of it.
 ///
-/// Every rank calls the same methods in the same order. A checkpoint exists, on every rank, from the moment its manifest
-/// is written, and not before; a save that fails leaves the one before it untouched.
+/// Every rank calls the same methods in the same order. A checkpoint exists, on every rank, once its manifest is
+/// written; a save that fails leaves the previous one untouched.
 ///
-/// Dropping a saver while a save is in flight does not block: a thread goes on with it, and the end of `main` waits for
-/// it (at most until its deadline), so that the last checkpoint of a program is not lost. Its error would be: call
-/// [`Saver::wait`] to see it.
+/// Dropping a saver while a save is in flight does not block: a thread completes the save, and the end of `main` waits
+/// for it (at most until its deadline), so that the last checkpoint of a program is not lost. Its error is lost: call
+/// [`Saver::wait`] to get it.
 pub struct Saver {
     handle: Option<Handle>,
     in_flight: RefCell<Option<Arc<Shared<()>>>>,
@@ -155,7 +157,8 @@ impl Drop for Handle {
 }
 
 impl Saver {
-    /// Begins a saver of the ranks of `comm` under `root`, a directory that is the same on every rank; `open()` ends it.
+    /// Starts building a saver of the ranks of `comm` under `root`, a directory that is the same on every rank; finish
+    /// with `open()`.
     pub fn at<'a>(comm: &'a Comm, root: impl AsRef<Path>) -> SaverBuilder<'a> {
         Self::builder(Some(comm), root.as_ref())
     }
@@ -199,12 +202,14 @@ impl Saver {
         Ok(())
     }
 
-    /// Copies the state, returns, and saves the copy in the background. What happens while another save is in flight
-    /// [`SaverBuilder::when_busy`] says. The error of an earlier save that no call on the saver has returned yet is
-    /// returned here, and then nothing is saved; that its future was awaited does not count, so that all ranks do the same.
+    /// Copies the state, returns, and saves the copy in the background. [`SaverBuilder::when_busy`] decides what
+    /// happens while another save is in flight. If an earlier save failed and no call on the saver has returned its
+    /// error yet, this call returns it and saves nothing; awaiting that save's future does not count, so that all ranks
+    /// do the same.
     ///
     /// # Errors
-    /// As [`Saver::save`]; `NotReady`: a save is in flight, and `when_busy` refuses; what happens later comes from the [`Save`], or from [`Saver::wait`].
+    /// As [`Saver::save`]; `NotReady`: a save is in flight, and `when_busy` refuses; later errors come from the
+    /// [`Save`] or from [`Saver::wait`].
     pub fn save_async(&self, step: u64, state: &State<'_>) -> Result<Save> {
         let step = step_number(step)?;
         let work = state.reading(|state| {
@@ -219,7 +224,7 @@ impl Saver {
         Ok(Save { work, staged })
     }
 
-    /// Waits for the saves in flight, if there are any.
+    /// Waits for the saves in flight, if any.
     ///
     /// # Errors
     /// The first error, once.
@@ -230,9 +235,9 @@ impl Saver {
         Ok(())
     }
 
-    /// Whether all ranks shall save now and stop. Call it on every rank at each step: as soon as one rank was told to stop,
-    /// by the launcher ([`preempt_requested`](crate::preempt_requested)) or by `told`, all get `true` at the same step, and
-    /// from then on. It costs one small all-reduce.
+    /// Whether all ranks should save now and stop. Call it on every rank at each step: once one rank was asked to stop,
+    /// by the launcher ([`preempt_requested`](crate::preempt_requested)) or by `told`, all ranks get `true` at the same
+    /// step and from then on. Costs one small all-reduce.
     ///
     /// # Errors
     /// `Mismatch`: the ranks are at different steps; `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
@@ -243,7 +248,7 @@ impl Saver {
         Ok(stop != 0)
     }
 
-    /// Frees the staging memory that no save in flight uses. It is kept from save to save, since fresh memory is slow.
+    /// Frees the staging memory that no save in flight uses. It is kept between saves because new memory is slow.
     ///
     /// # Errors
     /// None in practice.
@@ -252,12 +257,12 @@ impl Saver {
         check(unsafe { sys::tsr_saver_trim(self.as_ptr()) })
     }
 
-    /// Loads the newest committed checkpoint of the root into `state`, strictly, and returns its step. 0 if there is
-    /// none: nothing is changed then.
+    /// Loads the newest committed checkpoint of the root into `state`, strictly, and returns its step. Returns 0 and
+    /// changes nothing if there is none.
     ///
     /// # Errors
-    /// `Mismatch`: names, dtypes or shapes differ, and the message lists all; `Corrupt`, `Io`, `Version`, `Timeout`,
-    /// `Aborted`, `PeerLost`, `Interrupted`; `InvalidState`: a view of something in the state is alive.
+    /// `Mismatch`: names, dtypes or shapes differ; the message lists all differences; `Corrupt`, `Io`, `Version`,
+    /// `Timeout`, `Aborted`, `PeerLost`, `Interrupted`; `InvalidState`: a view of something in the state is alive.
     pub fn resume(&self, state: &mut State<'_>) -> Result<u64> {
         let mut step = 0;
         // SAFETY: the handles are alive and used by this thread alone; what the state holds may be written.
@@ -266,7 +271,7 @@ impl Saver {
         Ok(u64::try_from(step).unwrap_or(0))
     }
 
-    /// Goes on with a panic of the progress callback.
+    /// Resumes a panic of the progress callback.
     fn settle(&self) {
         if let Some(watcher) = self.handle.as_ref().and_then(|handle| handle.watcher.as_ref()) {
             watcher.settle();
@@ -293,8 +298,8 @@ impl fmt::Debug for Saver {
     }
 }
 
-/// A save in flight. Wait for it, `.await` it (with any runtime), or drop it: the save goes on. It is done when the
-/// checkpoint is durable; [`staged`](Self::staged) is the fence before that.
+/// A save in flight. Wait for it, `.await` it (with any runtime), or drop it: the save continues. It is done when the
+/// checkpoint is durable; [`staged`](Self::staged) is done earlier, when the state is copied.
 #[derive(Debug)]
 pub struct Save {
     work: Work<()>,
@@ -310,7 +315,7 @@ impl Save {
         self.work.wait()
     }
 
-    /// Waits at most `timeout`: whether the save is done.
+    /// Waits at most `timeout` and returns whether the save is done.
     ///
     /// # Errors
     /// The save's error, or `Interrupted`.
@@ -318,7 +323,7 @@ impl Save {
         self.work.wait_for(timeout)
     }
 
-    /// Whether the save is done, well or not.
+    /// Whether the save is done, successfully or not.
     ///
     /// # Errors
     /// None in practice.
@@ -331,9 +336,10 @@ impl Save {
         self.work.on_done(callback);
     }
 
-    /// Done when nothing of the state is left to copy, so that anybody may write there. Without
-    /// [`copy_on_demand`](SaverBuilder::copy_on_demand) that is so when [`Saver::save_async`] returns. Of a save that fails
-    /// earlier it has the save's error. A callback of it may also run inside a step, drop or load that copies the last.
+    /// Done when the whole state is copied, so that it may be written again. Without
+    /// [`copy_on_demand`](SaverBuilder::copy_on_demand) that is when [`Saver::save_async`] returns. If the save fails
+    /// earlier, it has the save's error. Its callback may also run inside a step, drop or load that makes the last
+    /// copy.
     pub fn staged(&mut self) -> &mut Work<()> {
         &mut self.staged
     }

@@ -1,4 +1,4 @@
-//! What a checkpoint saves and loads in place: named tensors, and named values.
+//! The state that a checkpoint saves and loads in place: named tensors and named values.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,8 +26,8 @@ use crate::raw::{self, created};
 use crate::tensor::{Held, Tensor, TensorInfo, Use};
 use crate::value::Value;
 
-/// The model, optimizers, samplers, tensors and values of one training job. It keeps alive what was added, and a load
-/// writes into it. `'c` is the time for which their communicators are borrowed.
+/// The model, optimizers, samplers, tensors and values of one training job. It keeps added objects alive, and a load
+/// writes into them. `'c` is the lifetime for which their communicators are borrowed.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -47,7 +47,7 @@ use crate::value::Value;
 /// ```
 pub struct State<'c> {
     handle: Option<NonNull<sys::tsr_state>>,
-    /// The first error of `new` or `with`, which later uses return.
+    /// The first error of `new` or `with`, which later calls return.
     error: Option<Error>,
     kept: Vec<Kept>,
     _comm: Borrowed<'c>,
@@ -78,16 +78,16 @@ mod sealed {
     }
 }
 
-/// What a [`State`] takes: a [`Ddp`], [`Fsdp`] or [`Local`] model, an [`Optimizer`], a [`GradScaler`], a [`Sampler`], a [`Tensor`], and any
-/// [`Stateful`] object in an `Rc<RefCell<_>>`.
+/// Objects that a [`State`] takes: a [`Ddp`], [`Fsdp`] or [`Local`] model, an [`Optimizer`], a [`GradScaler`], a
+/// [`Sampler`], a [`Tensor`], and any [`Stateful`] object in an `Rc<RefCell<_>>`.
 pub trait StatePart<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
 
 /// The values of a [`Stateful`] object by name.
 pub type StateDict = BTreeMap<String, Value>;
 
-/// An object of yours whose values a [`State`] collects at each save and gives back at each load. Its tensors are added to
-/// the state as any other.
+/// A custom object whose values a [`State`] collects at each save and gives back at each load. Add its tensors to the
+/// state like any others.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -120,26 +120,28 @@ pub type StateDict = BTreeMap<String, Value>;
 /// # Ok(()) }
 /// ```
 ///
-/// The methods run on the thread that saves or loads, before that call returns, in the background or not. What they return
-/// as an error, or a panic, is the error of the save or load on every rank; nothing was saved or overwritten then, unless it
-/// was `load_state_dict` that failed. Meanwhile the state, its saver and its samplers are in use: what is called on them is
-/// `InvalidState`, as is a save or load while the object is borrowed.
+/// The methods run on the thread that saves or loads, before that call returns, even for a save in the background. An
+/// error or panic becomes the error of the save or load on every rank; nothing is saved or overwritten then, unless
+/// `load_state_dict` failed. The state, its saver and its samplers are in use during the call: calls on them fail with
+/// `InvalidState`, as does a save or load while the object is borrowed.
 pub trait Stateful {
-    /// The values that are saved; rank 0's, unless the prefix is `rank/<r>/...`. All ranks give the same names.
+    /// The values to save; rank 0's are saved, unless the prefix is `rank/<r>/...`. All ranks must return the same
+    /// names.
     ///
     /// # Errors
     /// Any.
     fn state_dict(&self) -> CallbackResult<StateDict>;
-    /// Looks whether [`load_state_dict`](Self::load_state_dict) would take these values. By default it would.
+    /// Checks that [`load_state_dict`](Self::load_state_dict) would accept these values. The default accepts them.
     ///
     /// # Errors
-    /// Any: then nothing has been overwritten.
+    /// Any; nothing is overwritten then.
     fn check_state_dict(&self, values: &StateDict) -> CallbackResult<()> {
         let _ = values;
         Ok(())
     }
-    /// Takes the values back after the tensors of a load: of all names that [`state_dict`](Self::state_dict) gives, as they
-    /// were saved, whatever their kind; of what the load allowed to be missing as `state_dict` gave it.
+    /// Restores the values after the tensors of a load: the saved values of all names that
+    /// [`state_dict`](Self::state_dict) returns, whatever their kind; for names that the load allowed to be missing,
+    /// the values that `state_dict` returned.
     ///
     /// # Errors
     /// Any.
@@ -332,8 +334,8 @@ impl<'c> State<'c> {
         State { handle, error, kept: Vec::new(), _comm: Borrowed::new() }
     }
 
-    /// Adds `object` as `name`, or its parts as `name.part`. So that a state is built in one expression, an error is kept
-    /// and comes from the first save, load or other use; [`State::add`] returns it at once.
+    /// Adds `object` as `name`, or its parts as `name.part`. An error is returned by the first save, load or other use,
+    /// so that a state can be built in one expression; [`State::add`] returns it immediately.
     #[must_use]
     pub fn with(mut self, name: &str, object: &impl StatePart<'c>) -> Self {
         if self.error.is_none() {
@@ -343,16 +345,18 @@ impl<'c> State<'c> {
     }
 
     /// Adds a model's parameters as `name.<parameter>`, an optimizer's moments and settings, a sampler's position, a
-    /// tensor that every rank holds whole and equal, or the values of an object of yours ([`Stateful`]) as `name.<value>`.
+    /// replicated tensor (complete and equal on every rank), or the values of a custom object ([`Stateful`]) as
+    /// `name.<value>`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the name is empty, too long, or there already.
+    /// `InvalidArgument`: the name is empty, too long, or already used.
     pub fn add(&mut self, name: &str, object: &impl StatePart<'c>) -> Result<()> {
         object.add_to(self, name)
     }
 
-    /// Adds this rank's pieces of a tensor that lies on the ranks by `layout`: one tensor for each of its
-    /// [`regions`](Layout::regions), of the region's sizes; pieces without elements, of which there are none, may be given.
+    /// Adds this rank's pieces of a tensor that is distributed according to `layout`: one tensor for each of its
+    /// [`regions`](Layout::regions), with the region's sizes. Pieces without elements, which the layout omits, are
+    /// allowed.
     ///
     /// # Errors
     /// `InvalidArgument`: number, dtype or shape of the pieces do not fit.
@@ -392,7 +396,7 @@ impl<'c> State<'c> {
     /// Sets the value `name`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the name, or what a checkpoint cannot hold.
+    /// `InvalidArgument`: the name or the value is invalid.
     pub fn set(&mut self, name: &str, value: impl Into<Value>) -> Result<()> {
         let (c_name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
         // SAFETY: handle and strings are alive; so in every method below.
@@ -420,7 +424,7 @@ impl<'c> State<'c> {
     /// The value `name`, an integer.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidArgument`: it is no integer.
+    /// `NotFound`; `InvalidArgument`: it is not an integer.
     pub fn get_int(&self, name: &str) -> Result<i64> {
         let mut value = 0;
         let (name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
@@ -431,7 +435,7 @@ impl<'c> State<'c> {
     /// The value `name`, a floating-point number.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidArgument`: it is no floating-point number.
+    /// `NotFound`; `InvalidArgument`: it is not a floating-point number.
     pub fn get_double(&self, name: &str) -> Result<f64> {
         let mut value = 0.0;
         let (name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
@@ -439,7 +443,7 @@ impl<'c> State<'c> {
         Ok(value)
     }
 
-    /// Sets a metric of the next save (`"loss"`), which takes it, whatever comes of it. `tessera ckpt ls` shows it.
+    /// Sets a metric (`"loss"`) of the next save, which consumes it even if it fails. `tessera ckpt ls` shows it.
     ///
     /// # Errors
     /// `InvalidArgument`: the name.
@@ -448,10 +452,10 @@ impl<'c> State<'c> {
         check(unsafe { sys::tsr_state_set_metric(state, name.as_ptr(), value) })
     }
 
-    /// Its tensors, as a whole, in order of their names.
+    /// Its global tensors, sorted by name.
     ///
     /// # Errors
-    /// Of a state that could not be built.
+    /// The error of a state that could not be built.
     pub fn tensors(&self) -> Result<Vec<TensorInfo>> {
         let (state, mut count) = (self.as_ptr()?, 0);
         check(unsafe { sys::tsr_state_tensor_count(state, &mut count) })?;
@@ -466,11 +470,12 @@ impl<'c> State<'c> {
         (0..count).map(tensor).collect()
     }
 
-    /// Gathers a whole tensor of which each rank holds a part: on `root`, or on all ranks. One after the other they are a full
-    /// state, for which no rank needs memory all at once. All ranks call it; the others than the root get `None`.
+    /// Gathers a complete tensor of which each rank holds a part, on `root` or on all ranks. Gathering all tensors one
+    /// after the other gives the full state, without memory for all of them at once. All ranks must call it; ranks
+    /// other than the root get `None`.
     ///
     /// # Errors
-    /// `NotFound`: there is no such tensor; `Mismatch`: the ranks name different ones, or another rank has no such one;
+    /// `NotFound`: the tensor does not exist; `Mismatch`: the ranks name different tensors, or another rank lacks it;
     /// `InvalidArgument`: the root; `InvalidState`: a mutable view of something in the state is alive; `Timeout`,
     /// `Aborted`, `PeerLost`.
     pub fn gather(&self, comm: &Comm, name: &str, root: Option<usize>) -> Result<Option<Tensor>> {

@@ -1,4 +1,4 @@
-//! Checkpoints elsewhere than in a directory of this machine: the trait, and its callbacks as C sees them.
+//! Checkpoints outside the local file system: the trait, and its callbacks for C.
 
 use std::ffi::{c_char, c_void, CString};
 use std::fmt;
@@ -13,78 +13,78 @@ use crate::callback::{answer, CallbackResult, FAILED};
 use crate::error::{check, Result};
 use crate::raw::{self, created};
 
-/// What a key is.
+/// The status of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyStatus {
     /// An object.
     Object {
         /// Its size.
         bytes: u64,
-        /// By the storage's clock. If it does not tell, the lease of a job that died on another machine must be removed
-        /// by hand.
+        /// The modification time by the storage's clock. If unknown, the lease of a job that died on another machine
+        /// must be removed by hand.
         modified: Option<SystemTime>,
     },
-    /// Other keys go on after it: `runs/a` if there is `runs/a/latest`.
+    /// A prefix of other keys: `runs/a` if `runs/a/latest` exists.
     Directory,
 }
 
-/// What a storage can do beyond the least.
+/// Optional features of a storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StorageTraits {
-    /// An upload's parts may come in any order and at once. If not, a save looks at its data twice.
+    /// An upload's parts may come in any order and concurrently. If not, a save reads its data twice.
     pub parts_in_any_order: bool,
     /// `put` with `if_absent` is atomic.
     pub puts_if_absent: bool,
-    /// The least size of all parts but the last; 0: 8 MiB. Parts are larger where there would be more than 10,000.
+    /// The minimum size of all parts but the last; 0 for 8 MiB. Parts are larger if there would be more than 10,000.
     pub part_bytes: u64,
 }
 
 /// A storage for checkpoints, for [`SaverBuilder::storage`](crate::SaverBuilder::storage) and
-/// [`Checkpoint::open_in`](crate::Checkpoint::open_in): an object store, or whatever keeps named objects.
+/// [`Checkpoint::open_in`](crate::Checkpoint::open_in): an object store, or anything that keeps named objects.
 ///
-/// Keys are texts, parts joined by `/` without one at either end. An object appears at once and whole when `put` or an
-/// upload's `finish` returns, and every later call, from any process, sees it. A storage renames nothing and locks
-/// nothing; `docs/STORAGE.md` says how a save is committed without.
+/// Keys are strings of parts joined by `/`, without a leading or trailing one. An object appears atomically and
+/// complete when `put` or an upload's `finish` returns, and every later call, from any process, sees it. A storage
+/// needs neither renames nor locks; `docs/STORAGE.md` describes how a save is committed without them.
 ///
-/// Every method may be called from many threads at once, also from threads of the library, and must not use the saver or
-/// checkpoint that it serves. It should have deadlines of its own. A panic in it is an error of the save or load.
+/// Every method may be called from many threads at once, including threads of the library, and must not use the saver
+/// or checkpoint that it serves. It should have its own deadlines. A panic in it becomes an error of the save or load.
 pub trait Storage: Send + Sync + 'static {
-    /// What it can do.
+    /// Its optional features.
     fn traits(&self) -> StorageTraits {
         StorageTraits::default()
     }
-    /// What `key` is; `None` if it is nothing.
+    /// The status of `key`; `None` if it does not exist.
     ///
     /// # Errors
     /// Any.
     fn status(&self, key: &str) -> CallbackResult<Option<KeyStatus>>;
-    /// Opens an object for reading; `None` if there is none.
+    /// Opens an object for reading; `None` if it does not exist.
     ///
     /// # Errors
     /// Any.
     fn open(&self, key: &str) -> CallbackResult<Option<Box<dyn StorageReader>>>;
-    /// Puts a small object, whole. With `if_absent`, asked for only of what `puts_if_absent`, an object that is there
-    /// stays, and the result is false.
+    /// Writes a small object atomically. With `if_absent`, which is used only with `puts_if_absent`, an existing object
+    /// is kept, and the result is false.
     ///
     /// # Errors
     /// Any.
     fn put(&self, key: &str, data: &[u8], if_absent: bool) -> CallbackResult<bool>;
-    /// Begins a large object of `size` bytes, or up to 4095 less; one that is there is replaced.
+    /// Begins a large object of `size` bytes, or up to 4095 fewer. It replaces an existing object.
     ///
     /// # Errors
     /// Any.
     fn begin(&self, key: &str, size: u64) -> CallbackResult<Box<dyn StorageUpload>>;
-    /// The names directly below `key`; none if there is nothing. An empty key is the top.
+    /// The names directly below `key`; empty if there are none. An empty key is the top level.
     ///
     /// # Errors
     /// Any.
     fn list(&self, key: &str) -> CallbackResult<Vec<String>>;
-    /// Removes an object; one that is not there is no error.
+    /// Removes an object. It is not an error if it does not exist.
     ///
     /// # Errors
     /// Any.
     fn remove(&self, key: &str) -> CallbackResult<()>;
-    /// Removes an empty directory, where there are such.
+    /// Removes an empty directory, in storages that have directories.
     ///
     /// # Errors
     /// Any.
@@ -97,29 +97,29 @@ pub trait Storage: Send + Sync + 'static {
 pub trait StorageReader: Send + Sync {
     /// Bytes.
     fn size(&self) -> u64;
-    /// Fills `into` from byte `offset` on. How many bytes: fewer only at the object's end.
+    /// Fills `into` from byte `offset` on. Returns the number of bytes, fewer only at the object's end.
     ///
     /// # Errors
     /// Any.
     fn read(&self, offset: u64, into: &mut [u8]) -> CallbackResult<usize>;
 }
 
-/// A large object while it is written. Dropped without `finish`, nothing may be left of it.
+/// A large object that is being written. If it is dropped without `finish`, everything written must be removed.
 pub trait StorageUpload: Send + Sync {
-    /// Part `index`, from 0, beginning at byte `offset`: from many threads and in any order if the storage has
-    /// `parts_in_any_order`, else one after the other.
+    /// Writes part `index`, counted from 0, at byte `offset`. Called from many threads and in any order if the storage
+    /// has `parts_in_any_order`, else in sequence.
     ///
     /// # Errors
     /// Any.
     fn part(&self, index: usize, offset: u64, data: &[u8]) -> CallbackResult<()>;
-    /// All parts were there: the object appears, whole and durable.
+    /// Called after all parts: the object appears, complete and durable.
     ///
     /// # Errors
     /// Any.
     fn finish(&self) -> CallbackResult<()>;
 }
 
-/// The library's handle for a storage; what is made with it keeps the storage alive.
+/// The library's handle for a storage; objects made with it keep the storage alive.
 pub(crate) struct StorageHandle(NonNull<sys::tsr_storage>);
 
 impl StorageHandle {

@@ -1,4 +1,4 @@
-//! The key-value store by which the ranks of a job find each other.
+//! The key-value store through which the ranks of a job find each other.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::error::{check, Code, Result};
 use crate::raw::{self, created};
 use crate::settings::{store_setters, StoreSettings};
 
-/// Settings of a [`Store`] and a [`StoreServer`]. What is not set is the library's default.
+/// Settings of a [`Store`] and a [`StoreServer`]. Settings that are not set have the library's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct StoreOptions {
     settings: StoreSettings,
@@ -25,7 +25,7 @@ impl StoreOptions {
     store_setters!();
 }
 
-/// A store's TCP server. It serves from a thread of its own until it is dropped; its clients then get errors.
+/// A store's TCP server. It serves from its own thread until it is dropped; its clients then get errors.
 #[derive(Debug)]
 pub struct StoreServer {
     handle: NonNull<sys::tsr_store_server>,
@@ -36,7 +36,7 @@ unsafe impl Send for StoreServer {}
 unsafe impl Sync for StoreServer {}
 
 impl StoreServer {
-    /// Serves on exactly `host`, a numeric address or a name; port 0 takes a free one.
+    /// Serves only on `host`, a numeric address or a name; port 0 selects a free port.
     ///
     /// # Errors
     /// [`Code::Io`]: the address is in use; [`Code::Permission`]: there is no job token; [`Code::InvalidArgument`].
@@ -51,7 +51,7 @@ impl StoreServer {
         Ok(StoreServer { handle: created(handle)? })
     }
 
-    /// The port it listens on.
+    /// The port on which it listens.
     ///
     /// # Errors
     /// None in practice.
@@ -90,11 +90,11 @@ impl Drop for StoreHandle {
 }
 
 impl Store {
-    /// Connects to `tcp://host:port`, or to `file:///directory` on a file system that all ranks see.
+    /// Connects to `tcp://host:port`, or to `file:///directory` on a shared file system.
     ///
     /// # Errors
-    /// [`Code::Timeout`]: nobody answers; [`Code::Permission`]: the token is refused; [`Code::Io`], [`Code::Version`],
-    /// [`Code::InvalidArgument`].
+    /// [`Code::Timeout`]: the server does not answer; [`Code::Permission`]: the token is refused; [`Code::Io`],
+    /// [`Code::Version`], [`Code::InvalidArgument`].
     pub fn open(uri: &str, options: &StoreOptions) -> Result<Self> {
         crate::load()?;
         let uri = raw::c_string("the address", uri)?;
@@ -120,7 +120,7 @@ impl Store {
         check(unsafe { sys::tsr_store_set(self.as_ptr(), key.as_ptr(), value.as_ptr().cast(), value.len()) })
     }
 
-    /// The value of `key` as it is now, or `None`.
+    /// The current value of `key`, or `None`.
     ///
     /// # Errors
     /// [`Code::Io`], [`Code::Timeout`], [`Code::InvalidArgument`].
@@ -136,7 +136,7 @@ impl Store {
         }
     }
 
-    /// Waits until `key` exists; `None` takes the store's own deadline.
+    /// Waits until `key` exists; `None` uses the store's own deadline.
     ///
     /// # Errors
     /// [`Code::Timeout`], [`Code::Io`], [`Code::Interrupted`], [`Code::InvalidArgument`].
@@ -146,10 +146,10 @@ impl Store {
         check(unsafe { sys::tsr_store_wait(self.as_ptr(), key.as_ptr(), timeout) })
     }
 
-    /// Adds `delta` to the integer at `key` (0 if absent), atomically, and returns the sum.
+    /// Adds `delta` atomically to the integer at `key` (0 if absent), and returns the sum.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`]: the value is no integer; [`Code::Io`], [`Code::Timeout`].
+    /// [`Code::InvalidArgument`]: the value is not an integer; [`Code::Io`], [`Code::Timeout`].
     pub fn add(&self, key: &str, delta: i64) -> Result<i64> {
         let key = raw::c_string("the key", key)?;
         let mut sum = 0;
@@ -157,7 +157,7 @@ impl Store {
         Ok(sum)
     }
 
-    /// Sets `key` to `desired` if it holds `expected` (`None`: if it is absent), atomically; says whether it did.
+    /// Sets `key` atomically to `desired` if it holds `expected` (`None`: if it is absent). Returns whether it did.
     ///
     /// # Errors
     /// [`Code::Io`], [`Code::Timeout`], [`Code::InvalidArgument`].
@@ -180,7 +180,7 @@ impl Store {
         Ok(swapped != 0)
     }
 
-    /// Deletes `key`; says whether there was one.
+    /// Deletes `key`. Returns whether it existed.
     ///
     /// # Errors
     /// [`Code::Io`], [`Code::Timeout`], [`Code::InvalidArgument`].

@@ -1,10 +1,10 @@
-//! Tensors: memory that Rust and the library both work on, and the views that keep them out of each other's way.
+//! Tensors: memory that Rust and the library share, and the views that prevent conflicting access.
 //!
-//! The library writes into memory it was given long ago: an optimizer's step changes parameters, a load fills a state. A
-//! `&[f32]` into such memory must not live while that happens, and no lifetime can say so where several objects share
-//! it. So access goes through [`View`] and [`ViewMut`], counted at run time like `RefCell`'s borrows: a call that would
-//! write under a living view fails with [`Code::InvalidState`](crate::Code::InvalidState) instead. It works the other way
-//! round, too: while such a call runs, its callbacks (an interrupt check, the log) get no view that it would write under.
+//! The library writes to memory that it got earlier: an optimizer's step changes parameters, a load fills a state. A
+//! `&[f32]` into such memory must not be alive while that happens, and lifetimes cannot express this if several objects
+//! share it. Therefore access goes through [`View`] and [`ViewMut`], counted at run time like `RefCell`'s borrows: a
+//! call that would write to memory with a live view fails with [`Code::InvalidState`](crate::Code::InvalidState).
+//! Conversely, while such a call runs, its callbacks (an interrupt check, the log) cannot get a view of this memory.
 
 use std::alloc::{alloc_zeroed, Layout};
 use std::any::Any;
@@ -20,7 +20,7 @@ use crate::element::{DType, Element};
 use crate::error::{Code, Error, Result};
 use crate::raw;
 
-/// A contiguous, row-major tensor on the CPU whose memory it owns. A clone is another handle of the same memory.
+/// A contiguous, row-major CPU tensor that owns its memory. A clone is another handle of the same memory.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -39,13 +39,13 @@ struct Memory {
     dtype: DType,
     shape: Box<[i64]>,
     access: Access,
-    /// Other ranks see the memory too: nobody writes it but the library, and nobody keeps it.
+    /// Other ranks see the memory too: only the library writes it, and nobody may keep it.
     shared: bool,
     /// What `data` points into; `None` where a DDP object, which outlives this, owns the memory.
     _owner: Option<Box<dyn Any>>,
 }
 
-/// Who is using a tensor's memory now.
+/// Who currently uses a tensor's memory.
 struct Access(Cell<isize>);
 
 impl Access {
@@ -84,7 +84,7 @@ impl Access {
 }
 
 impl Tensor {
-    /// A tensor of `data`, which has as many elements as `shape`'s sizes multiply to.
+    /// A tensor of `data`, whose number of elements must be the product of `shape`.
     ///
     /// # Errors
     /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the lengths differ.
@@ -132,8 +132,8 @@ impl Tensor {
         })))
     }
 
-    /// A tensor without elements in memory, for a parameter of an [`Fsdp`](crate::Fsdp) whose values come later, into its
-    /// shards: no rank needs memory for all of it. No view of it can be had, and nothing else takes it.
+    /// A tensor without memory, for a parameter of an [`Fsdp`](crate::Fsdp) whose values are written into its shards
+    /// later: no rank needs memory for all of it. It cannot be viewed, and can only be used there.
     ///
     /// # Errors
     /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the shape is too large.
@@ -200,7 +200,7 @@ impl Tensor {
         self.0.dtype
     }
 
-    /// The sizes; empty for a tensor of no dimension, which has one element.
+    /// The sizes; empty for a 0-d tensor, which has one element.
     pub fn shape(&self) -> Vec<usize> {
         self.0.shape.iter().map(|&size| usize::try_from(size).unwrap_or(0)).collect()
     }
@@ -210,7 +210,7 @@ impl Tensor {
         self.0.len
     }
 
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
@@ -218,7 +218,7 @@ impl Tensor {
     /// The elements, in row-major order, to read.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the dtype is another;
+    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the dtype differs;
     /// [`Code::InvalidState`](crate::Code::InvalidState): a mutable view is alive, or the library is writing.
     pub fn view<T: Element>(&self) -> Result<View<'_, T>> {
         self.check_dtype(T::DTYPE)?;
@@ -301,7 +301,7 @@ impl Tensor {
         self.0.access.check_writable().map_err(|error| named(name, &error))
     }
 
-    /// Gives the memory to the library until [`Tensor::take_back`]: no view is handed out meanwhile.
+    /// Lends the memory to the library until [`Tensor::take_back`]; no view can be created meanwhile.
     pub(crate) fn lend(&self, name: &dyn fmt::Display) -> Result<()> {
         self.check_writable(name)?;
         self.0.access.0.set(Access::LIBRARY);
@@ -334,7 +334,7 @@ pub(crate) struct Held<'t> {
 
 impl<'t> Held<'t> {
     /// # Errors
-    /// If one of them must not be used so now; its name is in the message. The same tensor may be there twice.
+    /// If one of them cannot currently be used in this way; the message names it. The same tensor may occur twice.
     pub(crate) fn new<N: fmt::Display>(tensors: impl Iterator<Item = (N, &'t Tensor)>, how: Use) -> Result<Self> {
         let permitted = match how {
             Use::Reads => Access::check_readable,
@@ -421,12 +421,12 @@ impl TensorInfo {
     pub(crate) unsafe fn new(name: *const c_char, dtype: i32, shape: *const i64, ndim: i32) -> Result<Self> {
         let (name, shape) = unsafe { (raw::text(name), slice(shape, usize::try_from(ndim).unwrap_or(0))) };
         let dtype = DType::from_raw(dtype)
-            .ok_or_else(|| Error::new(Code::Version, format!("{name} is of unknown dtype {dtype}")))?;
+            .ok_or_else(|| Error::new(Code::Version, format!("{name} has the unknown dtype {dtype}")))?;
         Ok(TensorInfo { name, dtype, shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect() })
     }
 }
 
-/// A tensor's elements, to read; a slice while it lives.
+/// A tensor's elements, to read; derefs to a slice.
 pub struct View<'a, T> {
     elements: &'a [T],
     counter: &'a Cell<isize>,
@@ -451,7 +451,7 @@ impl<T: fmt::Debug> fmt::Debug for View<'_, T> {
     }
 }
 
-/// A tensor's elements, to write; a mutable slice while it lives.
+/// A tensor's elements, to write; derefs to a mutable slice.
 pub struct ViewMut<'a, T> {
     elements: &'a mut [T],
     counter: &'a Cell<isize>,

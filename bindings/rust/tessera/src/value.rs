@@ -1,4 +1,4 @@
-//! Values in a checkpoint, and their typed JSON (docs/FORMAT.md), by which ranks of all languages read them.
+//! Values in a checkpoint, and their typed JSON (docs/FORMAT.md), which all languages read.
 
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use serde::Deserialize as _;
@@ -6,14 +6,14 @@ use serde_json::{json, Map, Number};
 
 use crate::error::{Error, Result};
 
-/// A value that a checkpoint keeps beside its tensors. It comes back as what it was: integers stay integers, tuples
+/// A value that a checkpoint stores beside its tensors. A load returns it unchanged: integers stay integers, tuples
 /// tuples, NaN is NaN.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
     /// Python's `None`.
     Null,
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// An integer of 64 bits.
     Int(i64),

@@ -22,10 +22,10 @@ use crate::error::{check, Code, Error, Result};
 use crate::raw::{self, created};
 use crate::tensor::{flat_shape, raw_tensor};
 
-/// An operation that runs, and the buffers it owns until it is done.
+/// An operation in flight, and the buffers it owns until it is done.
 ///
-/// Take them back with [`wait`](Work::wait) or `.await` (no particular runtime is needed). Dropped, the operation goes on
-/// and its buffers are freed at its end.
+/// Take them back with [`wait`](Work::wait) or `.await` (no particular runtime is needed). If it is dropped, the
+/// operation continues and its buffers are freed at its end.
 #[must_use = "the buffers are in it; dropped, the operation goes on unobserved"]
 pub struct Work<B> {
     handle: Handle,
@@ -119,18 +119,18 @@ impl<B: Send + 'static> Work<B> {
         registered.map(|()| Work { handle: Handle(handle), shared })
     }
 
-    /// Waits until the operation is done, at most until its own deadline, and gives the buffers back.
+    /// Waits until the operation is done, at most until its own deadline, and returns the buffers.
     ///
     /// # Errors
     /// The operation's error: the buffers' content is then unspecified and they are freed. Or [`Code::Interrupted`]:
-    /// the operation goes on; to try again, use [`Work::wait_for`].
+    /// the operation continues; to try again, use [`Work::wait_for`].
     pub fn wait(mut self) -> Result<B> {
         // SAFETY: the handle is alive.
         check(unsafe { sys::tsr_work_wait(self.handle.0.as_ptr(), -1) })?;
         self.take()
     }
 
-    /// Waits at most `timeout`: whether the operation is done.
+    /// Waits at most `timeout` and returns whether the operation is done.
     ///
     /// # Errors
     /// The operation's error, or [`Code::Interrupted`].
@@ -143,7 +143,7 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Whether the operation is done, well or not.
+    /// Whether the operation is done, successfully or not.
     ///
     /// # Errors
     /// None in practice.
@@ -154,7 +154,7 @@ impl<B: Send + 'static> Work<B> {
         Ok(done != 0)
     }
 
-    /// The error of an operation that is done; `None` if it went well.
+    /// The error of an operation that is done; `None` if it succeeded.
     ///
     /// # Errors
     /// [`Code::NotReady`]: it is not done.
@@ -167,14 +167,14 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Of a save: the work that is done when nothing is left to copy. Once for each save.
+    /// For a save: the work that is done when the whole state is copied. Call it once for each save.
     pub(crate) fn staged(&self) -> Result<Work<()>> {
         // SAFETY: the handle is alive; the work uses no buffers.
         unsafe { Work::start((), Views::default(), |_, staged| sys::tsr_work_staged(self.handle.0.as_ptr(), staged)) }
     }
 
-    /// Calls `callback` once when the operation is done: on a thread of the library, or at once if it is done already.
-    /// It must neither block nor use the communicator. A panic in it is caught and ends there.
+    /// Calls `callback` once when the operation is done: on a thread of the library, or immediately if it is already
+    /// done. It must neither block nor use the communicator. A panic in it is caught.
     ///
     /// A second callback replaces one that has not been called.
     pub fn on_done(&mut self, callback: impl FnOnce(Result<(), Code>) + Send + 'static) {

@@ -1,4 +1,4 @@
-//! Collectives and messages that return when they are done.
+//! Synchronous collectives and messages.
 
 use std::ptr;
 
@@ -12,11 +12,11 @@ use crate::tensor::{flat_shape, raw_tensor};
 
 /// # Collectives
 /// Each returns when the operation is done on this rank. Errors common to all: `InvalidArgument`; `InvalidState` after
-/// [`Comm::finalize`]; `Mismatch`: ranks differ in operation, dtype, count or root, and the message names who differs how
-/// (nothing has been overwritten then); `Timeout`: a rank never entered; `PeerLost`; `Aborted`; `Unsupported`: a
-/// reduction of a dtype that cannot be reduced; `Interrupted`.
+/// [`Comm::finalize`]; `Mismatch`: ranks differ in operation, dtype, count or root; the message names the ranks and the
+/// difference, and nothing was overwritten; `Timeout`: a rank did not call in time; `PeerLost`; `Aborted`;
+/// `Unsupported`: a reduction of a dtype that cannot be reduced; `Interrupted`.
 impl Comm {
-    /// Reduces `data` over the ranks, in place. Every rank gets the same bits.
+    /// Reduces `data` over the ranks in place. Every rank gets the same bits.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -24,7 +24,7 @@ impl Comm {
         self.all_reduce_many(&mut [data], op)
     }
 
-    /// [`Comm::all_reduce`] of several slices in one operation; as many on every rank.
+    /// [`Comm::all_reduce`] of several slices in one operation; the same number on every rank.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -38,7 +38,7 @@ impl Comm {
         })
     }
 
-    /// Reduces `input` and leaves the r-th of world-size equal parts in rank r's `output`.
+    /// Reduces `input`; rank r's `output` gets the r-th of world-size equal parts of the result.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -62,8 +62,8 @@ impl Comm {
         check(unsafe { sys::tsr_comm_all_gather(self.as_ptr(), &input, &output, ptr::null_mut(), ptr::null_mut()) })
     }
 
-    /// Several [`Comm::reduce_scatter`] in one operation, of `inputs[i]` into `outputs[i]`: the ranks meet once, and small
-    /// slices travel together.
+    /// Several [`Comm::reduce_scatter`] in one operation, of `inputs[i]` into `outputs[i]`: the ranks synchronise once,
+    /// and small slices are sent together.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -89,8 +89,8 @@ impl Comm {
         })
     }
 
-    /// Several [`Comm::all_gather`] in one operation, of `inputs[i]` into `outputs[i]`: the ranks meet once, and small
-    /// slices travel together.
+    /// Several [`Comm::all_gather`] in one operation, of `inputs[i]` into `outputs[i]`: the ranks synchronise once, and
+    /// small slices are sent together.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -103,7 +103,7 @@ impl Comm {
         })
     }
 
-    /// Gathers inputs of different lengths: `outputs[r]` receives rank r's `input`. One output a rank, of the same
+    /// Gathers inputs of different lengths: `outputs[r]` receives rank r's `input`. One output per rank, with the same
     /// lengths on every rank.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Comm {
         })
     }
 
-    /// Gives every rank the root's `data`.
+    /// Broadcasts the root's `data` to every rank.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -134,7 +134,7 @@ impl Comm {
         self.broadcast_many(&mut [data], root)
     }
 
-    /// [`Comm::broadcast`] of several slices in one operation; as many on every rank.
+    /// [`Comm::broadcast`] of several slices in one operation; the same number on every rank.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -148,7 +148,7 @@ impl Comm {
         })
     }
 
-    /// Reduces `input`; the result is in the root's `output` alone, which only the root gives.
+    /// Reduces `input` into the root's `output`; only the root passes one.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -162,7 +162,8 @@ impl Comm {
         })
     }
 
-    /// Concatenates all ranks' `input` in the root's `output`, world-size times as long, which only the root gives.
+    /// Concatenates all ranks' `input` in the root's `output`, which is world-size times as long; only the root passes
+    /// one.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -176,7 +177,7 @@ impl Comm {
         })
     }
 
-    /// Gives rank r the r-th of world-size equal parts of the root's `input`, which only the root gives.
+    /// Sends rank r the r-th of world-size equal parts of the root's `input`; only the root passes one.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -190,7 +191,8 @@ impl Comm {
         })
     }
 
-    /// Sends the r-th of world-size equal parts of `input` to rank r; parts arrive in `output`, as long, in rank order.
+    /// Sends the r-th of world-size equal parts of `input` to rank r; parts arrive in `output`, which has the same
+    /// length, in rank order.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -211,7 +213,7 @@ impl Comm {
         check(unsafe { sys::tsr_comm_send(self.as_ptr(), &tensor, peer, tag, ptr::null_mut(), ptr::null_mut()) })
     }
 
-    /// Receives what rank `peer` sends with the same tag, of the same dtype and length. Not collective.
+    /// Receives data that rank `peer` sends with the same tag, dtype and length. Not collective.
     ///
     /// # Errors
     /// See [Collectives](#collectives).
@@ -222,7 +224,7 @@ impl Comm {
         check(unsafe { sys::tsr_comm_recv(self.as_ptr(), &tensor, peer, tag, ptr::null_mut(), ptr::null_mut()) })
     }
 
-    /// Returns when every rank has called it.
+    /// Returns once every rank has called it.
     ///
     /// # Errors
     /// See [Collectives](#collectives).

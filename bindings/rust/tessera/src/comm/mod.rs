@@ -1,4 +1,4 @@
-//! The ranks of a group: joining, dividing, leaving. Their collectives are in `collectives` and `nonblocking`.
+//! Communicators: joining, splitting, leaving. Their collectives are in `collectives` and `nonblocking`.
 
 mod collectives;
 mod nonblocking;
@@ -23,11 +23,11 @@ use crate::store::{Store, StoreHandle};
 
 /// This process's (or thread's) place among the ranks of a group.
 ///
-/// Every rank calls the same collectives in the same order. A collective that fails poisons the communicator: later calls
-/// return [`Code::Aborted`](crate::Code::Aborted) with the first cause. Elements, not bytes, are counted everywhere.
+/// Every rank calls the same collectives in the same order. A failed collective fails the communicator: later calls
+/// return [`Code::Aborted`](crate::Code::Aborted) with the first cause. All counts are in elements, not bytes.
 ///
 /// A `Comm` may be moved to another thread but not used from two at once (`Send`, not `Sync`); the exception is its
-/// [`AbortHandle`]. Dropping it is local: it aborts what still runs and waits for nobody.
+/// [`AbortHandle`]. Dropping it is local: it aborts running operations and waits for no other rank.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -45,8 +45,8 @@ pub struct Comm {
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// In what borrows a communicator. It has a destructor, so that the compiler does not let the communicator go, or move to
-/// another thread, before; of a mere `PhantomData<&Comm>` it thinks that nothing happens to it at the end.
+/// For objects that borrow a communicator. It has a destructor, so that the compiler keeps the communicator from being
+/// dropped or moved to another thread before; a mere `PhantomData<&Comm>` has none.
 pub(crate) struct Borrowed<'c>(PhantomData<&'c Comm>);
 
 impl Borrowed<'_> {
@@ -64,7 +64,7 @@ pub(crate) struct CommHandle {
     owner: Owner,
 }
 
-/// What the C object needs alive, and whether it is ours to destroy.
+/// What the C object needs to be alive, and whether we own it.
 pub(crate) enum Owner {
     /// Ours; made on a store, or split off a communicator that was.
     Us(Option<Arc<StoreHandle>>),
@@ -105,11 +105,12 @@ impl Comm {
         }
     }
 
-    /// Joins the job that the environment describes: `tessera run`, torchrun, mpirun or srun; alone without any of them.
+    /// Joins the job that the environment describes: `tessera run`, torchrun, mpirun or srun; or this process alone.
     ///
     /// # Errors
-    /// [`Timeout`](crate::Code::Timeout): a rank never came; [`PeerLost`](crate::Code::PeerLost): a rank of `tessera run`
-    /// ended without coming; [`Permission`](crate::Code::Permission): the job token; `InvalidArgument`, `Io`, `Unsupported`, `Interrupted`; those of [`load`](crate::load).
+    /// [`Timeout`](crate::Code::Timeout): a rank did not join in time; [`PeerLost`](crate::Code::PeerLost): a rank of
+    /// `tessera run` exited before it joined; [`Permission`](crate::Code::Permission): the job token;
+    /// `InvalidArgument`, `Io`, `Unsupported`, `Interrupted`; those of [`load`](crate::load).
     pub fn from_env() -> Result<Self> {
         Self::from_env_with(&CommOptions::new())
     }
@@ -117,7 +118,7 @@ impl Comm {
     /// [`Comm::from_env`] with settings.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn from_env_with(options: &CommOptions) -> Result<Self> {
         crate::load()?;
         let mut handle = ptr::null_mut();
@@ -128,11 +129,11 @@ impl Comm {
         Ok(Self::from_raw(created(handle)?, Owner::Us(None)))
     }
 
-    /// Joins `world_size` ranks that use the same store, as `rank`, which nobody else is.
+    /// Connects `world_size` ranks through a common store; `rank` is this rank's unique number.
     ///
     /// # Errors
-    /// [`Timeout`](crate::Code::Timeout): a rank never came; [`Mismatch`](crate::Code::Mismatch): the ranks' settings
-    /// differ; `InvalidArgument`, `Io`, `Unsupported`, `Interrupted`.
+    /// [`Timeout`](crate::Code::Timeout): a rank did not join in time; [`Mismatch`](crate::Code::Mismatch): the ranks'
+    /// settings differ; `InvalidArgument`, `Io`, `Unsupported`, `Interrupted`.
     pub fn create(store: &Store, rank: usize, world_size: usize, options: &CommOptions) -> Result<Self> {
         let (rank, world_size) = (raw::int32("the rank", rank)?, raw::int32("the world size", world_size)?);
         let mut handle = ptr::null_mut();
@@ -143,8 +144,8 @@ impl Comm {
         Ok(Self::from_raw(created(handle)?, Owner::Us(Some(Arc::clone(&store.0)))))
     }
 
-    /// Divides the ranks into groups: those of one `color` form one, ordered by `key`, then by rank. Without a color this
-    /// rank joins none. Every rank of this communicator must call it.
+    /// Splits the ranks into groups: ranks of the same `color` form one, ordered by `key`, then rank. Without a color
+    /// this rank joins none. Every rank of this communicator must call it.
     ///
     /// # Errors
     /// `InvalidArgument`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
@@ -152,10 +153,10 @@ impl Comm {
         self.split_raw(color, key, ptr::null())
     }
 
-    /// [`Comm::split`] with settings of the group's own.
+    /// [`Comm::split`] with settings for the group.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn split_with(&self, color: Option<usize>, key: usize, options: &CommOptions) -> Result<Option<Comm>> {
         options.settings.with_raw(|options| self.split_raw(color, key, options))
     }
@@ -173,22 +174,23 @@ impl Comm {
         Ok(NonNull::new(handle).map(|handle| Self::from_raw(handle, Owner::Us(self.store()))))
     }
 
-    /// Goes on with the ranks that are left after a failure, numbered in this communicator's order. Collective of those. Ranks
-    /// that died, or dropped this communicator, are known to be gone; for others it waits until the deadline, then goes on
-    /// without them. All that was made from this communicator is out of use: make it anew, and load a checkpoint, since a
-    /// collective that failed left its buffers half done.
+    /// Continues with the surviving ranks after a failure, numbered in this communicator's order. Collective over the
+    /// survivors. Ranks that died or dropped this communicator are known to be gone; the call waits for other ranks
+    /// until the deadline, then continues without them. Objects made from this communicator can no longer be used:
+    /// create them again and load a checkpoint, because the failed collective left its buffers incomplete.
     ///
     /// # Errors
-    /// `Aborted`: the others have gone on without this rank; `Io`: the store at which the ranks met is gone, as with a rank 0
-    /// that served it; `InvalidState`, `Timeout`, `PeerLost`, `Interrupted`.
+    /// `Aborted`: the other ranks have continued without this one; `Io`: the store that the ranks use is gone, because
+    /// rank 0, which served it, died; `InvalidState`, `Timeout`, `PeerLost`, `Interrupted`.
     pub fn shrink(&self) -> Result<Comm> {
         self.shrink_raw(ptr::null())
     }
 
-    /// [`Comm::shrink`] with settings of the new communicator, whose timeout is the deadline for ranks that do not come.
+    /// [`Comm::shrink`] with settings for the new communicator, whose timeout is also the deadline for ranks that do
+    /// not call.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn shrink_with(&self, options: &CommOptions) -> Result<Comm> {
         options.settings.with_raw(|options| self.shrink_raw(options))
     }
@@ -200,8 +202,8 @@ impl Comm {
         Ok(Self::from_raw(created(handle)?, Owner::Us(self.store())))
     }
 
-    /// Waits for all ranks and all issued work; no collective may follow. If that fails the launcher is told, since it is
-    /// the end of most programs, as by [`record_error`](crate::record_error).
+    /// Waits for all ranks and all issued work. No collective may follow. An error is also reported to the launcher, as
+    /// by [`record_error`](crate::record_error), because this call ends most programs.
     ///
     /// # Errors
     /// `InvalidState`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
@@ -210,13 +212,13 @@ impl Comm {
         check(unsafe { sys::tsr_comm_finalize(self.as_ptr()) }).inspect_err(launch::tell_of)
     }
 
-    /// A handle by which any thread can abort this communicator.
+    /// A handle with which any thread can abort this communicator.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle(Arc::downgrade(&self.handle))
     }
 
-    /// Fails every waiting and later operation with [`Aborted`](crate::Code::Aborted), here and at the peers, who are
-    /// told `reason`.
+    /// Fails every pending and later operation with [`Aborted`](crate::Code::Aborted), on this rank and its peers;
+    /// `reason` is part of the error on every rank.
     ///
     /// # Errors
     /// `InvalidArgument`: the reason contains a zero byte.
@@ -257,9 +259,9 @@ impl Comm {
         }
     }
 
-    /// Sets the deadline of the operations that this rank issues from here on, counted from when each starts; those that
-    /// were issued keep theirs, so that it may be set back at once. Each rank has its own; the first that passes fails the
-    /// communicator on all.
+    /// Sets the deadline of operations that this rank issues from now on, counted from the start of each. Operations
+    /// already issued keep theirs, so the old value can be restored at once. Each rank has its own deadline; the first
+    /// one that passes fails the communicator on all ranks.
     ///
     /// # Errors
     /// `InvalidArgument`: it is zero.
@@ -279,7 +281,7 @@ impl Comm {
         Ok(Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
     }
 
-    /// The error that failed the communicator, noticed by a call or by a peer's death; `None` while it is well.
+    /// The error that failed the communicator, detected by a call or by a peer's death; `None` if it works.
     ///
     /// # Errors
     /// None in practice.
@@ -292,9 +294,9 @@ impl Comm {
         }
     }
 
-    /// Writes this rank's flight record, the last 1,024 operations and their times, as JSON lines, which `tessera trace`
-    /// reads; a file that is there is replaced whole. Under `tessera run --trace-dir DIR` each communicator writes its
-    /// own when it fails, or else at its end.
+    /// Writes this rank's flight record, the last 1,024 operations and their times, as JSON lines, which `tessera
+    /// trace` reads; an existing file is replaced as a whole. Under `tessera run --trace-dir DIR` each communicator
+    /// writes its own when it fails or ends.
     ///
     /// # Errors
     /// `Io`, `Permission`: the file cannot be written; `InvalidArgument`.
@@ -312,7 +314,7 @@ impl fmt::Debug for Comm {
     }
 }
 
-/// Aborts a [`Comm`] from any thread; after the communicator is gone it does nothing.
+/// Aborts a [`Comm`] from any thread. Does nothing once the communicator is dropped.
 #[derive(Clone)]
 pub struct AbortHandle(Weak<CommHandle>);
 
@@ -320,7 +322,7 @@ impl AbortHandle {
     /// See [`Comm::abort`].
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn abort(&self, reason: &str) -> Result<()> {
         self.0.upgrade().map_or(Ok(()), |handle| abort(&handle, reason))
     }

@@ -1,4 +1,4 @@
-//! The same in the background.
+//! Collectives and messages in the background.
 
 use std::ptr;
 
@@ -12,9 +12,9 @@ use crate::raw;
 use crate::work::{Views, Work};
 
 /// # Asynchronous operations
-/// Each returns at once with a [`Work`] that owns the buffers until the operation is done; operations run in the order
-/// in which they were issued. A `Vec`, a boxed slice or a [`Buffer`](crate::Buffer) will do. Errors: see [Collectives](#collectives);
-/// those noticed later come from the work.
+/// Each immediately returns a [`Work`] that owns the buffers until the operation is done; operations run in the order
+/// in which they were issued. Buffers are a `Vec`, a boxed slice or a [`Buffer`](crate::Buffer). Errors: see
+/// [Collectives](#collectives); later errors come from the work.
 impl Comm {
     /// [`Comm::all_reduce`], in the background.
     ///
@@ -44,7 +44,7 @@ impl Comm {
         }
     }
 
-    /// [`Comm::reduce_scatter`], in the background; the work gives `(input, output)` back.
+    /// [`Comm::reduce_scatter`], in the background; the work returns `(input, output)`.
     ///
     /// # Errors
     /// See [Asynchronous operations](#asynchronous-operations).
@@ -58,7 +58,7 @@ impl Comm {
         })
     }
 
-    /// [`Comm::all_gather`], in the background; the work gives `(input, output)` back.
+    /// [`Comm::all_gather`], in the background; the work returns `(input, output)`.
     ///
     /// # Errors
     /// See [Asynchronous operations](#asynchronous-operations).
@@ -72,7 +72,7 @@ impl Comm {
         })
     }
 
-    /// [`Comm::all_to_all`], in the background; the work gives `(input, output)` back.
+    /// [`Comm::all_to_all`], in the background; the work returns `(input, output)`.
     ///
     /// # Errors
     /// See [Asynchronous operations](#asynchronous-operations).

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::settings::{comm_setters, CommSettings};
 
-/// Settings of a [`Comm`](crate::Comm). What is not set is the library's default.
+/// Settings of a [`Comm`](crate::Comm). Settings that are not set have the library's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct CommOptions {
     pub(super) settings: CommSettings,
