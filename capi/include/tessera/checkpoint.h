@@ -170,7 +170,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_trim(tsr_saver *saver);
 
 /** Free the saver, after waiting for a save in flight until its deadline at most. NULL is ignored. A program that ends
  *  (exit, return from main) without this call or tsr_saver_wait still waits for the save in flight, up to the saver's
- *  timeout, and reports on stderr which step is lost if that passes. It does not wait, but says so and leaves the
+ *  timeout, and reports on stderr which step is lost if that passes. It does not wait, prints a warning and leaves the
  *  previous checkpoint in place, if the save needs something of the program: a progress callback, a storage, the
  *  function of tsr_log_set_callback or, with copy_on_demand, tensors that are not staged. _exit does not wait either.
  *  In a progress callback this call returns immediately: the save continues without reporting progress, and the saver

@@ -1,4 +1,4 @@
-/* Tessera: what the launcher tells the ranks. */
+/* Tessera: the launcher and the ranks. */
 #ifndef TESSERA_LAUNCH_H
 #define TESSERA_LAUNCH_H
 

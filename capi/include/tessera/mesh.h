@@ -38,7 +38,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_mesh_ndim(const tsr_mesh *mesh, int32_t *ndi
 TSR_API TSR_MUST_USE tsr_status tsr_mesh_dim(const tsr_mesh *mesh, const char *name, int32_t *size,
                                              int32_t *coordinate);
 
-/** The communicator of dimension `name`. Slices share it through handles of their own; do not use it through two
+/** The communicator of dimension `name`. Slices share it through separate handles; do not use it through two
  *  handles at the same time.
  *  @param mesh  borrowed for the call
  *  @param name  borrowed for the call

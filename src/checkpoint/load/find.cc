@@ -70,7 +70,7 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
         try {
             const std::string root = parent_of(path);
             if (const auto newest = newest_save(files, root)) {
-                advice = fmt::format("; the newest committed save beside it is {}", join(root, *newest));
+                advice = fmt::format("; the newest committed save in its root is {}", join(root, *newest));
             }
         } catch (const Error&) {
             advice.clear();
