@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/dir_at.hpp"
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/fd.hpp"
@@ -91,7 +92,10 @@ void record_failure(const ErrorRecord* failure) noexcept {
     const std::lock_guard lock(mutex);
     try {
         if (failure == nullptr) {
-            if (std::exchange(recorded, false)) (void)::unlink(path->c_str());
+            DirAt directory;
+            std::string name;
+            if (!std::exchange(recorded, false) || DirAt::open_parent(*path, directory, name) != 0) return;
+            (void)directory.remove_file(name);
         } else if (!std::exchange(recorded, true)) {
             write(*path, failure->message, "", failure);
         }
