@@ -182,38 +182,48 @@ struct Arguments {
     std::vector<std::string> only;
 };
 
-int show_tree(const std::string& path, const Arguments& arguments, Output output) {
-    const auto checkpoint = Checkpoint::open(path);
-    const Manifest& manifest = checkpoint->manifest();
-    const Values values = shown_values(manifest);
-    bool is_any = false;
-    const auto is_shown = [&](const std::string& name) {
+// Which names are shown, by `--only`.
+class Shown {
+   public:
+    explicit Shown(const std::vector<std::string>& only) : only_(only) {}
+
+    [[nodiscard]] bool operator()(const std::string& name) {
         const auto fit = [&](const std::string& pattern) { return fits(pattern, name); };
-        const bool is_one = arguments.only.empty() || std::ranges::any_of(arguments.only, fit);
-        is_any = is_any || is_one;
+        const bool is_one = only_.empty() || std::ranges::any_of(only_, fit);
+        is_any_ = is_any_ || is_one;
         return is_one;
-    };
-    if (output == Output::json) {
-        ObjectText text(summary_json(*checkpoint));
-        text.begin("tensors");
-        manifest.for_each([&](const std::string& name, const SavedTensor& tensor, const std::string* target) {
-            if (!is_shown(name)) return;
-            text.begin(name);
-            add_tensor(text, manifest, tensor, target);
-            text.end();
-            fmt::print("{}", text.take());  // of many ranks it is long
-        });
-        text.end();
-        const auto shown = [&](auto named) {
-            std::erase_if(named, [&](const auto& one) { return !is_shown(one.first); });
-            return named;
-        };
-        text.member("values", values_json(shown(values)));
-        const auto unreadable = shown(manifest.unreadable);
-        if (!unreadable.empty()) text.member("unreadable", unreadable_json(unreadable));
-        fmt::print("{}", text.finish());
-        return exit_sound;
     }
+    [[nodiscard]] bool is_any() const { return is_any_; }
+
+   private:
+    const std::vector<std::string>& only_;
+    bool is_any_ = false;
+};
+
+void print_json(const Checkpoint& checkpoint, Shown& is_shown) {
+    const Manifest& manifest = checkpoint.manifest();
+    ObjectText text(summary_json(checkpoint));
+    text.begin("tensors");
+    manifest.for_each([&](const std::string& name, const SavedTensor& tensor, const std::string* target) {
+        if (!is_shown(name)) return;
+        text.begin(name);
+        add_tensor(text, manifest, tensor, target);
+        text.end();
+        fmt::print("{}", text.take());  // of many ranks it is long
+    });
+    text.end();
+    const auto shown = [&](auto named) {
+        std::erase_if(named, [&](const auto& one) { return !is_shown(one.first); });
+        return named;
+    };
+    text.member("values", values_json(shown(shown_values(manifest))));
+    const auto unreadable = shown(manifest.unreadable);
+    if (!unreadable.empty()) text.member("unreadable", unreadable_json(unreadable));
+    fmt::print("{}", text.finish());
+}
+
+// By the parts of the names. It points into the manifest and `values`.
+Node tree_of(const Manifest& manifest, const Values& values, Shown& is_shown) {
     Node root;
     const auto leaf = [&](std::string_view name) -> Node& {
         Node* node = &root;
@@ -236,12 +246,11 @@ int show_tree(const std::string& path, const Arguments& arguments, Output output
     for (const auto& [name, why] : manifest.unreadable) {
         if (is_shown(name)) leaf(name).unreadable = &why;
     }
-    if (!is_any && !arguments.only.empty()) {
-        throw Error(Code::not_found, fmt::format("{} has no name that matches {}", checkpoint->path(),
-                                                 fmt::join(arguments.only, " or ")));
-    }
-    std::vector<Line> lines;
-    flatten(root, "", arguments.depth > 0 ? arguments.depth : std::numeric_limits<int>::max(), lines);
+    return root;
+}
+
+// In columns: names, dtypes, shapes, sizes, layouts.
+std::string text_of(const std::vector<Line>& lines, const Manifest& manifest) {
     size_t name_width = 0;
     size_t dtype_width = 4;
     size_t shape_width = 0;
@@ -255,10 +264,7 @@ int show_tree(const std::string& path, const Arguments& arguments, Output output
         dtype_width = std::max(dtype_width, name_of(node->tensor->dtype).size());
         shape_width = std::max(shape_width, shapes[i].size());
     }
-    const std::string head = manifest.step < 0 ? manifest.format : fmt::format("step {}", manifest.step);
-    std::string out = fmt::format("{}   {}, {}, {}, {}\n", checkpoint->path(), head,
-                                  count_text(static_cast<size_t>(manifest.world_size), "rank"),
-                                  count_text(checkpoint->names().size(), "tensor"), size_text(manifest.size_bytes()));
+    std::string out;
     for (size_t i = 0; i < lines.size(); ++i) {
         const auto& [label, node, is_cut] = lines[i];
         out += label;
@@ -279,7 +285,30 @@ int show_tree(const std::string& path, const Arguments& arguments, Output output
         if (is_cut) out += fmt::format("  ({}{})", node->is_leaf() ? "and " : "", Sum(*node).text());
         out += '\n';
     }
-    fmt::print("{}", out);
+    return out;
+}
+
+int show_tree(const std::string& path, const Arguments& arguments, Output output) {
+    const auto checkpoint = Checkpoint::open(path);
+    const Manifest& manifest = checkpoint->manifest();
+    Shown is_shown(arguments.only);
+    if (output == Output::json) {
+        print_json(*checkpoint, is_shown);
+        return exit_sound;
+    }
+    const Values values = shown_values(manifest);
+    const Node root = tree_of(manifest, values, is_shown);
+    if (!is_shown.is_any() && !arguments.only.empty()) {
+        throw Error(Code::not_found, fmt::format("{} has no name that matches {}", checkpoint->path(),
+                                                 fmt::join(arguments.only, " or ")));
+    }
+    std::vector<Line> lines;
+    flatten(root, "", arguments.depth > 0 ? arguments.depth : std::numeric_limits<int>::max(), lines);
+    const std::string head = manifest.step < 0 ? manifest.format : fmt::format("step {}", manifest.step);
+    fmt::print("{}   {}, {}, {}, {}\n{}", checkpoint->path(), head,
+               count_text(static_cast<size_t>(manifest.world_size), "rank"),
+               count_text(checkpoint->names().size(), "tensor"), size_text(manifest.size_bytes()),
+               text_of(lines, manifest));
     return exit_sound;
 }
 

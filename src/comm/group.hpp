@@ -191,6 +191,9 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         return progressing || unfinished_.load(std::memory_order_acquire) == 0;
     }
     [[nodiscard]] std::vector<Peer> peers_of_split(const Peer& own, const std::string& why);
+    [[nodiscard]] CommOptions begin_shrink(const CommOptions& asked);
+    [[nodiscard]] Error store_is_lost(const Error& why) const;
+    [[nodiscard]] size_t place_among(const std::vector<Peer>& members, const Peer& own) const;
     void run_inline(const Request& request);
     void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
                         milliseconds timeout);

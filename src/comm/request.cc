@@ -151,34 +151,57 @@ void check_pairs(const Request& request, std::span<const Tensor> wholes, const c
 
 }  // namespace
 
+namespace {
+
+// The root, or the other end of a message.
+void check_peer(const Request& request, int rank, int world_size) {
+    const bool is_known = request.peer >= 0 && request.peer < world_size;
+    if (has_root(request.collective) && !is_known) {
+        refuse(request, "root {} is not a rank; there are {} ranks", request.peer, world_size);
+    }
+    if (!is_point_to_point(request.collective)) return;
+    if (!is_known) refuse(request, "peer {} is not a rank; there are {} ranks", request.peer, world_size);
+    if (request.peer == rank) refuse(request, "rank {} cannot be its own peer", rank);
+    if (request.tag < 0) refuse(request, "tag {} is negative", request.tag);
+}
+
+void check_reduction(const Request& request) {
+    if (request.op < ReduceOp::sum || request.op > ReduceOp::prod) {
+        refuse(request, "unknown reduction {}", static_cast<int>(request.op));
+    }
+    for (const auto list : {request.inputs, request.outputs}) {
+        for (const Tensor& tensor : list) {
+            if (can_reduce(tensor.dtype)) continue;
+            refuse<Code::unsupported>(request, "{} cannot be reduced; use f16, bf16, f32, f64, i8, u8, i32 or i64",
+                                      name_of(tensor.dtype));
+        }
+    }
+}
+
+void check_all_gather_v(const Request& request, int rank, int world_size) {
+    const Tensor& in = only(request, request.inputs, "input");
+    if (request.outputs.size() != static_cast<size_t>(world_size)) {
+        refuse(request, "needs one output per rank, {} in total, got {}", world_size, request.outputs.size());
+    }
+    for (size_t r = 0; r < request.outputs.size(); ++r) {
+        check_same_dtype(request, in.dtype, request.outputs[r].dtype);
+        check_overlap(request, in, request.outputs[r], 0, r == static_cast<size_t>(rank));
+    }
+    const int64_t expected = request.outputs[static_cast<size_t>(rank)].numel();
+    if (in.numel() != expected) {
+        refuse(request, "input has {} elements, but outputs[{}] has {}", in.numel(), rank, expected);
+    }
+    check_apart(request, {request.outputs});
+}
+
+}  // namespace
+
 void validate(const Request& request, int rank, int world_size) {
     const Collective c = request.collective;
     for (size_t i = 0; i < request.inputs.size(); ++i) check_tensor(request, request.inputs[i], "input", i);
     for (size_t i = 0; i < request.outputs.size(); ++i) check_tensor(request, request.outputs[i], "output", i);
-    if (has_root(c) && (request.peer < 0 || request.peer >= world_size)) {
-        refuse(request, "root {} is not a rank; there are {} ranks", request.peer, world_size);
-    }
-    if (is_point_to_point(c)) {
-        if (request.peer < 0 || request.peer >= world_size) {
-            refuse(request, "peer {} is not a rank; there are {} ranks", request.peer, world_size);
-        }
-        if (request.peer == rank) refuse(request, "rank {} cannot be its own peer", rank);
-        if (request.tag < 0) refuse(request, "tag {} is negative", request.tag);
-    }
-    if (reduces(c)) {
-        if (request.op < ReduceOp::sum || request.op > ReduceOp::prod) {
-            refuse(request, "unknown reduction {}", static_cast<int>(request.op));
-        }
-        for (const auto list : {request.inputs, request.outputs}) {
-            for (const Tensor& tensor : list) {
-                if (!can_reduce(tensor.dtype)) {
-                    refuse<Code::unsupported>(request,
-                                              "{} cannot be reduced; use f16, bf16, f32, f64, i8, u8, i32 or i64",
-                                              name_of(tensor.dtype));
-                }
-            }
-        }
-    }
+    check_peer(request, rank, world_size);
+    if (reduces(c)) check_reduction(request);
     const bool is_root = rank == request.peer;
     const auto own_part = [&](const Tensor& part) { return part.size_bytes() * static_cast<size_t>(rank); };
     switch (c) {
@@ -196,22 +219,7 @@ void validate(const Request& request, int rank, int world_size) {
             return check_pairs(request, request.inputs, "input", request.outputs, "output", rank, world_size);
         case Collective::all_gather:
             return check_pairs(request, request.outputs, "output", request.inputs, "input", rank, world_size);
-        case Collective::all_gather_v: {
-            const Tensor& in = only(request, request.inputs, "input");
-            if (request.outputs.size() != static_cast<size_t>(world_size)) {
-                refuse(request, "needs one output per rank, {} in total, got {}", world_size, request.outputs.size());
-            }
-            for (size_t r = 0; r < request.outputs.size(); ++r) {
-                check_same_dtype(request, in.dtype, request.outputs[r].dtype);
-                check_overlap(request, in, request.outputs[r], 0, r == static_cast<size_t>(rank));
-            }
-            const int64_t expected = request.outputs[static_cast<size_t>(rank)].numel();
-            if (in.numel() != expected) {
-                refuse(request, "input has {} elements, but outputs[{}] has {}", in.numel(), rank, expected);
-            }
-            check_apart(request, {request.outputs});
-            return;
-        }
+        case Collective::all_gather_v: return check_all_gather_v(request, rank, world_size);
         case Collective::reduce: {
             const Tensor& in = only(request, request.inputs, "input");
             if (!is_root) return;

@@ -113,8 +113,8 @@ struct Shrinking {
 
 }  // namespace
 
-std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
-    const Call once = enter();
+// Ends all that goes on in this communicator; the options of the one to come.
+CommOptions Group::begin_shrink(const CommOptions& asked) {
     refuse_own_thread();
     CommOptions options = asked;
     if (options.host_id.empty()) options.host_id = options_.host_id;
@@ -132,7 +132,33 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
                              options_.name, error()->what()),
                  Splits::all);
     await_queue();
+    return options;
+}
 
+Error Group::store_is_lost(const Error& why) const {
+    return Error(why.code(),
+                 fmt::format("rank {}: communicator '{}' cannot be shrunk without the store through which its "
+                             "ranks met: {}. Exit this process, and let the launcher restart the job",
+                             rank_, options_.name, why.what()))
+        .with_rank(rank_)
+        .with_operation("shrink")
+        .caused_by(why);
+}
+
+// This rank's place in the communicator to come.
+size_t Group::place_among(const std::vector<Peer>& members, const Peer& own) const {
+    const auto mine = std::ranges::find(members, rank_, &Peer::rank);
+    if (mine != members.end() && mine->endpoint == own.endpoint) return static_cast<size_t>(mine - members.begin());
+    throw Error(Code::aborted, fmt::format("rank {}: the other ranks of communicator '{}' have continued without this "
+                                           "rank, which was too late; exit this process",
+                                           rank_, options_.name))
+        .with_rank(rank_)
+        .with_operation("shrink");
+}
+
+std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
+    const Call once = enter();
+    const CommOptions options = begin_shrink(asked);
     std::vector<int> candidates(static_cast<size_t>(world_size_));
     for (int r = 0; r < world_size_; ++r) candidates[static_cast<size_t>(r)] = r;
     for (int attempt = 1;; ++attempt) {
@@ -146,25 +172,9 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
             members = shrinking.agree(own, candidates, *transport_);
         } catch (const Error& e) {
             if (e.code() != Code::io && e.code() != Code::timeout) throw;
-            throw Error(e.code(),
-                        fmt::format("rank {}: communicator '{}' cannot be shrunk without the store through which its "
-                                    "ranks met: {}. Exit this process, and let the launcher restart the job",
-                                    rank_, options_.name, e.what()))
-                .with_rank(rank_)
-                .with_operation("shrink")
-                .caused_by(e);
+            throw store_is_lost(e);
         }
-        const auto mine = std::ranges::find(members, rank_, &Peer::rank);
-        if (mine == members.end() || mine->endpoint != own.endpoint) {
-            throw Error(
-                Code::aborted,
-                fmt::format("rank {}: the other ranks of communicator '{}' have continued without this rank, which "
-                            "was too late; exit this process",
-                            rank_, options_.name))
-                .with_rank(rank_)
-                .with_operation("shrink");
-        }
-        const auto place = static_cast<int>(mine - members.begin());
+        const auto place = static_cast<int>(place_among(members, own));
         candidates.clear();
         for (Peer& member : members) {
             candidates.push_back(member.rank);

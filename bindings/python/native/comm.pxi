@@ -149,14 +149,22 @@ cdef object finished(tsr_work *work, object keep):
     return None if work == NULL else adopt(Work.__new__(Work), work, keep)
 
 
-def comm_all_reduce(Comm comm not None, list tensors not None, tsr_reduce_op op, bint async_op):
+def comm_all_reduce(Comm comm not None, object tensors not None, tsr_reduce_op op, bint async_op):
+    """Of a list of tensors, or of one array, for which nothing else is allocated."""
     cdef Lease lease = use(comm)
-    cdef TensorArray array = tensor_array(tensors)
     cdef tsr_work *work = NULL
+    cdef TensorArray array
+    cdef Tensor one
+    if type(tensors) is list:
+        array = tensor_array(tensors)
+        with nogil:
+            check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, array.tensors, array.count, op, NULL,
+                                      &work if async_op else NULL))
+        return finished(work, (comm, array))
+    one = Tensor.__new__(Tensor, tensors)
     with nogil:
-        check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, array.tensors, array.count, op, NULL,
-                                  &work if async_op else NULL))
-    return finished(work, (comm, array))
+        check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, &one.view, 1, op, NULL, &work if async_op else NULL))
+    return None if work == NULL else finished(work, (comm, one))
 
 
 def comm_reduce_scatter(Comm comm not None, Tensor input not None, Tensor output not None, tsr_reduce_op op,

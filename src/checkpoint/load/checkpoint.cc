@@ -4,14 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 #include <map>
 #include <optional>
 
 #include "base/attempt.hpp"
-#include "base/crc32c.hpp"
 #include "base/error.hpp"
-#include "base/wildcard.hpp"
 #include "checkpoint/formats/host_reads.hpp"
 #include "checkpoint/formats/native/contents.hpp"
 #include "checkpoint/formats/safetensors/reader.hpp"
@@ -21,15 +18,6 @@
 namespace tsr {
 
 namespace {
-
-// Differences as one readable list; long lists are cut, with the number of those left out.
-std::string listed(const std::vector<std::string>& items) {
-    constexpr size_t shown = 50;
-    std::string text;
-    for (size_t i = 0; i < std::min(items.size(), shown); ++i) text.append("\n  ").append(items[i]);
-    if (items.size() > shown) text += fmt::format("\n  and {} more", items.size() - shown);
-    return text;
-}
 
 // So that sums of sizes cannot overflow later.
 void check_sums(const Manifest& manifest, const std::string& path) {
@@ -215,149 +203,7 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     return std::move(plan.report);
 }
 
-namespace {
-
-// Names that share memory are loaded once, from the first of them, as they are saved. In a checkpoint of untied names
-// the others may differ, and threads would write there at the same time.
-void keep_first_of_tied(std::vector<Wanted>& wanted) {
-    std::vector<const std::byte*> memory;
-    memory.reserve(wanted.size());
-    for (const Wanted& one : wanted) {
-        if (!one.box->empty()) memory.push_back(one.memory);
-    }
-    std::sort(memory.begin(), memory.end(), std::less<>());
-    if (std::adjacent_find(memory.begin(), memory.end()) == memory.end()) return;  // mostly none is tied
-    std::map<const std::byte*, std::vector<Wanted>> kept;
-    std::vector<Wanted> first;
-    for (const Wanted& one : wanted) {
-        std::vector<Wanted>& here = kept[one.memory];
-        const auto is_same = [&](const Wanted& other) { return other.dtype == one.dtype && *other.box == *one.box; };
-        if (!one.box->empty() && std::any_of(here.begin(), here.end(), is_same)) continue;
-        here.push_back(one);
-        first.push_back(one);
-    }
-    wanted = std::move(first);
-}
-
-}  // namespace
-
-Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions& options) const {
-    LoadPlan plan;
-    LoadReport& report = plan.report;
-    const LoadNames names(manifest_, options.only, options.rules);
-    std::vector<std::string> differences;
-    const auto not_saved = [&](const std::string& name) {
-        if (!names.takes(name)) {
-            report.left_alone.push_back(name);
-        } else if (const std::string* why = names.find(manifest_.unreadable, name)) {
-            differences.push_back(fmt::format("'{}' cannot be read: {}", name, *why));
-        } else {
-            report.missing.push_back(name);
-        }
-    };
-    const auto want = [&](const std::string& name, const StateTensor& tensor, const std::string& saved_name,
-                          const SavedTensor& saved) {
-        const TensorKind& kind = *tensor.kind;
-        if (saved.shape != kind.shape) {
-            differences.push_back(fmt::format("tensor '{}': saved with shape {}, the state has {}", name,
-                                              saved.shape.str(), kind.shape.str()));
-        }
-        if (saved.dtype != kind.dtype) {
-            const bool can_be_cast = is_floating(saved.dtype) && is_floating(kind.dtype);
-            if (can_be_cast) report.cast.push_back({name, saved.dtype, kind.dtype});
-            if (!can_be_cast || options.cast == Allow::no) {
-                differences.push_back(fmt::format("tensor '{}': saved as {}, the state has {}", name,
-                                                  name_of(saved.dtype), name_of(kind.dtype)));
-            }
-        }
-        if (tensor.shared) {
-            uint32_t& loaded = plan.of_copies[tensor.shared.get()];
-            loaded = crc32c(fmt::format("{}\n{}\n{}\n", manifest_.save_id, name, saved_name), loaded);
-            const Box& rows = kind.own_rows;
-            const bool first = kind.shape.ndim() > 0 || tensor.shared->place() == 0;
-            if (rows.empty() || !first) return;
-            const int64_t before = kind.shape.ndim() > 0 ? rows.offsets[0] * (rows.numel() / rows.sizes[0]) : 0;
-            plan.wanted.push_back({&saved_name, &saved, &rows, kind.dtype,
-                                   tensor.memory[0] + static_cast<size_t>(before) * size_of(kind.dtype)});
-            return;
-        }
-        for (size_t i = 0; i < kind.boxes.size(); ++i) {
-            plan.wanted.push_back({&saved_name, &saved, &kind.boxes[i], kind.dtype, tensor.memory[i]});
-        }
-    };
-    // Both are in order of names.
-    plan.wanted.reserve(state.tensors().size());
-    auto of_state = state.tensors().begin();
-    names.for_each_tensor([&](const std::string& name, const SavedTensor& saved, const std::string& saved_name) {
-        int order = 1;  // of the state's next tensor against this one
-        for (; of_state != state.tensors().end(); ++of_state) {
-            order = of_state->first.compare(name);
-            if (order >= 0) break;
-            not_saved(of_state->first);
-        }
-        if (of_state == state.tensors().end() || order > 0) {
-            report.unexpected.push_back(name);
-            return;
-        }
-        want(name, of_state->second, saved_name, saved);
-        ++of_state;
-    });
-    for (; of_state != state.tensors().end(); ++of_state) not_saved(of_state->first);
-    keep_first_of_tied(plan.wanted);
-
-    // Private values belong to their rank. Values of ranks that only one of the two world sizes has are no difference.
-    const Values own = state.collect();
-    for (const auto& [name, value] : own) {
-        const Json* saved = names.find(manifest_.values, name);
-        plan.values.emplace(name, saved != nullptr ? *saved : value);
-        if (saved != nullptr) continue;
-        const auto rank = private_rank(name);
-        const bool was_there = !rank || *rank < manifest_.world_size;
-        if (was_there || !names.takes(name) || names.find(manifest_.unreadable, name) != nullptr) not_saved(name);
-    }
-    for (const auto& [saved, value] : manifest_.values) {
-        const std::string name = names.here(saved);
-        if (!private_rank(name) && names.takes(name) && !own.contains(name)) report.unexpected.push_back(name);
-    }
-    for (const auto& [saved, why] : manifest_.unreadable) {
-        const std::string name = names.here(saved);
-        if (names.takes(name) && !state.tensors().contains(name) && !own.contains(name)) {
-            report.unexpected.push_back(name);
-        }
-    }
-    for (const std::string& pattern : options.only) {
-        const auto fit = [&](const auto& named) { return fits(pattern, named.first); };
-        if (state.tensors().contains(pattern) || own.contains(pattern)) continue;
-        if (is_pattern(pattern) && (std::ranges::any_of(state.tensors(), fit) || std::ranges::any_of(own, fit)))
-            continue;
-        differences.push_back(fmt::format("no name of the state matches '{}' in `only`", pattern));
-    }
-    if (!options.only.empty()) {
-        for (const std::string& prefix : state.prefixes()) {
-            const std::string begin = prefix + ".";
-            auto value = own.lower_bound(begin);
-            while (value != own.end() && value->first.starts_with(begin) && !names.takes(value->first)) ++value;
-            if (value == own.end() || !value->first.starts_with(begin)) plan.sources_left_alone.insert(prefix);
-        }
-    }
-
-    if (options.missing == Allow::no) {
-        for (const std::string& name : report.missing) {
-            differences.push_back(fmt::format("'{}' is missing: the state has it, the checkpoint does not", name));
-        }
-    }
-    if (options.unexpected == Allow::no) {
-        for (const std::string& name : report.unexpected) {
-            differences.push_back(fmt::format("'{}' is unexpected: the checkpoint has it, the state does not", name));
-        }
-    }
-    if (!differences.empty()) {
-        throw Error(Code::mismatch,
-                    fmt::format("{} does not fit the state; {} difference{}:{}", path_, differences.size(),
-                                differences.size() == 1 ? "" : "s", listed(differences)));
-    }
-    return plan;
-}
+namespace {}  // namespace
 
 void Checkpoint::check(Depth depth, const ProgressFn& progress) const {
     Progress counted(progress, Phase::verify, depth == Depth::headers ? 0 : manifest_.size_bytes());

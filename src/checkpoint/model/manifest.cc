@@ -379,12 +379,83 @@ int64_t Manifest::size_bytes() const {
     return sum;
 }
 
+namespace {
+
+void append_layouts(std::string& out, const LayoutNumbers& layouts) {
+    std::vector<std::vector<int>> meshes;
+    std::string text;
+    append_list(text, layouts.keys(), [&](const LayoutKey& key) {
+        add(text, "{{\"mesh\":{},\"placements\":[", index_in(meshes, key.mesh));
+        append_list(text, key.placements, [&](const std::string& p) { add(text, "\"{}\"", p); });
+        text += "]}";
+    });
+    out += "\"meshes\":[";
+    append_list(out, meshes, [&](const std::vector<int>& mesh) {
+        out += "{\"sizes\":[";
+        append_list(out, mesh, [&](int size) { add(out, "{}", size); });
+        out += "]}";
+    });
+    add(out, "],\n\"layouts\":[{}],\n", text);
+}
+
+void append_run(std::string& out, const FileRun& run) {
+    if (run.count == 1) {
+        add(out, "{}", run.first);
+    } else if (run.step == 1) {
+        add(out, "[{},{}]", run.first, run.count);
+    } else {
+        add(out, "[{},{},{}]", run.first, run.count, run.step);
+    }
+}
+
+void append_tensor(std::string& out, std::string_view name, const SavedTensor& tensor, LayoutNumbers& layouts) {
+    out += '\n';
+    append_json_string(out, name);
+    out += ":{\"dtype\":\"";
+    out += safetensors_name(tensor.dtype);
+    out += "\",\"shape\":";
+    append_dims(out, tensor.shape);
+    if (tensor.layout) {
+        out += ",\"layout\":";
+        append_number(out, layouts.of(*tensor.layout));
+        if (tensor.split > 1) add(out, ",\"split\":{}", tensor.split);
+        if (!tensor.files.empty()) {
+            out += ",\"files\":[";
+            append_list(out, tensor.files, [&](const FileRun& run) { append_run(out, run); });
+            out += ']';
+        }
+    } else {
+        out += ",\"boxes\":[";
+        append_list(out, tensor.pieces, [&](const SavedPiece& piece) {
+            out += '[';
+            append_dims(out, piece.box.offsets);
+            out += ',';
+            append_dims(out, piece.box.sizes);
+            add(out, ",{}]", piece.file);
+        });
+        out += ']';
+    }
+    out += '}';
+}
+
+void append_strings(std::string& out, std::string_view key,
+                    const std::map<std::string, std::string, std::less<>>& strings) {
+    add(out, "\"{}\":{{", key);
+    append_list(out, strings, [&](const auto& entry) {
+        append_json_string(out, entry.first);
+        out += ':';
+        append_json_string(out, entry.second);
+    });
+    out += "},\n";
+}
+
+}  // namespace
+
 std::string Manifest::dump() const {
     LayoutNumbers layouts;
     for (const auto& [name, tensor] : tensors) {
         if (tensor->layout) (void)layouts.of(*tensor->layout);
     }
-    std::vector<std::vector<int>> meshes;
     std::string out;
     out.reserve(tensors.size() * 80);
     add(out,
@@ -396,80 +467,18 @@ std::string Manifest::dump() const {
     out += ",\"version\":";
     append_json_string(out, writer.version);
     add(out, "}},\n\"world_size\":{},\n", world_size);
-
-    std::string layout_text;
-    append_list(layout_text, layouts.keys(), [&](const LayoutKey& key) {
-        add(layout_text, "{{\"mesh\":{},\"placements\":[", index_in(meshes, key.mesh));
-        append_list(layout_text, key.placements, [&](const std::string& p) { add(layout_text, "\"{}\"", p); });
-        layout_text += "]}";
-    });
-    out += "\"meshes\":[";
-    append_list(out, meshes, [&](const std::vector<int>& mesh) {
-        out += "{\"sizes\":[";
-        append_list(out, mesh, [&](int size) { add(out, "{}", size); });
-        out += "]}";
-    });
-    add(out, "],\n\"layouts\":[{}],\n\"files\":[", layout_text);
+    append_layouts(out, layouts);
+    out += "\"files\":[";
     append_list(out, files, [&](const SavedFile& file) {
         out += "\n[";
         append_json_string(out, file.name);
         add(out, ",{},\"{}\"]", file.size, hex8(file.header_crc));
     });
     out += "],\n\"tensors\":{";
-    append_list(out, tensors, [&](const auto& entry) {
-        const SavedTensor& tensor = *entry.second;
-        out += '\n';
-        append_json_string(out, entry.first);
-        out += ":{\"dtype\":\"";
-        out += safetensors_name(tensor.dtype);
-        out += "\",\"shape\":";
-        append_dims(out, tensor.shape);
-        if (tensor.layout) {
-            out += ",\"layout\":";
-            append_number(out, layouts.of(*tensor.layout));
-            if (tensor.split > 1) add(out, ",\"split\":{}", tensor.split);
-            if (!tensor.files.empty()) {
-                out += ",\"files\":[";
-                append_list(out, tensor.files, [&](const FileRun& run) {
-                    if (run.count == 1) {
-                        add(out, "{}", run.first);
-                    } else if (run.step == 1) {
-                        add(out, "[{},{}]", run.first, run.count);
-                    } else {
-                        add(out, "[{},{},{}]", run.first, run.count, run.step);
-                    }
-                });
-                out += ']';
-            }
-        } else {
-            out += ",\"boxes\":[";
-            append_list(out, tensor.pieces, [&](const SavedPiece& piece) {
-                out += '[';
-                append_dims(out, piece.box.offsets);
-                out += ',';
-                append_dims(out, piece.box.sizes);
-                add(out, ",{}]", piece.file);
-            });
-            out += ']';
-        }
-        out += '}';
-    });
-    out += "},\n\"aliases\":{";
-    append_list(out, aliases, [&](const auto& alias) {
-        append_json_string(out, alias.first);
-        out += ':';
-        append_json_string(out, alias.second);
-    });
+    append_list(out, tensors, [&](const auto& entry) { append_tensor(out, entry.first, *entry.second, layouts); });
     out += "},\n";
-    if (!unreadable.empty()) {
-        out += "\"unreadable\":{";
-        append_list(out, unreadable, [&](const auto& entry) {
-            append_json_string(out, entry.first);
-            out += ':';
-            append_json_string(out, entry.second);
-        });
-        out += "},\n";
-    }
+    append_strings(out, "aliases", aliases);
+    if (!unreadable.empty()) append_strings(out, "unreadable", unreadable);
     append_values(out, "values", values);
     append_values(out, "metrics", metrics);
     const uint32_t crc = crc32c(out);
@@ -477,85 +486,105 @@ std::string Manifest::dump() const {
     return out;
 }
 
+namespace {
+
+// That the text ends with its checksum, which matches.
+void check_end(std::string_view text) {
+    if (text.size() < tail_bytes || !text.ends_with(crc_end) ||
+        text.substr(text.size() - tail_bytes, crc_begin.size()) != crc_begin) {
+        bad("it does not end with its checksum: it was truncated or edited");
+    }
+    const auto crc = from_hex8(text.substr(text.size() - crc_end.size() - 8, 8));
+    if (!crc || *crc != crc32c(text.substr(0, text.size() - tail_bytes))) {
+        bad("its checksum does not match: it was changed after the save");
+    }
+}
+
+void take_tensor(std::string_view name, JsonView tensor, const Tables& tables, Shared& shared, SavedTensors& tensors) {
+    try {
+        check_name(name, "a tensor's name");
+        const size_t before = tensors.size();
+        // This library writes them in order, and then each one's place is known without a search.
+        tensors.emplace_hint(tensors.end(), name, tensor_of(tensor, tables, shared));
+        if (tensors.size() == before) bad("it occurs twice");
+    } catch (const Error& error) {
+        bad(fmt::format("tensor '{}': {}", shown(name), error.what()));
+    }
+}
+
+void take_alias(std::string_view name, JsonView target, Manifest& manifest) {
+    if (!manifest.tensors.contains(target.as_string()) || manifest.tensors.contains(name)) {
+        bad(fmt::format("the alias '{}' of '{}' is invalid", shown(name), shown(target.as_string())));
+    }
+    check_name(name, "an alias");
+    manifest.aliases.emplace(name, target.as_string());
+}
+
+void take_values(JsonView members, Values& out) {
+    members.for_each_member([&](std::string_view name, JsonView member) {
+        check_name(name, "a value's name");
+        Json value = member.tree();
+        check_value(value, fmt::format("value '{}'", name));
+        out.emplace(name, std::move(value));
+    });
+}
+
+// `path`: of the file, for messages.
+Manifest manifest_of(std::string_view text, const std::string& path) {
+    check_end(text);
+    // Its long part, the tensors, is parsed separately.
+    const std::string_view tensors_text = object_in(text, "tensors");
+    std::string short_text(text.begin(), tensors_text.empty() ? text.end() : tensors_text.begin());
+    if (!tensors_text.empty()) short_text.append("{}").append(tensors_text.end(), text.end());
+    const JsonText json(short_text, "it");
+    const auto [format, version] = json.root().at<2>({"format", "version"});
+    Manifest manifest;
+    manifest.format = format.as_string();
+    const bool is_dcp = manifest.format == torch_dcp_format;
+    if (manifest.format != "tessera" && !is_dcp) bad("it is not a Tessera manifest");
+    if (version.as_int() != manifest_version) {
+        throw Error(Code::version, fmt::format("{} has format version {}; this library reads version {}", path,
+                                               version.as_int(), manifest_version));
+    }
+    // Other versions may have other keys.
+    const auto [sequence, step, save_id, committed, writer, world_size, meshes, layouts, files, tensors, aliases,
+                values, metrics] =
+        json.root().at<13>({"sequence", "step", "save_id", "committed", "writer", "world_size", "meshes", "layouts",
+                            "files", "tensors", "aliases", "values", "metrics"});
+    if (!parse_manifest_head(text)) bad("its head is malformed");
+    manifest.sequence = sequence.as_int();
+    manifest.step = step.as_int();
+    manifest.save_id = save_id.as_string();
+    manifest.committed = committed.as_string();
+    const auto [library, language, writer_version] = writer.at<3>({"library", "language", "version"});
+    manifest.writer = {std::string(library.as_string()), std::string(language.as_string()),
+                       std::string(writer_version.as_string())};
+    Tables tables;
+    tables.world_size = manifest.world_size = small_int(world_size, 1, max_layout_ranks);
+    take_layouts(meshes, layouts, tables);
+    manifest.files = files_of(files, is_dcp);
+    tables.file_count = static_cast<int64_t>(manifest.files.size());
+    Shared shared;
+    const auto take = [&](std::string_view name, JsonView tensor) {
+        take_tensor(name, tensor, tables, shared, manifest.tensors);
+    };
+    if (tensors_text.empty()) {
+        tensors.for_each_member(take);  // under a key with escapes
+    } else {
+        for_each_member_of(tensors_text, "it", take);
+    }
+    if (is_dcp && manifest.tensors.size() + aliases.size() > 0) bad("it lists tensors, which only .metadata may do");
+    aliases.for_each_member([&](std::string_view name, JsonView target) { take_alias(name, target, manifest); });
+    take_values(values, manifest.values);
+    take_values(metrics, manifest.metrics);
+    return manifest;
+}
+
+}  // namespace
+
 Manifest Manifest::parse(std::string_view text, const std::string& path) {
     try {
-        if (text.size() < tail_bytes || !text.ends_with(crc_end) ||
-            text.substr(text.size() - tail_bytes, crc_begin.size()) != crc_begin) {
-            bad("it does not end with its checksum: it was truncated or edited");
-        }
-        const auto crc = from_hex8(text.substr(text.size() - crc_end.size() - 8, 8));
-        if (!crc || *crc != crc32c(text.substr(0, text.size() - tail_bytes))) {
-            bad("its checksum does not match: it was changed after the save");
-        }
-        // Its long part, the tensors, is parsed separately.
-        const std::string_view tensors_text = object_in(text, "tensors");
-        std::string short_text(text.begin(), tensors_text.empty() ? text.end() : tensors_text.begin());
-        if (!tensors_text.empty()) short_text.append("{}").append(tensors_text.end(), text.end());
-        const JsonText json(short_text, "it");
-        const auto [format, version] = json.root().at<2>({"format", "version"});
-        Manifest manifest;
-        manifest.format = format.as_string();
-        const bool is_dcp = manifest.format == torch_dcp_format;
-        if (manifest.format != "tessera" && !is_dcp) bad("it is not a Tessera manifest");
-        if (version.as_int() != manifest_version) {
-            throw Error(Code::version, fmt::format("{} has format version {}; this library reads version {}", path,
-                                                   version.as_int(), manifest_version));
-        }
-        // Other versions may have other keys.
-        const auto [sequence, step, save_id, committed, writer, world_size, meshes, layouts, files, tensors, aliases,
-                    values, metrics] =
-            json.root().at<13>({"sequence", "step", "save_id", "committed", "writer", "world_size", "meshes", "layouts",
-                                "files", "tensors", "aliases", "values", "metrics"});
-        if (!parse_manifest_head(text)) bad("its head is malformed");
-        manifest.sequence = sequence.as_int();
-        manifest.step = step.as_int();
-        manifest.save_id = save_id.as_string();
-        manifest.committed = committed.as_string();
-        const auto [library, language, writer_version] = writer.at<3>({"library", "language", "version"});
-        manifest.writer = {std::string(library.as_string()), std::string(language.as_string()),
-                           std::string(writer_version.as_string())};
-        Tables tables;
-        tables.world_size = manifest.world_size = small_int(world_size, 1, max_layout_ranks);
-        take_layouts(meshes, layouts, tables);
-        manifest.files = files_of(files, is_dcp);
-        tables.file_count = static_cast<int64_t>(manifest.files.size());
-        Shared shared;
-        const auto take_tensor = [&](std::string_view name, JsonView tensor) {
-            try {
-                check_name(name, "a tensor's name");
-                const size_t before = manifest.tensors.size();
-                // This library writes them in order, and then each one's place is known without a search.
-                manifest.tensors.emplace_hint(manifest.tensors.end(), name, tensor_of(tensor, tables, shared));
-                if (manifest.tensors.size() == before) bad("it occurs twice");
-            } catch (const Error& error) {
-                bad(fmt::format("tensor '{}': {}", shown(name), error.what()));
-            }
-        };
-        if (tensors_text.empty()) {
-            tensors.for_each_member(take_tensor);  // under a key with escapes
-        } else {
-            for_each_member_of(tensors_text, "it", take_tensor);
-        }
-        if (is_dcp && manifest.tensors.size() + aliases.size() > 0)
-            bad("it lists tensors, which only .metadata may do");
-        aliases.for_each_member([&](std::string_view name, JsonView target) {
-            if (!manifest.tensors.contains(target.as_string()) || manifest.tensors.contains(name)) {
-                bad(fmt::format("the alias '{}' of '{}' is invalid", shown(name), shown(target.as_string())));
-            }
-            check_name(name, "an alias");
-            manifest.aliases.emplace(name, target.as_string());
-        });
-        const auto read_values = [&](JsonView members, Values& out) {
-            members.for_each_member([&](std::string_view name, JsonView member) {
-                check_name(name, "a value's name");
-                Json value = member.tree();
-                check_value(value, fmt::format("value '{}'", name));
-                out.emplace(name, std::move(value));
-            });
-        };
-        read_values(values, manifest.values);
-        read_values(metrics, manifest.metrics);
-        return manifest;
+        return manifest_of(text, path);
     } catch (const Error& error) {
         if (error.code() == Code::version || error.code() == Code::no_memory) throw;
         throw Error(Code::corrupt, fmt::format("{}: {}", path, error.what()));

@@ -129,7 +129,10 @@ class Collectives(Closable):
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         """
-        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), op_of(op), async_op))
+        # One array goes as it is: the most frequent call allocates the least.
+        several = dtype is not None or isinstance(tensors, (list, tuple))
+        what = _arrays(tensors, dtype) if several else tensors
+        return _work(_core.comm_all_reduce(self._handle, what, op_of(op), async_op))
 
     @overload
     def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...

@@ -196,15 +196,44 @@ bool TorchArchive::is_tensor(const Tree& tree, Ref node) {
     return (module == rebuild_module || module == "torch._tensor") && name.starts_with("_rebuild_");
 }
 
-StoredTensor TorchArchive::tensor(Ref node) const {
-    const Tree& tree = tree_;
-    // A parameter is a tensor with a flag; so is a subclass that adds no data.
+namespace {
+
+// A parameter is a tensor with a flag; so is a subclass that adds no data.
+Ref without_parameter(const Tree& tree, Ref node) {
     for (int depth = 0;; ++depth) {
         if (depth > 4) throw Error(Code::corrupt, fmt::format("{}: a parameter is nested in a parameter", tree.what()));
         if (!is_rebuild(tree, node, "_rebuild_parameter") && !is_rebuild(tree, node, "_rebuild_parameter_with_state"))
-            break;
+            return node;
         node = argument(tree, node, 0);
     }
+}
+
+// That the storage has the tensor's last element.
+void check_extent(const Tree& tree, const StoredTensor& stored) {
+    const auto itemsize = static_cast<int64_t>(size_of(stored.dtype));
+    int64_t last = stored.first;
+    for (int d = 0; d < stored.shape.ndim(); ++d) {
+        int64_t step = 0;
+        if (__builtin_mul_overflow(stored.shape[d] - 1, stored.strides[d], &step) ||
+            __builtin_add_overflow(last, step, &last)) {
+            last = stored.entry->size;
+            break;
+        }
+    }
+    if (last >= stored.entry->size / itemsize) {
+        throw Error(
+            Code::corrupt,
+            fmt::format("{}: a tensor with sizes {}, strides {} and offset {} exceeds its storage of {} "
+                        "bytes",
+                        tree.what(), stored.shape.str(), stored.strides.str(), stored.first, stored.entry->size));
+    }
+}
+
+}  // namespace
+
+StoredTensor TorchArchive::tensor(Ref node) const {
+    const Tree& tree = tree_;
+    node = without_parameter(tree, node);
     const bool v2 = is_rebuild(tree, node, "_rebuild_tensor_v2") || is_rebuild(tree, node, "_rebuild_tensor");
     const bool v3 = is_rebuild(tree, node, "_rebuild_tensor_v3");
     if (!v2 && !v3) {
@@ -260,114 +289,125 @@ StoredTensor TorchArchive::tensor(Ref node) const {
                                                key, stored.entry->size, count));
     }
     if (stored.shape.product() == 0) return stored;
-    int64_t last = stored.first;
-    for (int d = 0; d < stored.shape.ndim(); ++d) {
-        int64_t step = 0;
-        if (__builtin_mul_overflow(stored.shape[d] - 1, stored.strides[d], &step) ||
-            __builtin_add_overflow(last, step, &last)) {
-            last = stored.entry->size;
-            break;
-        }
-    }
-    if (last >= stored.entry->size / itemsize) {
-        throw Error(
-            Code::corrupt,
-            fmt::format("{}: a tensor with sizes {}, strides {} and offset {} exceeds its storage of {} "
-                        "bytes",
-                        tree.what(), stored.shape.str(), stored.strides.str(), stored.first, stored.entry->size));
-    }
+    check_extent(tree, stored);
     return stored;
 }
 
-Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
-    if (depth > max_value_depth)
-        unsupported(tree, fmt::format("it is nested more than {} levels deep", max_value_depth));
-    // Each value pays for its contents before they are created; its own slot is paid for by its container.
-    const auto spend = [&](size_t count, size_t size) {
-        budget -= static_cast<int64_t>(count * size);
-        if (budget < 0) unsupported(tree, "a value is far larger than its file");
-    };
-    spend(1, 1);  // a list of nothing takes time
-    const auto list_of = [&](std::span<const Ref> items) {
+namespace {
+
+// A value from its pickle. Each value pays for its contents before they are created; its own slot is paid for by its
+// container.
+class PlainValue {
+   public:
+    PlainValue(const Tree& tree, int64_t& budget) : tree_(tree), budget_(budget) {}
+
+    Json of(Ref node, int depth) {
+        if (depth > max_value_depth)
+            unsupported(tree_, fmt::format("it is nested more than {} levels deep", max_value_depth));
+        spend(1, 1);  // a list of nothing takes time
+        switch (tree_.kind(node)) {
+            case Kind::none: return {};
+            case Kind::boolean: return Json(tree_.as_bool(node));
+            case Kind::integer: return Json(tree_.as_int(node));
+            case Kind::big_integer:
+                spend(2, sizeof(Json::Member));
+                spend(tree_.as_big_integer(node).size(), 3);  // digits
+                return big_integer(tree_, tree_.as_big_integer(node));
+            case Kind::real:
+                if (!std::isfinite(tree_.as_real(node))) spend(2, sizeof(Json::Member));
+                return double_value(tree_.as_real(node));
+            case Kind::text: return Json(text_of(node));
+            case Kind::bytes: return bytes_of(tree_.as_bytes(node));
+            case Kind::tuple: spend(2, sizeof(Json::Member)); return tagged("tuple", list_of(tree_.items(node), depth));
+            case Kind::list: return list_of(tree_.items(node), depth);
+            case Kind::dict: return dict_of(tree_.items(node), depth);
+            case Kind::call: return call_of(node, depth);
+            case Kind::set:
+            case Kind::global:
+            case Kind::persistent: break;
+        }
+        refuse(node);
+    }
+
+   private:
+    void spend(size_t count, size_t size) {
+        budget_ -= static_cast<int64_t>(count * size);
+        if (budget_ < 0) unsupported(tree_, "a value is far larger than its file");
+    }
+    [[noreturn]] void refuse(Ref node) const {
+        unsupported(tree_, fmt::format("{} is not plain data", tree_.name(node)));
+    }
+
+    Json list_of(std::span<const Ref> items, int depth) {
         spend(items.size(), sizeof(Json));
         Json::Array list;
         list.reserve(items.size());
-        for (const Ref item : items) list.push_back(value_of(tree, item, budget, depth + 1));
+        for (const Ref item : items) list.push_back(of(item, depth + 1));
         return Json(std::move(list));
-    };
-    const auto text_of = [&](Ref text) {
-        const std::string_view found = tree.as_text(text);
-        if (!is_utf8(found)) unsupported(tree, "a string is not UTF-8");
+    }
+    std::string text_of(Ref text) {
+        const std::string_view found = tree_.as_text(text);
+        if (!is_utf8(found)) unsupported(tree_, "a string is not UTF-8");
         spend(found.size(), 1);
         return std::string(found);
-    };
-    const auto bytes_of = [&](std::string_view bytes) {
+    }
+    Json bytes_of(std::string_view bytes) {
         spend(2, sizeof(Json::Member) + bytes.size());  // base64 is less than twice as long
         return tagged("bytes", base64(bytes));
-    };
-    switch (tree.kind(node)) {
-        case Kind::none: return {};
-        case Kind::boolean: return Json(tree.as_bool(node));
-        case Kind::integer: return Json(tree.as_int(node));
-        case Kind::big_integer:
-            spend(2, sizeof(Json::Member));
-            spend(tree.as_big_integer(node).size(), 3);  // digits
-            return big_integer(tree, tree.as_big_integer(node));
-        case Kind::real:
-            if (!std::isfinite(tree.as_real(node))) spend(2, sizeof(Json::Member));
-            return double_value(tree.as_real(node));
-        case Kind::text: return Json(text_of(node));
-        case Kind::bytes: return bytes_of(tree.as_bytes(node));
-        case Kind::tuple: spend(2, sizeof(Json::Member)); return tagged("tuple", list_of(tree.items(node)));
-        case Kind::list: return list_of(tree.items(node));
-        case Kind::dict: {
-            const auto items = tree.items(node);
-            bool plain = true;
-            for (size_t i = 0; i < items.size(); i += 2) {
-                plain = plain && tree.is(items[i], Kind::text) && tree.as_text(items[i]) != "~";
-            }
-            if (plain) {
-                spend(items.size() / 2, sizeof(Json::Member));
-                Json::Object members;
-                members.reserve(items.size() / 2);
-                for (size_t i = 0; i < items.size(); i += 2) {
-                    std::string key = text_of(items[i]);
-                    members.push_back({std::move(key), value_of(tree, items[i + 1], budget, depth + 1)});
-                }
-                std::vector<std::string_view> keys;
-                for (const Json::Member& member : members) keys.emplace_back(member.key);
-                std::sort(keys.begin(), keys.end());
-                if (std::adjacent_find(keys.begin(), keys.end()) != keys.end())
-                    unsupported(tree, "a dict has the same key twice");
-                return Json(std::move(members));
-            }
-            spend(2, sizeof(Json::Member));
-            spend(items.size() / 2, sizeof(Json));
-            Json::Array pairs;
-            pairs.reserve(items.size() / 2);
-            for (size_t i = 0; i < items.size(); i += 2) pairs.push_back(list_of(items.subspan(i, 2)));
-            return tagged("map", Json(std::move(pairs)));
-        }
-        case Kind::call: {
-            // Bytes as written by protocol 2, and a few classes that are plain data.
-            const bool is_bytes = tree.is_call_of(node, "_codecs", "encode");
-            if (is_bytes && tree.arguments(node).size() == 2 && tree.is(tree.arguments(node)[1], Kind::text) &&
-                tree.as_text(tree.arguments(node)[1]) == "latin1") {
-                return bytes_of(latin1(tree, tree.as_text(tree.arguments(node)[0])));
-            }
-            for (const std::string_view builtins : {"builtins", "__builtin__"}) {
-                if (tree.is_call_of(node, builtins, "bytes") && tree.arguments(node).empty()) return bytes_of("");
-            }
-            if (tree.is_call_of(node, "torch", "Size")) {
-                return value_of(tree, argument(tree, node, 0), budget, depth + 1);
-            }
-            break;
-        }
-        case Kind::set:
-        case Kind::global:
-        case Kind::persistent: break;
     }
-    unsupported(tree, fmt::format("{} is not plain data", tree.name(node)));
+
+    // Keys and values in turn.
+    Json dict_of(std::span<const Ref> items, int depth) {
+        bool plain = true;
+        for (size_t i = 0; i < items.size(); i += 2) {
+            plain = plain && tree_.is(items[i], Kind::text) && tree_.as_text(items[i]) != "~";
+        }
+        if (plain) return object_of(items, depth);
+        spend(2, sizeof(Json::Member));
+        spend(items.size() / 2, sizeof(Json));
+        Json::Array pairs;
+        pairs.reserve(items.size() / 2);
+        for (size_t i = 0; i < items.size(); i += 2) pairs.push_back(list_of(items.subspan(i, 2), depth));
+        return tagged("map", Json(std::move(pairs)));
+    }
+    Json object_of(std::span<const Ref> items, int depth) {
+        spend(items.size() / 2, sizeof(Json::Member));
+        Json::Object members;
+        members.reserve(items.size() / 2);
+        for (size_t i = 0; i < items.size(); i += 2) {
+            std::string key = text_of(items[i]);
+            members.push_back({std::move(key), of(items[i + 1], depth + 1)});
+        }
+        std::vector<std::string_view> keys;
+        for (const Json::Member& member : members) keys.emplace_back(member.key);
+        std::sort(keys.begin(), keys.end());
+        if (std::adjacent_find(keys.begin(), keys.end()) != keys.end())
+            unsupported(tree_, "a dict has the same key twice");
+        return Json(std::move(members));
+    }
+
+    // Bytes as written by protocol 2, and a few classes that are plain data.
+    Json call_of(Ref node, int depth) {
+        const bool is_bytes = tree_.is_call_of(node, "_codecs", "encode");
+        if (is_bytes && tree_.arguments(node).size() == 2 && tree_.is(tree_.arguments(node)[1], Kind::text) &&
+            tree_.as_text(tree_.arguments(node)[1]) == "latin1") {
+            return bytes_of(latin1(tree_, tree_.as_text(tree_.arguments(node)[0])));
+        }
+        for (const std::string_view builtins : {"builtins", "__builtin__"}) {
+            if (tree_.is_call_of(node, builtins, "bytes") && tree_.arguments(node).empty()) return bytes_of("");
+        }
+        if (tree_.is_call_of(node, "torch", "Size")) return of(argument(tree_, node, 0), depth + 1);
+        refuse(node);
+    }
+
+    const Tree& tree_;
+    int64_t& budget_;
+};
+
+}  // namespace
+
+Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
+    return PlainValue(tree, budget).of(node, depth);
 }
 
 }  // namespace tsr

@@ -92,121 +92,155 @@ void PartReader::refuse(std::string_view why) const {
     throw Error(Code::corrupt, fmt::format("{}: the zip archive at byte {}: {}", path_, begin_, why));
 }
 
-ZipArchive ZipArchive::read(PartReader& part) {
+namespace {
+
+// Where the central directory is, and how many entries it has.
+struct Directory {
+    uint64_t count = 0;
+    uint64_t size = 0;
+    uint64_t begin = 0;
+    int64_t end = 0;
+};
+
+// Takes the numbers of a zip64 record, if there is one before the end record.
+void take_zip64(PartReader& part, Directory& directory) {
+    if (directory.end < locator_bytes) return;
+    const std::string locator(part.read(directory.end - locator_bytes, locator_bytes));
+    if (u32(locator, 0) != locator_signature) return;
+    const uint64_t at = u64(locator, 8);
+    if (directory.end < locator_bytes + end64_bytes ||
+        at != static_cast<uint64_t>(directory.end - locator_bytes - end64_bytes)) {
+        part.refuse("its zip64 record is not at the stated offset");
+    }
+    directory.end = static_cast<int64_t>(at);
+    const std::string_view end64 = part.read(directory.end, end64_bytes);
+    if (u32(end64, 0) != end64_signature || u64(end64, 4) != static_cast<uint64_t>(end64_bytes - 12) ||
+        u32(end64, 16) != 0 || u32(end64, 20) != 0 || u64(end64, 24) != u64(end64, 32)) {
+        part.refuse("its zip64 record is damaged");
+    }
+    const bool same = (directory.count == 0xffff || directory.count == u64(end64, 32)) &&
+                      (directory.size == all_ones || directory.size == u64(end64, 40)) &&
+                      (directory.begin == all_ones || directory.begin == u64(end64, 48));
+    if (!same) part.refuse("its two end records differ");
+    directory.count = u64(end64, 32);
+    directory.size = u64(end64, 40);
+    directory.begin = u64(end64, 48);
+}
+
+Directory find_directory(PartReader& part) {
     if (part.size() < end_bytes) part.refuse(fmt::format("{} bytes are too few for an archive", part.size()));
     // Read the last bytes at once: they mostly contain the whole directory.
     (void)part.read(std::max<int64_t>(part.size() - window_bytes, 0), std::min(part.size(), window_bytes));
-    int64_t directory_end = part.size() - end_bytes;
-    const std::string end(part.read(directory_end, end_bytes));
+    Directory directory;
+    directory.end = part.size() - end_bytes;
+    const std::string end(part.read(directory.end, end_bytes));
     if (u32(end, 0) != end_signature || u16(end, 20) != 0) {
         part.refuse("it does not end like a torch.save archive: it was truncated or overwritten");
     }
-    uint64_t count = u16(end, 10);
-    uint64_t size = u32(end, 12);
-    uint64_t begin = u32(end, 16);
-    if (u16(end, 4) != 0 || u16(end, 6) != 0 || u16(end, 8) != count) part.refuse("it spans several disks");
-    if (directory_end >= locator_bytes) {
-        const std::string locator(part.read(directory_end - locator_bytes, locator_bytes));
-        if (u32(locator, 0) == locator_signature) {
-            const uint64_t at = u64(locator, 8);
-            if (directory_end < locator_bytes + end64_bytes ||
-                at != static_cast<uint64_t>(directory_end - locator_bytes - end64_bytes)) {
-                part.refuse("its zip64 record is not at the stated offset");
-            }
-            directory_end = static_cast<int64_t>(at);
-            const std::string_view end64 = part.read(directory_end, end64_bytes);
-            if (u32(end64, 0) != end64_signature || u64(end64, 4) != static_cast<uint64_t>(end64_bytes - 12) ||
-                u32(end64, 16) != 0 || u32(end64, 20) != 0 || u64(end64, 24) != u64(end64, 32)) {
-                part.refuse("its zip64 record is damaged");
-            }
-            const bool same = (count == 0xffff || count == u64(end64, 32)) &&
-                              (size == all_ones || size == u64(end64, 40)) &&
-                              (begin == all_ones || begin == u64(end64, 48));
-            if (!same) part.refuse("its two end records differ");
-            count = u64(end64, 32);
-            size = u64(end64, 40);
-            begin = u64(end64, 48);
-        }
-    }
-    const auto end_of_directory = static_cast<uint64_t>(directory_end);
-    if (begin > end_of_directory || size != end_of_directory - begin)
+    directory.count = u16(end, 10);
+    directory.size = u32(end, 12);
+    directory.begin = u32(end, 16);
+    if (u16(end, 4) != 0 || u16(end, 6) != 0 || u16(end, 8) != directory.count) part.refuse("it spans several disks");
+    take_zip64(part, directory);
+    const auto end_of_directory = static_cast<uint64_t>(directory.end);
+    if (directory.begin > end_of_directory || directory.size != end_of_directory - directory.begin)
         part.refuse("its directory is not at the stated offset");
-    if (size > max_directory_bytes) {
+    if (directory.size > max_directory_bytes) {
         throw Error(Code::unsupported,
                     fmt::format("{}: the zip archive at byte {}: its directory has {} bytes; at most {} are supported",
-                                part.path(), part.begin(), size, max_directory_bytes));
+                                part.path(), part.begin(), directory.size, max_directory_bytes));
     }
-    if (count > size / static_cast<uint64_t>(central_bytes)) {
-        part.refuse(fmt::format("its directory of {} bytes cannot hold {} entries", size, count));
+    if (directory.count > directory.size / static_cast<uint64_t>(central_bytes)) {
+        part.refuse(fmt::format("its directory of {} bytes cannot hold {} entries", directory.size, directory.count));
     }
+    return directory;
+}
 
+void check_entry_form(const PartReader& part, std::string_view name, std::string_view record) {
+    const uint16_t flags = u16(record, 8);
+    const uint16_t method = u16(record, 10);
+    if ((flags & flag_encrypted) != 0 || (flags & ~(flag_descriptor | flag_utf8)) != 0) {
+        throw Error(Code::unsupported, fmt::format("{}: the zip archive at byte {}: entry '{}' is encrypted or in a "
+                                                   "form that torch.save does not write (flags {:#06x})",
+                                                   part.path(), part.begin(), name, flags));
+    }
+    if (method != 0) {
+        throw Error(Code::unsupported,
+                    fmt::format("{}: the zip archive at byte {}: entry '{}' is compressed (method "
+                                "{}); only stored entries are supported: save it again with torch.save",
+                                part.path(), part.begin(), name, method));
+    }
+}
+
+// Takes the entry at the begin of `rest`, the `number`-th, with its full name.
+ZipEntry take_entry(const PartReader& part, const Directory& directory, uint64_t number, std::string_view& rest) {
+    if (rest.size() < central_bytes || u32(rest, 0) != central_signature) part.refuse("its directory is damaged");
+    const size_t name_bytes = u16(rest, 28);
+    const size_t extra_bytes = u16(rest, 30);
+    const size_t all_bytes = central_bytes + name_bytes + extra_bytes + u16(rest, 32);
+    if (all_bytes > rest.size()) part.refuse("its directory is damaged");
+    const std::string_view name = rest.substr(central_bytes, name_bytes);
+    const auto refuse_entry = [&](std::string_view why) {
+        part.refuse(fmt::format("entry {} ('{}') {}", number, is_utf8(name) ? name.substr(0, 200) : "?", why));
+    };
+    if (!is_utf8(name) || name.find('\0') != std::string_view::npos || name.starts_with('/') ||
+        fmt::format("/{}/", name).find("/../") != std::string::npos) {
+        refuse_entry("has an invalid name");
+    }
+    check_entry_form(part, name, rest);
+    uint64_t stored = u32(rest, 20);
+    uint64_t plain = u32(rest, 24);
+    uint64_t header = u32(rest, 42);
+    apply_zip64(part, rest.substr(central_bytes + name_bytes, extra_bytes), {&plain, &stored, &header});
+    if (stored != plain) refuse_entry("has different stored and original sizes");
+    if (u16(rest, 34) != 0) refuse_entry("is on another disk");
+    const uint64_t least = static_cast<uint64_t>(local_bytes) + name_bytes;
+    if (header > directory.begin || directory.begin - header < least || plain > directory.begin - header - least)
+        refuse_entry("is outside the archive");
+    ZipEntry entry{std::string(name), static_cast<int64_t>(header), static_cast<int64_t>(plain), u32(rest, 16)};
+    rest.remove_prefix(all_bytes);
+    return entry;
+}
+
+}  // namespace
+
+ZipArchive ZipArchive::read(PartReader& part) {
+    const Directory directory = find_directory(part);
     ZipArchive archive;
-    archive.directory_ = static_cast<int64_t>(begin);
-    archive.entries_.reserve(count);
-    const std::string directory(part.read(archive.directory_, static_cast<int64_t>(size)));
-    std::string_view rest = directory;
+    archive.directory_ = static_cast<int64_t>(directory.begin);
+    archive.entries_.reserve(directory.count);
+    const std::string text(part.read(archive.directory_, static_cast<int64_t>(directory.size)));
+    std::string_view rest = text;
     archive.has_checksums_ = false;
-    for (uint64_t i = 0; i < count; ++i) {
-        if (rest.size() < central_bytes || u32(rest, 0) != central_signature) part.refuse("its directory is damaged");
-        const size_t name_bytes = u16(rest, 28);
-        const size_t extra_bytes = u16(rest, 30);
-        const size_t all_bytes = central_bytes + name_bytes + extra_bytes + u16(rest, 32);
-        if (all_bytes > rest.size()) part.refuse("its directory is damaged");
-        const std::string_view name = rest.substr(central_bytes, name_bytes);
-        const auto refuse_entry = [&](std::string_view why) {
-            part.refuse(fmt::format("entry {} ('{}') {}", i, is_utf8(name) ? name.substr(0, 200) : "?", why));
-        };
-        if (!is_utf8(name) || name.find('\0') != std::string_view::npos || name.starts_with('/') ||
-            fmt::format("/{}/", name).find("/../") != std::string::npos) {
-            refuse_entry("has an invalid name");
+    for (uint64_t i = 0; i < directory.count; ++i) {
+        ZipEntry entry = take_entry(part, directory, i, rest);
+        const size_t slash = entry.name.find('/');
+        if (i == 0) archive.folder_ = slash == std::string::npos ? "" : entry.name.substr(0, slash + 1);
+        if (!entry.name.starts_with(archive.folder_) || entry.name.size() == archive.folder_.size()) {
+            part.refuse(fmt::format("entry {} ('{}') is not in the same folder as the others", i,
+                                    std::string_view(entry.name).substr(0, 200)));
         }
-        const uint16_t flags = u16(rest, 8);
-        const uint16_t method = u16(rest, 10);
-        if ((flags & flag_encrypted) != 0 || (flags & ~(flag_descriptor | flag_utf8)) != 0) {
-            throw Error(Code::unsupported,
-                        fmt::format("{}: the zip archive at byte {}: entry '{}' is encrypted or in a "
-                                    "form that torch.save does not write (flags {:#06x})",
-                                    part.path(), part.begin(), name, flags));
-        }
-        if (method != 0) {
-            throw Error(Code::unsupported,
-                        fmt::format("{}: the zip archive at byte {}: entry '{}' is compressed (method "
-                                    "{}); only stored entries are supported: save it again with torch.save",
-                                    part.path(), part.begin(), name, method));
-        }
-        uint64_t stored = u32(rest, 20);
-        uint64_t plain = u32(rest, 24);
-        uint64_t header = u32(rest, 42);
-        apply_zip64(part, rest.substr(central_bytes + name_bytes, extra_bytes), {&plain, &stored, &header});
-        if (stored != plain) refuse_entry("has different stored and original sizes");
-        if (u16(rest, 34) != 0) refuse_entry("is on another disk");
-        const uint64_t least = static_cast<uint64_t>(local_bytes) + name_bytes;
-        if (header > begin || begin - header < least || plain > begin - header - least)
-            refuse_entry("is outside the archive");
-        const size_t slash = name.find('/');
-        if (i == 0) archive.folder_ = slash == std::string_view::npos ? "" : name.substr(0, slash + 1);
-        if (!name.starts_with(archive.folder_) || name.size() == archive.folder_.size()) {
-            refuse_entry("is not in the same folder as the others");
-        }
-        archive.entries_.push_back({std::string(name.substr(archive.folder_.size())), static_cast<int64_t>(header),
-                                    static_cast<int64_t>(plain), u32(rest, 16)});
-        archive.has_checksums_ = archive.has_checksums_ || u32(rest, 16) != 0;
-        rest.remove_prefix(all_bytes);
+        entry.name.erase(0, archive.folder_.size());
+        archive.has_checksums_ = archive.has_checksums_ || entry.crc != 0;
+        archive.entries_.push_back(std::move(entry));
     }
     if (!rest.empty()) part.refuse("its directory has bytes after its last entry");
-    std::sort(archive.entries_.begin(), archive.entries_.end(),
-              [](const ZipEntry& a, const ZipEntry& b) { return a.header < b.header; });
+    archive.index_entries(part);
+    return archive;
+}
+
+// Sorts the entries by their places and finds them by name from here on.
+void ZipArchive::index_entries(const PartReader& part) {
+    std::ranges::sort(entries_, {}, &ZipEntry::header);
     int64_t used = 0;
-    for (size_t i = 0; i < archive.entries_.size(); ++i) {
-        const ZipEntry& entry = archive.entries_[i];
+    for (size_t i = 0; i < entries_.size(); ++i) {
+        const ZipEntry& entry = entries_[i];
         if (entry.header < used) part.refuse(fmt::format("entry '{}' overlaps the one before it", entry.name));
-        used =
-            entry.header + local_bytes + static_cast<int64_t>(archive.folder_.size() + entry.name.size()) + entry.size;
-        if (!archive.by_name_.emplace(entry.name, i).second) {
+        used = entry.header + local_bytes + static_cast<int64_t>(folder_.size() + entry.name.size()) + entry.size;
+        if (!by_name_.emplace(entry.name, i).second) {
             part.refuse(fmt::format("it has the entry '{}' twice", entry.name));
         }
     }
-    return archive;
 }
 
 const ZipEntry* ZipArchive::find(std::string_view name) const {

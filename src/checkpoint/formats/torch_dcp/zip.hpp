@@ -63,6 +63,7 @@ class ZipArchive {
 
    private:
     ZipArchive() = default;
+    void index_entries(const PartReader& part);
 
     std::string folder_;  // "archive/"
     std::vector<ZipEntry> entries_;
