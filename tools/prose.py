@@ -21,7 +21,7 @@ COVERED = [
     "bindings/rust/README.md", "examples/README.md", "docs/ABI.md", "docs/ARCHITECTURE.md", "docs/CHECKPOINTS.md",
     "docs/COMMAND.md", "docs/DDP.md", "docs/FORMAT.md", "docs/FROM_PYTORCH.md", "docs/FSDP.md", "docs/MEMORY.md",
     "docs/RUNNING.md", "docs/SAFETY.md", "docs/SCALING.md", "docs/STORAGE.md", "docs/STYLE.md", "docs/TESTING.md",
-    "docs/TORCH.md", "capi/include", "src", "cli", "capi",
+    "docs/TORCH.md", "capi", "src", "cli", "bindings/python/src", "bindings/java/src/main", "bindings/rust/tessera/src",
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 cdef bytes utf8(object text, str what):
     if not isinstance(text, str):
-        raise TypeError(f"{what} is {text!r}; a str is wanted")
+        raise TypeError(f"{what} is {text!r}; expected a str")
     if "\0" in text:
         raise InvalidArgument(f"{what} {text!r} holds a zero character")
     try:
@@ -26,7 +26,7 @@ cdef object integer(object value, str what):
     try:
         return index(value)
     except TypeError:
-        raise TypeError(f"{what} is {value!r}; a whole number is wanted") from None
+        raise TypeError(f"{what} is {value!r}; expected an integer") from None
 
 
 cdef int64_t whole(object value, str what, int64_t low, int64_t high) except? -1:
@@ -35,7 +35,7 @@ cdef int64_t whole(object value, str what, int64_t low, int64_t high) except? -1
     value = integer(value, what)
     cdef int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow)
     if overflow or number < low or number > high:
-        raise InvalidArgument(f"{what} is {value}; {low} to {high} are possible")
+        raise InvalidArgument(f"{what} is {value}; it must be between {low} and {high}")
     return number
 
 
@@ -55,16 +55,16 @@ cdef size_t size_of(object value, str what) except? <size_t>-1:
 cdef uint64_t uint64(object value, str what) except? <uint64_t>-1:
     value = integer(value, what)
     if not 0 <= value < 2**64:
-        raise InvalidArgument(f"{what} is {value}; 0 to 2**64 - 1 are possible")
+        raise InvalidArgument(f"{what} is {value}; it must be between 0 and 2**64 - 1")
     return value
 
 
 cdef double real(object value, str what) except? -1:
     if isinstance(value, (str, bytes)):
-        raise TypeError(f"{what} is {value!r}; a number is wanted")
+        raise TypeError(f"{what} is {value!r}; expected a number")
     try:
         return float(value)
     except TypeError:
-        raise TypeError(f"{what} is {value!r}; a number is wanted") from None
+        raise TypeError(f"{what} is {value!r}; expected a number") from None
     except OverflowError:
         raise InvalidArgument(f"{what} is {value!r}; it does not fit a float") from None

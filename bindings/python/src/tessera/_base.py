@@ -30,7 +30,7 @@ def stays(self: object, protocol: SupportsIndex, /) -> NoReturn:
 class Closable:
     """Base of all objects that own a handle of the library.
 
-    Closing is local and never waits for other ranks unless a class says so. Using a closed object raises
+    Closing is local and never waits for other ranks unless a class documents it. Using a closed object raises
     `InvalidState`, as does any use in a forked child. Objects that hold sockets, threads or files emit a
     `ResourceWarning` if they are garbage-collected without being closed.
     """

@@ -243,7 +243,7 @@ class Saver(Closable):
         Parameters
         ----------
         step, state, metrics
-            As for `save`. When this returns, training may go on, with `copy_on_demand` through the optimizer's step.
+            As for `save`. When this returns, training may continue, with `copy_on_demand` through the optimizer's step.
 
         Returns
         -------

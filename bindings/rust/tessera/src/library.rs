@@ -1,4 +1,4 @@
-//! Loads libtessera on the first call into this crate, and tells which one that is.
+//! Loads libtessera on the first call into this crate, and reports which one that is.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::text::text;
 /// The library is searched in this order, and the first one found is used:
 ///
 /// 1. the file that `TESSERA_LIBRARY` names, and then nothing else;
-/// 2. `libtessera.so.0.1` beside the running program, or in `../lib` from there: what is shipped with a program wins;
+/// 2. `libtessera.so.0.1` next to the running program, or in `../lib` from there: what is shipped with a program wins;
 /// 3. the library that `tessera-sys` was built with (`TESSERA_PREFIX`, pkg-config, or CMake from the repository);
 /// 4. what the system's loader finds by name.
 ///

@@ -103,7 +103,7 @@ pub type StateDict = BTreeMap<String, Value>;
 ///         Ok(StateDict::from([("loss".to_owned(), self.loss.into())]))
 ///     }
 ///     fn load_state_dict(&mut self, values: StateDict) -> CallbackResult<()> {
-///         let Some(Value::Double(loss)) = values.get("loss") else { return Err("the loss is no number".into()) };
+///         let Some(Value::Double(loss)) = values.get("loss") else { return Err("the loss is not a number".into()) };
 ///         self.loss = *loss;
 ///         Ok(())
 ///     }

@@ -6,7 +6,7 @@ use serde_json::{json, Map, Number};
 
 use crate::error::{Error, Result};
 
-/// A value that a checkpoint stores beside its tensors. A load returns it unchanged: integers stay integers, tuples
+/// A value that a checkpoint stores in addition to its tensors. A load returns it unchanged: integers stay integers, tuples
 /// tuples, NaN is NaN.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

@@ -84,7 +84,7 @@ impl<B> Shared<B> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Whether it is done; who has waited for it knows that before the library's thread says so.
+    /// Whether it is done; who has waited for it knows that before the library's thread reports it.
     pub(crate) fn is_done(&self) -> bool {
         let progress = self.lock();
         progress.status.is_some() || progress.buffers.is_none()

@@ -3,7 +3,7 @@
     from tessera.torch import DistributedDataParallel          # was: from torch.nn.parallel import ...
     model = DistributedDataParallel(net)
 
-Gradients lie in buckets that the ranks of a host share; buckets are averaged while backward runs. docs/TORCH.md lists
+Gradients are in buckets that the ranks of a host share; buckets are averaged while backward runs. docs/TORCH.md lists
 the differences from PyTorch's class.
 """
 
@@ -419,7 +419,7 @@ class DistributedDataParallel(_TorchDDP):
 
     @property
     def broadcast_buffers(self) -> bool:
-        """The former name of `forward_sync_buffers`."""
+        """The old name of `forward_sync_buffers`."""
         return bool(self.forward_sync_buffers)
 
     @broadcast_buffers.setter

@@ -400,7 +400,7 @@ def _order(tensor: torch.Tensor) -> list[int]:
 
 
 def _in_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
-    """A parameter's elements as they lie in memory, with the dimensions permuted so that they are contiguous."""
+    """A parameter's elements in memory order, with the dimensions permuted so that they are contiguous."""
     plain = param.detach()
     if type(plain) not in (torch.Tensor, torch.nn.Parameter):
         raise Unsupported(f"parameter {name!r} is a {type(param).__name__}; only plain tensors are supported")

@@ -46,11 +46,11 @@ class Views:
         self._afterwards.append(act)
 
     def reads(self, tensor: torch.Tensor, *, reduced: bool = False, own: int = 0) -> _core.Tensor:
-        """For an operation that only reads the tensor. It may lie at the address `own` of the written tensor."""
+        """For an operation that only reads the tensor. It may be at the address `own` of the written tensor."""
         return at(self.whole(tensor, own=own), reduced)
 
     def writes(self, tensor: torch.Tensor, *, reduced: bool = False, own: int = 0) -> _core.Tensor:
-        """For an operation that writes all of the tensor. It may lie at the address `own` of the read tensor."""
+        """For an operation that writes all of the tensor. It may be at the address `own` of the read tensor."""
         return at(self.whole(tensor, write=True, own=own), reduced)
 
     def updates(self, tensor: torch.Tensor, *, reduced: bool = False) -> _core.Tensor:

@@ -121,7 +121,7 @@ def metadata_over(save: Path, entries: list[Entry], storage: StorageMeta) -> Met
 
 
 def _content_of(save: Path, info: _StorageInfo, place: _StorageInfo) -> _StorageInfo:
-    """Where the bytes of a uint8 tensor lie in its archive: they are the archive that PyTorch would have written."""
+    """Where the bytes of a uint8 tensor start in its archive: they are the archive that PyTorch would have written."""
     with (save / info.relative_path).open("rb") as file:
         file.seek(info.offset)
         archive = file.read(info.length)

@@ -162,7 +162,7 @@ class FileSystemReader(StorageReader):
 
 def load_object(planner: LoadPlanner, item: ReadItem, content: io.BytesIO) -> None:
     """Pass an object to the planner. A flattened name has dict keys as strings, so PyTorch's own planner would add a
-    second item beside one whose key is a number; here the object replaces that item."""
+    second item next to one whose key is a number; here the object replaces that item."""
     if type(planner).load_bytes is DefaultLoadPlanner.load_bytes and planner.flatten_state_dict:
         *path, last = planner.mappings[item.dest_index.fqn]
         inner: Any = planner.original_state_dict

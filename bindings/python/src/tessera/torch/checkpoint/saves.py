@@ -1,6 +1,6 @@
 """One save of joined rows into a checkpoint's directory, by the core's saver.
 
-A checkpoint_id is a root of the core's saver that holds one save at a time. A new save is written beside the previous
+A checkpoint_id is a root of the core's saver that holds one save at a time. A new save is written next to the previous
 one and replaces it when it is committed, so a failure before that leaves the previous one intact. In PyTorch's format
 rank 0 then replaces the directory's `.metadata`, which makes the new save visible to PyTorch.
 """

@@ -29,7 +29,7 @@ import java.util.Map;
 import java.util.concurrent.locks.LockSupport;
 
 /**
- * Finds and loads {@code libtessera_jni.so} and, beside it, {@code libtessera.so}: first where the property {@value
+ * Finds and loads {@code libtessera_jni.so} and, next to it, {@code libtessera.so}: first where the property {@value
  * #PATH_PROPERTY} points (a directory or the file), then on {@code java.library.path}, then from the jar {@code
  * tessera-<version>-natives-<platform>.jar}, which is unpacked once into a directory named after its content's hash,
  * under {@value #DIR_PROPERTY} (default: {@code java.io.tmpdir}); unpacked files of other versions that no process uses

@@ -47,7 +47,7 @@ public final class Tensor {
             }
         }
 
-        /** @throws IllegalStateException while one of them goes on */
+        /** @throws IllegalStateException while one of them is in progress */
         void requireNone(String what) {
             synchronized (works) {
                 works.removeIf(Work.Completion::isOver);

@@ -26,7 +26,7 @@ final class Views {
 
         /**
          * What tensors over this memory keep reachable, and what keeps the native half alive: the byte buffer of the whole
-         * range (from which other buffers are cut), or, from 2 GiB on, an object without a meaning of its own.
+         * range (from which other buffers are cut), or, from 2 GiB on, an object without any other use.
          */
         synchronized Object owner() {
             Object object = owner.get();

@@ -144,7 +144,7 @@ public final class HadoopStorage implements Storage {
         }
     }
 
-    /** A file beside its place, until it is renamed into it. */
+    /** A file next to its final path, until it is renamed to it. */
     private final class Draft implements Upload {
         private final Path place;
         private final Path path;
