@@ -576,7 +576,8 @@ TEST(SamplerApi, RanksTakeDisjointSamples) {
         EXPECT_FAILS(tsr_sampler_next(sampler, nullptr, 1, &count), TSR_E_INVALID_ARGUMENT, "indices is NULL");
         EXPECT_FAILS(tsr_sampler_next(sampler, indices.data(), 1, nullptr), TSR_E_INVALID_ARGUMENT, "count is NULL");
         api::Owned<tsr_sampler> none;
-        EXPECT_FAILS(tsr_sampler_create(comm, 0, nullptr, none.out()), TSR_E_INVALID_ARGUMENT, "the sampler's length is 0");
+        EXPECT_FAILS(tsr_sampler_create(comm, 0, nullptr, none.out()), TSR_E_INVALID_ARGUMENT,
+                     "the sampler's length is 0");
     });
 }
 

@@ -172,7 +172,8 @@ TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
     EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 2), TSR_E_INVALID_ARGUMENT, "full is 2");
     EXPECT_FAILS(tsr_checkpoint_read(checkpoint, "nope", &into), TSR_E_NOT_FOUND, "'nope'");
     EXPECT_FAILS(tsr_checkpoint_read(checkpoint, "model.bias", &into), TSR_E_MISMATCH, "[3]");
-    EXPECT_FAILS(tsr_checkpoint_tensor(checkpoint, 8, &name, &dtype, &shape, &ndim), TSR_E_INVALID_ARGUMENT, "tensor 8 does not exist; the checkpoint has 8 tensors");
+    EXPECT_FAILS(tsr_checkpoint_tensor(checkpoint, 8, &name, &dtype, &shape, &ndim), TSR_E_INVALID_ARGUMENT,
+                 "tensor 8 does not exist; the checkpoint has 8 tensors");
 
     const std::string manifest = manifest_of(checkpoint);
     EXPECT_THAT(manifest, HasSubstr("\"language\":\"c++\""));

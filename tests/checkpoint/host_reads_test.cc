@@ -289,7 +289,8 @@ TEST(HostReads, ARankThatVerifiesTakesNothingUncheckedFromOneThatDoesNot) {
         if (comm->rank() == 1) options.verify = Verify::none;
         (void)Checkpoint::open(path)->load(owned.state, options);
     });
-    expect_on_all(outcomes, Code::mismatch, fmt::format("rank 1 loads {} unverified, but rank 0 loads {};", path, path));
+    expect_on_all(outcomes, Code::mismatch,
+                  fmt::format("rank 1 loads {} unverified, but rank 0 loads {};", path, path));
 }
 
 // Loads for itself what the others load together, and goes on with a barrier.

@@ -24,7 +24,8 @@ def test_options_are_those_of_the_c_struct():
     assert "find_unused : bool, optional\n    True: gradients that are not ready at `DDP.wait`" in described
     with ts.init() as comm, pytest.raises(TypeError, match=r"there is no option 'bucket_byte'.*bucket_bytes"):
         ts.DDP(comm, params(), bucket_byte=1)  # type: ignore[call-arg]
-    with ts.init() as comm, pytest.raises(ts.InvalidArgument, match="hook is 'none'; it must be one of 'all_reduce', 'power_sgd'"):
+    unknown = "hook is 'none'; it must be one of 'all_reduce', 'power_sgd'"
+    with ts.init() as comm, pytest.raises(ts.InvalidArgument, match=unknown):
         ts.DDP(comm, params(), hook="none")  # type: ignore[arg-type]
 
 

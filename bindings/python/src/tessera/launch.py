@@ -28,8 +28,8 @@ def preempt_requested() -> bool:
 def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a program's main function so that the launcher's error summary shows why it failed.
 
-    Needed for errors outside a communicator's ``with`` block, which reports to the launcher automatically. The exception is
-    raised again; only the first one of a process is reported. ``sys.exit`` is not an error.
+    Needed for errors outside a communicator's ``with`` block, which reports automatically. The exception
+    is raised again; only the first one of a process is reported. ``sys.exit`` is not an error.
 
     Examples
     --------
