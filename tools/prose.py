@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 _WHAT = "once|bytes|[KMG]iB|ms|us|calls|cop(?:y|ies)|one|threads?|instructions|messages|elements|files?|values"
 _UNIT = "rank|host|step|call|round|second|parameter|tensor|machine|file|process|communicator|save|language|thread"
 RULES = [
-    Rule(r"(?:is|are|was|were|be) told|tells (?:of|what|which|whether|how)", "says, shows, reports", "what it tells of"),
+    Rule(r"(?:is|are|was|were|be) told|tells (?:of|what|which|whether|how)", "says, shows", "what it tells of"),
     Rule(r"(?:say|says|said) so", "name what it says", "the header says so"),
     Rule(r"shall", "must, will", "it shall be closed"),
     Rule(r"of (?:its|their) own(?: (?:and|that|which|is|in|on|for|to|with)|(?! \w))", "its own", "a thread of its own"),

@@ -8,7 +8,7 @@
                                   reduced
 
 Autograd itself reports the gradients that its pass will produce (`Unit.await_gradients`). A pass inside another one,
-such as that of a reentrant checkpoint, may produce more gradients for a unit whose gradients are already being reduced: the
+such as that of a reentrant checkpoint, may produce more gradients for a unit whose gradients are being reduced: the
 unit then has another backward, and its results are added.
 
 Everything runs on the thread that calls forward and backward, in the order in which autograd reaches the modules. All
