@@ -842,7 +842,7 @@ def signature() -> None:
 def what_is_refused() -> None:
     for options, kind, text in [
         ({"device_ids": [0]}, ts.InvalidArgument, "device_ids is [0]"),
-        ({"output_device": 0}, ts.InvalidArgument, "output_device 0"),
+        ({"output_device": 0}, ts.InvalidArgument, "output_device is 0"),
         ({"bucket_cap_mb": 0}, ts.InvalidArgument, "bucket_cap_mb is 0"),
         ({"bucket_cap_mb_list": [1, 25]}, ts.Unsupported, "bucket_cap_mb_list"),
         ({"mixed_precision": SimpleNamespace(reduce_dtype=torch.int8)}, ts.InvalidArgument, "i8"),
