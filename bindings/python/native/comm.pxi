@@ -149,7 +149,7 @@ cdef object finished(tsr_work *work, object keep):
     return None if work == NULL else adopt(Work.__new__(Work), work, keep)
 
 
-def comm_all_reduce(Comm comm not None, object tensors not None, tsr_reduce_op op, bint async_op):
+def comm_all_reduce(Comm comm not None, object tensors, tsr_reduce_op op, bint async_op):
     """Of a list of tensors, or of one array, for which nothing else is allocated."""
     cdef Lease lease = use(comm)
     cdef tsr_work *work = NULL

@@ -102,8 +102,8 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "unknown dtype": (lambda t: t.comm.all_reduce(t.w, dtype="floaty"), ts.InvalidArgument, "'floaty'.*float32"),
     "dtype by number": (lambda t: t.comm.empty(3, 99), ts.InvalidArgument, "dtype 99.*float32"),
     # numbers
-    "root by name": (lambda t: t.comm.broadcast(t.w, "0"), TypeError, "root is '0'; a whole number"),
-    "half a root": (lambda t: t.comm.broadcast(t.w, 0.5), TypeError, "root is 0.5; a whole number"),
+    "root by name": (lambda t: t.comm.broadcast(t.w, "0"), TypeError, "root is '0'; expected an integer"),
+    "half a root": (lambda t: t.comm.broadcast(t.w, 0.5), TypeError, "root is 0.5; expected an integer"),
     "negative root": (lambda t: t.comm.broadcast(t.w, -1), ts.InvalidArgument, "root -1"),
     "huge root": (lambda t: t.comm.broadcast(t.w, 2**40), ts.InvalidArgument, "root is 1099511627776"),
     "huge peer": (lambda t: t.comm.send(t.w, 2**70), ts.InvalidArgument, "peer is"),
@@ -118,7 +118,7 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "half a length": (lambda t: ts.Sampler(t.comm, 4.5), TypeError, "length is 4.5"),
     "huge length": (lambda t: ts.Sampler(t.comm, 2**62).batch(3), ts.NoMemory, "memory"),
     "port": (lambda t: ts.StoreServer(port=99999), ts.InvalidArgument, "the port is 99999"),
-    "lr": (lambda t: ts.SGD(t.ddp, lr="high"), TypeError, "lr is 'high'; a number"),
+    "lr": (lambda t: ts.SGD(t.ddp, lr="high"), TypeError, "lr is 'high'; expected a number"),
     "betas": (lambda t: ts.Adam(t.ddp, betas=0.9), TypeError, "betas is 0.9; it must be a pair"),
     "timeout": (lambda t: ts.init(timeout="5"), TypeError, "timeout is '5'; it must be in seconds or a timedelta"),
     "no time": (lambda t: ts.init(timeout=-1), ts.InvalidArgument, "the timeout is -1000 ms"),
@@ -162,7 +162,7 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "name of a part": (lambda t: t.state.__setitem__(3, 4), TypeError, "the name of a part is 3; it must be a str"),
     # stores, logs, layouts
     "store value": (lambda t: t.store.set("k", 5), TypeError, "the value is a int; it must be bytes or str"),
-    "store key": (lambda t: t.store.set(5, b""), TypeError, "the key is 5; a str"),
+    "store key": (lambda t: t.store.set(5, b""), TypeError, "the key is 5; expected a str"),
     "store sum": (lambda t: t.store.add("k", 2**63), ts.InvalidArgument, "the number to add"),
     "log level": (lambda t: ts.log.set_level(3.5), TypeError, "log level is a float"),
     "log receiver": (lambda t: ts.log.set_callback(3), TypeError, "receiver is a int"),
