@@ -23,6 +23,10 @@ enum class Role : uint8_t { client = 1, server = 2 };
 
 Mode mode_of(const Party& party) { return party.insecure ? Mode::insecure : Mode::token; }
 
+// Threads of the library may use OpenSSL while the process exits, so OpenSSL must not free its locks then. A program that
+// used OpenSSL before this library was loaded may have registered that cleanup already.
+[[maybe_unused]] const int without_cleanup = ::OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+
 Digest hmac(std::span<const uint8_t> key, std::string_view text) {
     Digest digest{};
     unsigned int size = 0;

@@ -64,10 +64,12 @@ TEST_F(SaveAtExit, RanksWaitForTheirSaveTogether) {
 
 // What progress needs is perhaps on the stack of main, which is gone.
 TEST_F(SaveAtExit, WhatCallsTheProgramIsNotWaitedForButNamed) {
-    const Result result = leave("progress");
-    EXPECT_EQ(result.code, 0);
-    EXPECT_THAT(result.err, AllOf(HasSubstr("the save of step 7 into " + root() + " may be lost"),
-                                  HasSubstr("calls functions of the program"), HasSubstr("tsr_saver_wait")));
+    for (int i = 0; i < 10; ++i) {  // the save goes on while the process exits, at another place each time
+        const Result result = leave("progress");
+        EXPECT_EQ(result.code, 0);
+        EXPECT_THAT(result.err, AllOf(HasSubstr("the save of step 7 into " + root() + " may be lost"),
+                                      HasSubstr("calls functions of the program"), HasSubstr("tsr_saver_wait")));
+    }
 }
 
 TEST_F(SaveAtExit, WhatTakesLongerThanTheTimeoutIsNamed) {

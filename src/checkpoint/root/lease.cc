@@ -32,7 +32,7 @@ bool proc_is_own() { return link_target("/proc/self") == std::to_string(::getpid
 
 // The kernel passes each program 16 random bytes at its start. They protect its stack, so only their digest is
 // published.
-std::string image_of_this_process() {
+std::string digest_of_image() {
     const auto* random = reinterpret_cast<const unsigned char*>(::getauxval(AT_RANDOM));
     std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
     unsigned int size = 0;
@@ -40,6 +40,13 @@ std::string image_of_this_process() {
     std::string text;
     for (size_t i = 0; i < 8; ++i) text += fmt::format("{:02x}", digest[i]);
     return text;
+}
+
+// Computed once, by whoever makes a saver: a save in the background may go on while the process exits, and OpenSSL may have
+// been cleaned up by then. Never destroyed for the same reason.
+const std::string& image_of_this_process() {
+    static const auto* image = new std::string(digest_of_image());
+    return *image;
 }
 
 // Word `n` of a machine's name.
