@@ -150,21 +150,13 @@ cdef object finished(tsr_work *work, object keep):
 
 
 def comm_all_reduce(Comm comm not None, object tensors, tsr_reduce_op op, bint async_op):
-    """Of a list of tensors, or of one array, for which nothing else is allocated."""
     cdef Lease lease = use(comm)
+    cdef TensorArray array = tensor_array(tensors)
     cdef tsr_work *work = NULL
-    cdef TensorArray array
-    cdef Tensor one
-    if type(tensors) is list:
-        array = tensor_array(tensors)
-        with nogil:
-            check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, array.tensors, array.count, op, NULL,
-                                      &work if async_op else NULL))
-        return finished(work, (comm, array))
-    one = Tensor.__new__(Tensor, tensors)
     with nogil:
-        check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, &one.view, 1, op, NULL, &work if async_op else NULL))
-    return None if work == NULL else finished(work, (comm, one))
+        check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, array.tensors, array.count, op, NULL,
+                                  &work if async_op else NULL))
+    return finished(work, (comm, array))
 
 
 def comm_reduce_scatter(Comm comm not None, Tensor input not None, Tensor output not None, tsr_reduce_op op,
@@ -231,7 +223,7 @@ def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs no
     return finished(work, (comm, input, array))
 
 
-def comm_broadcast(Comm comm not None, list tensors not None, object root, bint async_op):
+def comm_broadcast(Comm comm not None, object tensors, object root, bint async_op):
     cdef Lease lease = use(comm)
     cdef TensorArray array = tensor_array(tensors)
     cdef tsr_work *work = NULL

@@ -299,12 +299,14 @@ cdef class TensorArray:
     """C arrays of tensors and of named tensors, over Tensor objects that it keeps."""
 
     cdef tsr_tensor *tensors
+    cdef tsr_tensor one  # of one array
     cdef tsr_param *params
     cdef size_t count
     cdef list keep
 
     def __dealloc__(self):
-        PyMem_Free(self.tensors)
+        if self.tensors != &self.one:
+            PyMem_Free(self.tensors)
         PyMem_Free(self.params)
 
 
@@ -316,10 +318,18 @@ cdef bint has_elements(Tensor tensor):
     return True
 
 
-cdef TensorArray tensor_array(list tensors, list names=None):
+cdef TensorArray tensor_array(object tensors, list names=None):
+    """Of a list of Tensors; or of one array, as most calls have it, for which no list is made."""
     cdef TensorArray array = TensorArray.__new__(TensorArray)
     cdef Tensor tensor
     cdef size_t i
+    if type(tensors) is not list:
+        tensor = Tensor.__new__(Tensor, tensors)
+        array.one = tensor.view
+        array.tensors = &array.one
+        array.count = 1
+        array.keep = [tensor]
+        return array
     array.count = len(tensors)
     array.keep = [tensors]
     if names is None:

@@ -37,7 +37,7 @@ class SaveWriter {
     virtual ~SaveWriter() = default;
     // The data of each of this rank's files: runs in the memory of the tensors and, for the bytes in between, of the
     // writer.
-    [[nodiscard]] virtual std::vector<ByteRuns> lay_out(const SaveContent& content, const State& state) = 0;
+    [[nodiscard]] virtual std::vector<ByteRuns> lay_out(const State& state) = 0;
     // Computes the checksums that precede the data in file `index`, from the tensors, as write() sees its data only
     // once. `in_order`: the file system writes from the first byte to the last.
     virtual void compute_checksums(size_t index, const ByteRuns& data, bool in_order, int threads) = 0;
@@ -50,7 +50,7 @@ class SaveWriter {
     virtual void finish(FileSystem& files, std::span<const std::string> reports, Manifest& manifest) = 0;
 };
 
-[[nodiscard]] std::unique_ptr<SaveWriter> native_save_writer();
-[[nodiscard]] std::unique_ptr<SaveWriter> torch_dcp_save_writer();
+[[nodiscard]] std::unique_ptr<SaveWriter> native_save_writer(const SaveContent& content);
+[[nodiscard]] std::unique_ptr<SaveWriter> torch_dcp_save_writer(const SaveContent& content);
 
 }  // namespace tsr

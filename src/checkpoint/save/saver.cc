@@ -26,8 +26,8 @@ std::shared_ptr<Communicator> private_comm(const std::shared_ptr<Communicator>& 
     return comm->split(0, comm->rank(), own);
 }
 
-std::unique_ptr<SaveWriter> writer_of(SaveFormat format) {
-    return format == SaveFormat::torch_dcp ? torch_dcp_save_writer() : native_save_writer();
+std::unique_ptr<SaveWriter> writer_of(SaveFormat format, const SaveContent& content) {
+    return format == SaveFormat::torch_dcp ? torch_dcp_save_writer(content) : native_save_writer(content);
 }
 
 }  // namespace
@@ -301,9 +301,9 @@ void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
     if (job.error) return;
     job.error = attempt([&] {
         for (const auto& copy : state.shared_copies()) copy->check_whole();
-        job.writer = writer_of(options_.format);
-        job.data =
-            job.writer->lay_out({*job.plan, job.aliases, job.values, job.save_id, job.directory, peers.rank()}, state);
+        job.writer =
+            writer_of(options_.format, {*job.plan, job.aliases, job.values, job.save_id, job.directory, peers.rank()});
+        job.data = job.writer->lay_out(state);
         job.file_count = job.data.size();
         for (const ByteRuns& data : job.data) job.data_bytes += data.size();
     });

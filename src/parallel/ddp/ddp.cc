@@ -380,10 +380,7 @@ void Ddp::step_in_backward(Optimizer& optimizer) {
 
 void Ddp::forget_optimizer(const Optimizer& ending) { stepping_->forget(ending); }
 
-const std::shared_ptr<HostCopy>& Ddp::host_copy() const {
-    static const std::shared_ptr<HostCopy> none;
-    return shared_ ? shared_->copy() : none;
-}
+std::shared_ptr<HostCopy> Ddp::host_copy() const { return shared_ ? shared_->copy() : nullptr; }
 
 // --- errors
 

@@ -80,7 +80,7 @@ class Ddp {
     void forget_optimizer(const Optimizer& ending);
     // The copy that the ranks of this host share; nullptr if each rank has its own parameters. With a shared copy, an
     // optimizer of the model keeps its moments there too and steps in backward.
-    [[nodiscard]] const std::shared_ptr<HostCopy>& host_copy() const;
+    [[nodiscard]] std::shared_ptr<HostCopy> host_copy() const;
     // HostCopy::step, between steps or after one that failed.
     [[nodiscard]] int64_t shared_step() const;
 

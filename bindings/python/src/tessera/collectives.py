@@ -110,7 +110,7 @@ class Collectives(Closable):
         if number is None:
             raise InvalidArgument(f"collective is {collective!r}; it must be one of {', '.join(_PLANNED)}")
         reading = [_input(array, dtype) for array in inputs]
-        handle = _core.plan_create(self._handle, number, reading, _arrays(list(outputs), dtype), op_of(op), root)
+        handle = _core.plan_create(self._handle, number, reading, tensors(list(outputs), dtype), op_of(op), root)
         return Plan._adopt(handle)
 
     @overload
@@ -129,10 +129,7 @@ class Collectives(Closable):
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         """
-        # One array goes as it is: the most frequent call allocates the least.
-        several = dtype is not None or isinstance(tensors, (list, tuple))
-        what = _arrays(tensors, dtype) if several else tensors
-        return _work(_core.comm_all_reduce(self._handle, what, op_of(op), async_op))
+        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), op_of(op), async_op))
 
     @overload
     def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...
@@ -218,7 +215,7 @@ class Collectives(Closable):
         """
         return _work(
             _core.comm_reduce_scatter_coalesced(
-                self._handle, _arrays(list(inputs), dtype), _arrays(list(outputs), dtype), op_of(op), async_op
+                self._handle, tensors(list(inputs), dtype), tensors(list(outputs), dtype), op_of(op), async_op
             )
         )
 
@@ -247,7 +244,7 @@ class Collectives(Closable):
         """
         return _work(
             _core.comm_all_gather_coalesced(
-                self._handle, _arrays(list(inputs), dtype), _arrays(list(outputs), dtype), async_op
+                self._handle, tensors(list(inputs), dtype), tensors(list(outputs), dtype), async_op
             )
         )
 
@@ -268,7 +265,7 @@ class Collectives(Closable):
             ``outputs[r]`` receives rank r's input; the same lengths on every rank.
         """
         return _work(
-            _core.comm_all_gather_v(self._handle, _input(input, dtype), _arrays(list(outputs), dtype), async_op)
+            _core.comm_all_gather_v(self._handle, _input(input, dtype), tensors(list(outputs), dtype), async_op)
         )
 
     @overload
@@ -461,6 +458,9 @@ def _input(source: ArrayLike, dtype: DTypeLike | None) -> _core.Tensor:
     return tensor(source, dtype, writable=False)
 
 
-# Under other names than the collectives' parameters.
-_output = tensor
-_arrays = tensors
+def _arrays(source: Arrays, dtype: DTypeLike | None) -> object:
+    """A list of tensors; one array is passed unchanged."""
+    return source if dtype is None and not isinstance(source, (list, tuple)) else tensors(source, dtype)
+
+
+_output = tensor  # under another name than the collectives' parameters

@@ -1,7 +1,6 @@
 // The native format: safetensors files with checksums, and a manifest that says where each tensor is.
 #include "checkpoint/formats/save_writer.hpp"
 
-#include <optional>
 #include <utility>
 
 #include "base/json.hpp"
@@ -26,11 +25,12 @@ std::vector<SavedFile> files_of(std::string_view report) {
 
 class NativeSave final : public SaveWriter {
    public:
-    std::vector<ByteRuns> lay_out(const SaveContent& content, const State&) override {
-        content_.emplace(content);
+    explicit NativeSave(const SaveContent& content) : content_(content) {}
+
+    std::vector<ByteRuns> lay_out(const State&) override {
         std::vector<ByteRuns> data;
-        for (const auto& pieces : content.plan.files) {
-            headers_.push_back(make_header(pieces, content.save_id));
+        for (const auto& pieces : content_.plan.files) {
+            headers_.push_back(make_header(pieces, content_.save_id));
             data.emplace_back(pieces);
         }
         block_crcs_.resize(headers_.size());
@@ -42,8 +42,8 @@ class NativeSave final : public SaveWriter {
     }
 
     void write(FileSystem& files, size_t index, const ChunkSource& data, const WriteOptions& options) override {
-        const std::string name = rank_file_name(content_->rank, static_cast<int>(index));
-        written_.push_back(write_rank_file(files, content_->directory, name, std::move(headers_[index]), data,
+        const std::string name = rank_file_name(content_.rank, static_cast<int>(index));
+        written_.push_back(write_rank_file(files, content_.directory, name, std::move(headers_[index]), data,
                                            std::move(block_crcs_[index]), options));
     }
 
@@ -58,12 +58,12 @@ class NativeSave final : public SaveWriter {
     void finish(FileSystem&, std::span<const std::string> reports, Manifest& manifest) override {
         std::vector<std::vector<SavedFile>> of_ranks;
         for (const std::string& report : reports) of_ranks.push_back(files_of(report));
-        manifest.tensors = number_files(content_->plan, of_ranks, manifest.files);
-        manifest.aliases = content_->aliases;
+        manifest.tensors = number_files(content_.plan, of_ranks, manifest.files);
+        manifest.aliases = content_.aliases;
     }
 
    private:
-    std::optional<SaveContent> content_;
+    const SaveContent content_;
     std::vector<FileHeader> headers_;
     std::vector<std::vector<uint32_t>> block_crcs_;  // of each file, if they are known before it is written
     std::vector<SavedFile> written_;
@@ -71,6 +71,8 @@ class NativeSave final : public SaveWriter {
 
 }  // namespace
 
-std::unique_ptr<SaveWriter> native_save_writer() { return std::make_unique<NativeSave>(); }
+std::unique_ptr<SaveWriter> native_save_writer(const SaveContent& content) {
+    return std::make_unique<NativeSave>(content);
+}
 
 }  // namespace tsr

@@ -95,7 +95,7 @@ class Engine:
                 for unit in self.units
             },
             frozen=[param.core_name for unit in self.units for param in unit.params if not param.shown.requires_grad],
-            # The core is told each time when the other units are sharded again.
+            # For the other units, each pass tells the core when to shard them again.
             keep_whole=[unit.name for unit in self.units if unit.kept_among is None],
             keep_among={unit.name: unit.kept_among for unit in self.units if unit.kept_among is not None},
             shard_ranks=0 if first.mesh.ndim == 1 else first.mesh.size(1),
