@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <thread>
-
-#include "base/error.hpp"
+#include <utility>
 
 namespace tsr {
 
@@ -15,6 +14,7 @@ struct Interrupt {
 };
 
 thread_local Interrupt interrupt;
+thread_local const InterruptedBy* innermost = nullptr;
 
 }  // namespace
 
@@ -27,9 +27,18 @@ milliseconds Deadline::slice() const { return std::min(remaining(), poll_slice);
 
 void set_interrupt(InterruptFn fn, void* user_data) { interrupt = {fn, user_data}; }
 
+InterruptedBy::InterruptedBy(const std::atomic<bool>& flag, Code code)
+    : flag_(flag), code_(code), outer_(std::exchange(innermost, this)) {}
+
+InterruptedBy::~InterruptedBy() { innermost = outer_; }
+
 void poll_interrupt() {
-    if (interrupt.fn == nullptr || interrupt.fn(interrupt.user_data) == 0) return;
-    throw Error(Code::interrupted, "interrupted by the caller's interrupt callback");
+    if (interrupt.fn != nullptr && interrupt.fn(interrupt.user_data) != 0) {
+        throw Error(Code::interrupted, "interrupted by the caller's interrupt callback");
+    }
+    for (const InterruptedBy* one = innermost; one != nullptr; one = one->outer_) {
+        if (one->flag_.load()) throw Error(one->code_, "no longer needed");
+    }
 }
 
 void wait_until(const std::function<bool()>& ready, Deadline deadline, const char* what) {

@@ -2,9 +2,12 @@
 // No wait in Tessera is unbounded: it takes a Deadline and wakes at least once per poll_slice.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+
+#include "base/error.hpp"
 
 namespace tsr {
 
@@ -33,8 +36,23 @@ class Deadline {
 using InterruptFn = int32_t (*)(void* user_data);
 void set_interrupt(InterruptFn fn, void* user_data);
 
-// Throws Error(INTERRUPTED) if the calling thread's callback asks for it.
+// Throws Error(INTERRUPTED) if the calling thread's callback asks for it, or what an InterruptedBy says.
 void poll_interrupt();
+
+// While it exists, the calling thread's waits also end once `flag` is true, with an error of that code.
+class InterruptedBy {
+   public:
+    explicit InterruptedBy(const std::atomic<bool>& flag, Code code = Code::interrupted);
+    ~InterruptedBy();
+    InterruptedBy(const InterruptedBy&) = delete;
+    InterruptedBy& operator=(const InterruptedBy&) = delete;
+
+   private:
+    friend void poll_interrupt();
+    const std::atomic<bool>& flag_;
+    Code code_;
+    const InterruptedBy* outer_;
+};
 
 // Polls `ready` (with growing sleeps up to 5 ms) until it is true; throws TIMEOUT with `what`, or INTERRUPTED. For
 // waits on things that cannot signal, such as files; other waits use condition variables or futexes with slice().

@@ -35,7 +35,7 @@ void run_parallel(size_t tasks, int threads, const std::function<void(size_t tas
     const auto work = [&](int worker) {
         // A waiting task is interrupted as soon as the loop stops: the caller returns only when all tasks have
         // returned.
-        set_interrupt([](void* stopped) { return static_cast<std::atomic<bool>*>(stopped)->load() ? 1 : 0; }, &stop);
+        const InterruptedBy stopped(stop);
         while (!stop.load(std::memory_order_relaxed)) {
             const size_t task = next.fetch_add(1, std::memory_order_relaxed);
             if (task >= tasks) break;

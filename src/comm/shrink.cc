@@ -4,15 +4,22 @@
 // It works in attempts, each with its own keys. A rank announces itself ("in/<rank>"). When every rank has announced
 // itself or is known to be gone, or the time is up, the first rank to notice proposes the list of those announced: the
 // store accepts one proposal ("list"). These ranks create the communicator; when all have ("made"), it is committed; if
-// one failed to or died meanwhile, the attempt has failed ("state", written once). The next attempt is among the ranks
-// of that list. Every outcome is decided by a compare_set, so that all ranks see the same.
+// one failed to or died meanwhile, the attempt has failed ("state", written once), and the ranks that still create it
+// stop: they must announce themselves in the next attempt while the others still wait for them. The next attempt is
+// among the ranks of that list. Every outcome is decided by a compare_set, so that all ranks see the same.
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/log.hpp"
+#include "base/thread.hpp"
 #include "comm/endpoint.hpp"
 #include "comm/group.hpp"
 #include "comm/peer_watch.hpp"
@@ -64,8 +71,10 @@ struct Shrinking {
     Store& store;
     Deadline deadline;
 
-    // The participating ranks of `candidates`, by their ranks in the old communicator (Peer::rank).
-    std::vector<Peer> agree(const Peer& own, const std::vector<int>& candidates, const Transport& old) {
+    // The participating ranks of `candidates`, by their ranks in the old communicator (Peer::rank). `departed` returns
+    // the ranks that are known to be gone.
+    std::vector<Peer> agree(const Peer& own, const std::vector<int>& candidates,
+                            const std::function<std::vector<int>()>& departed) {
         store.set(fmt::format("in/{}", own.rank), packed({own}), deadline);
         std::vector<Peer> here{own};
         std::vector<int> awaited = candidates;
@@ -73,7 +82,7 @@ struct Shrinking {
         while (true) {
             if (const auto list = store.get("list", grace())) return unpacked(*list);
             // Check departures first, then announcements: a rank that announced itself and then died is detected later.
-            const std::vector<int> gone = old.departed();
+            const std::vector<int> gone = departed();
             std::erase_if(awaited, [&](int rank) {
                 const auto announced = store.get(fmt::format("in/{}", rank), grace());
                 if (announced) here.push_back(unpacked(*announced).at(0));
@@ -90,17 +99,17 @@ struct Shrinking {
     // This rank could not make the communicator.
     bool give_up() { return decide(failed) == failed; }
 
-    // This rank has made it: whether all have.
-    bool commit(const std::vector<Peer>& members, int place) {
-        const PeerWatch watch = watch_of(members, place);
-        if (store.add("made", 1, grace()) == static_cast<int64_t>(members.size()))
-            return decide(committed) == committed;
-        while (true) {
+    // This rank has made it: whether all `count` have.
+    bool commit(size_t count) {
+        if (store.add("made", 1, grace()) == static_cast<int64_t>(count)) return decide(committed) == committed;
+        while (!deadline.expired()) {
             if (const auto state = store.get("state", grace())) return *state == committed;
-            if (!watch.dead().empty() || deadline.expired()) return decide(failed) == committed;
             rest();
         }
+        return decide(failed) == committed;
     }
+
+    [[nodiscard]] bool has_failed() const { return store.get("state", grace()) == failed; }
 
    private:
     // A look at the store is not cut short by a deadline that has just passed.
@@ -109,6 +118,40 @@ struct Shrinking {
         (void)store.compare_set("state", std::nullopt, outcome, grace());
         return store.wait("state", grace());
     }
+};
+
+// Ends an attempt when a member dies, and says when another member has ended it.
+class FailureWatch {
+   public:
+    FailureWatch(const Shrinking& attempt, const PeerWatch& members)
+        : thread_(start_thread("tsr-shrink", [this, attempt, &members] { watch(attempt, members); })) {}
+    ~FailureWatch() {
+        stop_ = true;
+        thread_.join();
+    }
+    FailureWatch(const FailureWatch&) = delete;
+    FailureWatch& operator=(const FailureWatch&) = delete;
+
+    // Becomes true once the attempt has failed.
+    [[nodiscard]] const std::atomic<bool>& attempt_failed() const { return failed_; }
+
+   private:
+    void watch(Shrinking attempt, const PeerWatch& members) {
+        const InterruptedBy stopped(stop_);
+        try {
+            while (!failed_) {
+                rest();
+                if (!members.dead().empty()) attempt.give_up();
+                failed_ = attempt.has_failed();
+            }
+        } catch (
+            const Error&) {  // NOLINT(bugprone-empty-catch): stopped, or the store is lost, which shrink() sees too
+        }
+    }
+
+    std::atomic<bool> stop_{false};
+    std::atomic<bool> failed_{false};
+    std::thread thread_;  // last: it uses the others
 };
 
 }  // namespace
@@ -161,6 +204,14 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
     const CommOptions options = begin_shrink(asked);
     std::vector<int> candidates(static_cast<size_t>(world_size_));
     for (int r = 0; r < world_size_; ++r) candidates[static_cast<size_t>(r)] = r;
+    std::optional<PeerWatch> processes;  // of the candidates, from the second attempt on
+    const auto departed = [&] {
+        std::vector<int> ranks = transport_->departed();
+        if (processes) {
+            for (const int index : processes->dead()) ranks.push_back(candidates[static_cast<size_t>(index)]);
+        }
+        return ranks;
+    };
     for (int attempt = 1;; ++attempt) {
         const Deadline deadline = Deadline::in(options.timeout);
         const auto store = prefixed(store_, fmt::format("shrink/{}/{}/{}/", origin_.name, origin_.id, attempt));
@@ -169,7 +220,7 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
         const Peer own = make_peer(rank_, world_size_, options, endpoint);
         std::vector<Peer> members;
         try {
-            members = shrinking.agree(own, candidates, *transport_);
+            members = shrinking.agree(own, candidates, departed);
         } catch (const Error& e) {
             if (e.code() != Code::io && e.code() != Code::timeout) throw;
             throw store_is_lost(e);
@@ -185,9 +236,14 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
         try {
             const Deadline making = Deadline::in(options.timeout);
             shrinking.deadline = making;
-            const auto group = make_group(
-                store_, {place, members, std::move(endpoint), prefixed(store, "transport/"), options, making});
-            if (shrinking.commit(members, place)) return group;
+            processes.emplace(watch_of(members, place));
+            const FailureWatch watch(shrinking, *processes);
+            const auto group = [&] {
+                const InterruptedBy failure(watch.attempt_failed(), Code::aborted);
+                return make_group(
+                    store_, {place, members, std::move(endpoint), prefixed(store, "transport/"), options, making});
+            }();
+            if (shrinking.commit(members.size())) return group;
             group->abort("a rank was lost while the communicator was created");
             group->leave();
         } catch (...) {

@@ -69,14 +69,14 @@ CASES = [
 ]
 
 
-def test_a_missed_target_is_told_and_a_met_one_is_not() -> None:
+def test_a_missed_target_is_shown_and_a_met_one_is_not() -> None:
     text = pages.tables(CASES)
     saves, loads = (line for line in text.splitlines() if line.startswith(f"| {SCENARIOS['large-2'].title} |"))
-    assert saves.startswith(f"| {SCENARIOS['large-2'].title} | 0.50 s | 1.00 | 1.20 (asked: 1.4) |")
+    assert saves.startswith(f"| {SCENARIOS['large-2'].title} | 0.50 s | 1.00 | 1.20 (target: 1.4) |")
     assert loads.startswith(f"| {SCENARIOS['large-2'].title} | 0.25 s | 4.00 |")
 
 
-def test_a_missed_bound_of_memory_is_told_of_all_rounds() -> None:
+def test_a_missed_bound_of_memory_is_that_of_all_rounds() -> None:
     """DCP may have run one round only: ours of that one is not what counts."""
     extra = [
         a_case(SAVE, DCP, pages.EXTRA, [(50.0, 200.0)], None),
@@ -84,10 +84,10 @@ def test_a_missed_bound_of_memory_is_told_of_all_rounds() -> None:
     ]
     for case in extra:
         case.update(ratio=results.ratio_of(case["rounds"], True))
-    assert "| 100 (asked: 64) / 200 |" in pages.tables(extra)
+    assert "| 100 (target: 64) / 200 |" in pages.tables(extra)
 
 
-def test_a_row_tells_ours_the_peers_and_what_was_asked_for() -> None:
+def test_a_row_has_our_value_the_peers_the_ratio_and_the_target() -> None:
     missed = results.case("a", "s", "bound", [(0.06, 0.05)], 1.0, smaller_is_better=True)
     met = results.case("b", "bytes/s", "a peer", [(2 << 20, 1 << 20)], 1.5, smaller_is_better=False)
     text = pages.plain("checkpoint")([missed, met])
@@ -95,12 +95,12 @@ def test_a_row_tells_ours_the_peers_and_what_was_asked_for() -> None:
     assert "| b | 2.00 MiB/s | 1.00 MiB/s, a peer | 2.00 | 1.5 |" in text
 
 
-def test_a_command_that_takes_too_long_is_told() -> None:
+def test_a_command_that_takes_too_long_is_marked() -> None:
     cases = [results.case(f"{form}: tree", "s", "bound", [(seconds, 0.3)], target, smaller_is_better=True)
              for form, seconds, target in (("native", 0.34, 1.0), ("safetensors", 0.6, None))]  # fmt: skip
     cases += [results.case("native: latest", "s", "bound", [(0.1, 0.3)], 1.0, smaller_is_better=True)]
     told = pages.commands(cases)
-    assert "| `tree` | 0.34 s (asked: 0.3 s) | 0.60 s |" in told
+    assert "| `tree` | 0.34 s (target: 0.3 s) | 0.60 s |" in told
     assert "| `latest` | 0.10 s | - |" in told
 
 
