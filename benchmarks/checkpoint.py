@@ -284,16 +284,16 @@ class Rounds:
                 continue
             dcp = self.replies[operation, DCP]
             pairs = [(a.cpu / gib, b.cpu / gib) for a, b in zip(ours, dcp, strict=False)]
-            add(operation, "CPU s a GiB", DCP, pairs, None)
+            add(operation, "CPU s per GiB", DCP, pairs, None)
             mib = [(a.extra / (1 << 20), b.extra / (1 << 20)) for a, b in zip(ours, dcp, strict=False)]
-            add(operation, "MiB of extra memory a rank", DCP, mib, None)
+            add(operation, "MiB of extra memory per rank", DCP, mib, None)
             bound = [(a.extra / (1 << 20), EXTRA_BYTES / (1 << 20)) for a in ours]
-            add(operation, "MiB of extra memory a rank", "bound", bound, 1.0)
+            add(operation, "MiB of extra memory per rank", "bound", bound, 1.0)
             if operation == COLD:
                 read = [(a.read / (1 << 20), self.size / (1 << 20)) for a in ours]
                 add(operation, "MiB read from the device", "data", read, None)
         if self.metadata:
-            add("metadata", "B a tensor", DCP, zip(self.metadata[OURS], self.metadata[DCP], strict=False), None)
+            add("metadata", "B per tensor", DCP, zip(self.metadata[OURS], self.metadata[DCP], strict=False), None)
         return cases
 
 

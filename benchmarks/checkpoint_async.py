@@ -90,13 +90,13 @@ def bench(rounds: int) -> list[results.Case]:
             pairs[f"{DCP} rate"].append((dcp.shard / train["busy"], raw))
 
     gib = f"{WORLD_SIZE} ranks, {ours.shard >> 20} MiB each"
-    words = {"at-once": "copied at once", "on-demand": "copied on demand"}
+    words = {"at-once": "copied immediately", "on-demand": "copied on demand"}
 
     def case(name: str, metric: str, peer: str, key: str, target: float | None = None) -> results.Case:
         return results.case(f"{name}, {gib}", metric, peer, pairs[key], target, smaller_is_better=True)
 
     cases = [
-        case("caller blocked, copied at once", "s", "one warm memcpy of the shard", "memcpy", 1 / 1.05),
+        case("caller blocked, copied immediately", "s", "one warm memcpy of the shard", "memcpy", 1 / 1.05),
         case("caller blocked, copied on demand", "s", "bound", "limit", 1.0),
     ]
     for mode in OURS:
@@ -108,7 +108,7 @@ def bench(rounds: int) -> list[results.Case]:
     def drains(save: str, train: str, rate: str, slowdown: float | None) -> list[results.Case]:
         target = None if slowdown is None else 1 / (1 + slowdown)
         return [
-            case(f"training while {save} drains", "s", "the same alone", train, target),
+            case(f"training while {save} drains", "s", "training alone", train, target),
             results.case(f"{save} drains, {gib}", "bytes/s", "raw", pairs[rate], None, smaller_is_better=False),
         ]
 

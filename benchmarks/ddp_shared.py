@@ -1,4 +1,4 @@
-"""One copy of parameters and moments a host (share_params) beside a copy a rank: memory, and the optimizer's time.
+"""One copy of parameters and moments per host (share_params) against one per rank: memory and the optimizer's time.
 
 Three sets of ranks (ddp_shared_rank.py) hold the same model: "shared"; "plain", whose optimizer steps after the
 reduction; and "in backward", plain with the optimizer stepping bucket by bucket. They take a step in turn, in another
@@ -16,7 +16,7 @@ import results
 from rank_processes import Ranks
 
 KINDS = ("shared", "plain", "backward")
-PEERS = {"plain": "a copy a rank", "backward": "a copy a rank, step in backward"}
+PEERS = {"plain": "one copy per rank", "backward": "one copy per rank, step in backward"}
 WORK = {"update": "update", "step": "reduce and update"}
 
 
@@ -49,7 +49,8 @@ def of_world(rounds: int, count: int) -> list[results.Case]:
     cases = [
         results.case(f"{model}: parameters and moments", "bytes", PEERS["plain"], [without], 0.95 * count,
                      smaller_is_better=True),
-        results.case(f"{model}: those and gradients", "bytes", PEERS["plain"], [pair], None, smaller_is_better=True),
+        results.case(f"{model}: parameters, moments and gradients", "bytes", PEERS["plain"], [pair], None,
+                     smaller_is_better=True),
     ]  # fmt: skip
     for work, name in WORK.items():
         for kind, peer in PEERS.items():

@@ -62,10 +62,10 @@ def memory_of_world(count: int, layers: int) -> list[results.Case]:
         cases.append(results.case(f"{name}: memory of all ranks", "MiB", peer, [pair], target, smaller_is_better=True))
     for peer, theirs, target in (
         ("PyTorch FSDP2, gloo", whole, count / 1.1 if count > 1 else None),
-        ("PyTorch FSDP2 without gathers on their way", complete, None),
+        ("PyTorch FSDP2 without gathers in flight", complete, None),
     ):
         pair = (whole["ours"], theirs["gloo"])
-        label = f"{name}: whole parameters of the host"
+        label = f"{name}: full parameters on the host"
         cases.append(results.case(label, "MiB", peer, [pair], target, smaller_is_better=True))
     return cases
 

@@ -15,7 +15,7 @@ MIB = 1 << 20
 OURS, PEER, STRICT, ALONE = (
     "Tessera",
     "PyTorch FSDP2, gloo",
-    "PyTorch FSDP2 without gathers on their way",
+    "PyTorch FSDP2 without gathers in flight",
     "not sharded",
 )
 COLORS = {OURS: "#2b6cb0", PEER: "#b7791f", STRICT: "#2f855a"}
@@ -55,7 +55,7 @@ def measured(cases: list[results.Case], what: str) -> dict[tuple[str, int], floa
     return found
 
 
-WHOLE, ALL = "whole parameters of the host", "memory of all ranks"
+WHOLE, ALL = "full parameters on the host", "memory of all ranks"
 
 
 def table(cases: list[results.Case]) -> str:

@@ -1,6 +1,6 @@
-"""The figures of README.md and docs/ that stand between marks, docs/checkpoint.svg and docs/memory.svg, from results/.
+"""Writes the figures between marks in README.md and docs/, docs/checkpoint.svg and docs/memory.svg, from results/.
 
-`./dev bench` and `./dev docs` run it; tests/docs/test_performance.py holds the pages to the results.
+`./dev bench` and `./dev docs` run it; tests/docs/test_performance.py compares the pages with the results.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 import fsdp_memory
 import results
 import scaling_fsdp
-from tables import MIB, by_size, measured_on, plain, short, size_of, table, told
+from tables import MIB, by_size, measured_on, plain, short, size_of, table, with_unit
 
 from checkpoint import COLD, DCP, ONE_THREAD, PART, RAW, SAVE, SCENARIOS, WARM
 
 ROOT = Path(__file__).resolve().parent.parent
 PLOT, MEMORY_PLOT = ROOT / "docs" / "checkpoint.svg", ROOT / "docs" / "memory.svg"
-EXTRA, CPU = "MiB of extra memory a rank", "CPU s a GiB"
+EXTRA, CPU = "MiB of extra memory per rank", "CPU s per GiB"
 
 
 class Figures:
-    """The cases of one scenario, found by what was measured."""
+    """The cases of one scenario, by what they measure."""
 
     def __init__(self, cases: list[results.Case], scenario: str) -> None:
         self.title = SCENARIOS[scenario].title
@@ -41,20 +41,20 @@ class Figures:
         return f"{short(case['ours'])} s" if case else ""
 
     def ratio(self, operation: str, peer: str) -> str:
-        """With the ratio that was asked for where it is missed."""
+        """With the target if the ratio misses it."""
         case = self.find(operation, peer, "GiB/s" if peer == RAW else "s")
-        return (
-            short(case["ratio"]) + (f" (asked: {case['target']:g})" if not results.is_met(case) else "") if case else ""
-        )
+        if case is None:
+            return ""
+        return short(case["ratio"]) + (f" (target: {case['target']:g})" if not results.is_met(case) else "")
 
     def both(self, operation: str, metric: str) -> str:
-        """Ours, with its bound where it is missed, and DCP's."""
+        """Our value, with the target if it is missed, and DCP's."""
         case = self.find(operation, DCP, metric)
         if case is None:
             return ""
         # DCP may have run fewer rounds.
         bound = self.find(operation, "bound", metric) or case
-        missed = f" (asked: {bound['peer']:g})" if not results.is_met(bound) else ""
+        missed = f" (target: {bound['peer']:g})" if not results.is_met(bound) else ""
         return f"{short(bound['ours'])}{missed} / {short(case['peer'])}"
 
 
@@ -62,14 +62,14 @@ def tables(cases: list[results.Case]) -> str:
     of = [Figures(cases, name) for name in SCENARIOS]
     one = Figures(cases, "large-1")
     saves = table(
-        ["durable save", "ours", "against raw", "DCP", "DCP, 1 thread", "CPU s a GiB, ours / DCP",
-         "extra MiB a rank, ours / DCP", "metadata B a tensor, ours / DCP"],
+        ["durable save", "ours", "against raw", "DCP", "DCP, 1 thread", "CPU s per GiB, ours / DCP",
+         "extra MiB per rank, ours / DCP", "metadata B per tensor, ours / DCP"],
         [[f.title, f.seconds(SAVE), f.ratio(SAVE, RAW), f.ratio(SAVE, DCP), f.ratio(SAVE, ONE_THREAD),
-          f.both(SAVE, CPU), f.both(SAVE, EXTRA), f.both("metadata", "B a tensor")] for f in of],
+          f.both(SAVE, CPU), f.both(SAVE, EXTRA), f.both("metadata", "B per tensor")] for f in of],
     )  # fmt: skip
     loads = table(
-        ["load", "warm", "DCP", "a tenth, DCP", "cold", "against raw", "DCP", "CPU s a GiB cold, ours / DCP",
-         "extra MiB a rank, ours / DCP"],
+        ["load", "warm", "DCP", "a tenth, DCP", "cold", "against raw", "DCP", "CPU s per GiB cold, ours / DCP",
+         "extra MiB per rank, ours / DCP"],
         [[f.title, f.seconds(WARM), f.ratio(WARM, DCP), f.ratio(PART, DCP), f.seconds(COLD), f.ratio(COLD, RAW),
           f.ratio(COLD, DCP), f.both(COLD, CPU), f.both(COLD, EXTRA)] for f in of],
     )  # fmt: skip
@@ -86,14 +86,14 @@ BUFFER, FOREIGN = "library buffers", "foreign memory"
 
 
 def all_reduces(cases: list[results.Case]) -> str:
-    """A row a peer, a column a size, the numbers of ranks side by side in a cell."""
+    """One row per peer, one column per size; a cell has the values for all numbers of ranks."""
     pattern = r"all_reduce (\d+) B, (\d+) ranks, (buffer|foreign) memory"
     names = {"buffer": BUFFER, "foreign": FOREIGN}
     return measured_on("comm", "") + "\n\n" + by_size(cases, pattern, "ranks", lambda found: names[found[3]])
 
 
 def hosts(cases: list[results.Case]) -> str:
-    """A table a rate of the links."""
+    """One table per link rate."""
     pattern = r"all_reduce (\d+) B, (\d+) hosts of \d+ ranks, (.*)"
     rates = dict.fromkeys(found[3] for case in cases if (found := re.fullmatch(pattern, case["case"])))
     parts = [
@@ -104,27 +104,27 @@ def hosts(cases: list[results.Case]) -> str:
 
 
 def scaling(cases: list[results.Case]) -> str:
-    """A row a size, a column a number of ranks; of the largest the rate of memory that follows from its time."""
+    """One row per size, one column per number of ranks. The last row has the memory rate of the largest size."""
     of: dict[int, dict[int, results.Case]] = {}
     for case in cases:
         if found := re.match(r"all_reduce (\d+) B, (\d+) ranks", case["case"]):
             of.setdefault(int(found[1]), {})[int(found[2])] = case
     ranks_list = sorted({ranks for row in of.values() for ranks in row})
-    rows = [[size_of(size), *(told(row[ranks]["ours"], "us") for ranks in ranks_list)] for size, row in of.items()]
+    rows = [[size_of(size), *(with_unit(row[ranks]["ours"], "us") for ranks in ranks_list)] for size, row in of.items()]
     largest = max(of)
     rates = [f"{2 * ranks * largest / of[largest][ranks]['ours'] / 1e3:.0f} GB/s" for ranks in ranks_list]
-    rows.append([f"B that follows from {size_of(largest)}", *rates])
+    rows.append([f"B, computed from {size_of(largest)}", *rates])
     head = ["", *(f"{ranks} ranks" for ranks in ranks_list)]
     return measured_on("scaling", "") + "\n\n" + table(head, rows)
 
 
 def instructions(cases: list[results.Case]) -> str:
-    """What each way to an all_reduce executes, and what messages and DDP do."""
+    """Instructions of each kind of all_reduce, of messages and of DDP."""
     of = {case["case"]: case for case in cases}
     forms = ["8 B, 1 rank", "8 B, 2 ranks", "8192 B, 2 ranks"]
 
     def row(name: str, begin: str, end: str) -> list[str]:
-        return [name, *(told_count(of[f"{begin} of {form}, {end}"]) for form in forms)]
+        return [name, *(count_of(of[f"{begin} of {form}, {end}"]) for form in forms)]
 
     calls = table(
         ["", "1 rank", "2 ranks, 8 B", "2 ranks, 8 KiB"],
@@ -132,30 +132,30 @@ def instructions(cases: list[results.Case]) -> str:
          row("`tsr_plan_run`", "planned all_reduce", "a launch")],
     )  # fmt: skip
     names = {
-        "flight record, an operation": "a record of the flight recorder, in each of these",
-        "send of 8 B, 2 ranks, a call": "`tsr_comm_send` of 8 B that nobody waits for",
-        "recv of 8 B, 2 ranks, a call": "`tsr_comm_recv` of the same",
-        "tsr_ddp_ready, a parameter": "`tsr_ddp_ready` of a parameter that does not complete its bucket",
+        "flight record, an operation": "a flight record, included in each all-reduce, send and receive",
+        "send of 8 B, 2 ranks, a call": "`tsr_comm_send` of 8 B, if no rank has to wait",
+        "recv of 8 B, 2 ranks, a call": "`tsr_comm_recv` of 8 B, if no rank has to wait",
+        "tsr_ddp_ready, a parameter": "`tsr_ddp_ready` for a parameter that does not complete its bucket",
         "the last tsr_ddp_ready and tsr_ddp_wait, a step of one bucket": (
-            "the last one of one bucket and `tsr_ddp_wait`, 1 rank, both threads"
+            "`tsr_ddp_ready` that completes the only bucket, plus `tsr_ddp_wait`, 1 rank, both threads"
         ),
     }
-    return calls + "\n\n" + table(["", "instructions"], [[name, told_count(of[case])] for case, name in names.items()])
+    return calls + "\n\n" + table(["", "instructions"], [[name, count_of(of[case])] for case, name in names.items()])
 
 
-def told_count(case: results.Case) -> str:
+def count_of(case: results.Case) -> str:
     return f"{case['ours']:,.0f}" + (" (missed)" if not results.is_met(case) else "")
 
 
 def commands(cases: list[results.Case]) -> str:
-    """A row a command, a column a format; "-" where a format has no such command."""
+    """One row per command, one column per format; "-" if a format does not have the command."""
     by_name = {tuple(case["case"].split(": ")): case for case in cases}
     formats = list(dict.fromkeys(form for form, _ in by_name))
 
     def cell(case: results.Case | None) -> str:
         if case is None:
             return "-"
-        return f"{case['ours']:.2f} s" + (f" (asked: {case['peer']:g} s)" if not results.is_met(case) else "")
+        return f"{case['ours']:.2f} s" + (f" (target: {case['peer']:g} s)" if not results.is_met(case) else "")
 
     names = dict.fromkeys(name for _, name in by_name)
     rows = [[f"`{name}`", *(cell(by_name.get((form, name))) for form in formats)] for name in names]
@@ -174,7 +174,7 @@ def readme(cases: list[results.Case]) -> str:
 
 
 def readme_comm(cases: list[results.Case]) -> str:
-    """The span over all numbers of ranks, from 1 MiB up."""
+    """The range over all numbers of ranks, from 1 MiB up."""
 
     def span(memory: str, peer: str) -> list[float]:
         found = [case for case in cases if case["peer_name"] == peer and case["case"].endswith(f"{memory} memory")]
@@ -194,8 +194,8 @@ ROW, TOP, LEFT, PANEL, GAP = 30, 70, 290, 330, 46
 
 
 def plot(cases: list[results.Case]) -> str:
-    """Two panels with a row a scenario: times as fast as DCP (logarithmic), and parts of the raw disk's rate. A dot is
-    the median of the rounds' ratios, a line reaches from the least to the greatest, a tick is the ratio asked for."""
+    """Two panels with one row per scenario: speed relative to DCP (logarithmic) and to the raw disk. A dot is the
+    median of the rounds' ratios, a line the range from the lowest to the highest, a tick the target."""
     of = [figures for name in SCENARIOS if (figures := Figures(cases, name)).cases]
     width, height = LEFT + 2 * PANEL + GAP + 20, TOP + ROW * len(of) + 40
     parts = [
@@ -206,7 +206,7 @@ def plot(cases: list[results.Case]) -> str:
     for i, (operation, color) in enumerate(COLORS.items()):
         x = LEFT + 130 * i
         parts.append(f'<circle cx="{x}" cy="18" r="4.5" fill="{color}"/><text x="{x + 10}" y="22">{operation}</text>')
-    parts.append(f'<text x="{LEFT + 390}" y="22" fill="#555">| asked for &#160; &#8212; least to greatest round</text>')
+    parts.append(f'<text x="{LEFT + 390}" y="22" fill="#555">| target &#160; &#8212; lowest to highest round</text>')
     for row, figures in enumerate(of):
         y = TOP + ROW * row
         if row % 2 == 0:
@@ -217,7 +217,7 @@ def plot(cases: list[results.Case]) -> str:
     panels: list[tuple[float, str, str, str, list[float], Callable[[float], float]]] = [
         (LEFT, "times as fast as PyTorch DCP", DCP, "s", [0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500],
          lambda ratio: (math.log10(min(max(ratio, 0.5), 1000)) - low) / (high - low)),
-        (LEFT + PANEL + GAP, "rate as part of the raw disk's", RAW, "GiB/s", [0, 0.25, 0.5, 0.75, 1, 1.25],
+        (LEFT + PANEL + GAP, "rate relative to the raw disk", RAW, "GiB/s", [0, 0.25, 0.5, 0.75, 1, 1.25],
          lambda ratio: min(ratio, 1.3) / 1.3),
     ]  # fmt: skip
     for left, title, peer, metric, marks, place in panels:
@@ -279,12 +279,12 @@ def with_block(page: str, name: str, text: str, space: str) -> str:
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
     if len(pattern.findall(page)) != 1:
-        raise ValueError(f"the page lacks the marks {begin} and {end}, or has them twice")
+        raise ValueError(f"the page lacks the marks {begin} and {end}, or has several of them")
     return pattern.sub(lambda _: f"{begin}{space}{text}{space}{end}", page)
 
 
 def pages() -> dict[Path, str]:
-    """What each page has to be."""
+    """The expected text of each page."""
     made = {PLOT: plot(results.read("checkpoint")), MEMORY_PLOT: fsdp_memory.plot(results.read("fsdp_memory"))}
     for path, name, make, space in BLOCKS:
         page = made.get(path) or path.read_text(encoding="utf-8")

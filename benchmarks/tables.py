@@ -1,4 +1,4 @@
-"""Tables of the pages, made from result files: how figures and targets are written."""
+"""Formats result files as tables for the pages: figures, units and targets."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ def measured_on(name: str, disk: str = ", ext4 on a virtual disk") -> str:
 
 
 def plain(name: str, disk: str = ", ext4 on a virtual disk") -> Callable[[list[results.Case]], str]:
-    """A row a case: ours, the peer's, their ratio, and what was asked for."""
+    """One row per case: our value, the peer's, their ratio and the target."""
 
     def make(cases: list[results.Case]) -> str:
-        rows = [[case["case"], told(case["ours"], case["metric"]), beside(case), ratio(case), asked(case)]
+        rows = [[case["case"], with_unit(case["ours"], case["metric"]), peer(case), ratio(case), target(case)]
                 for case in cases if case["peer_name"] != "none"]  # fmt: skip
-        return measured_on(name, disk) + "\n\n" + table(["", "ours", "beside it", "ratio", "asked for"], rows)
+        return measured_on(name, disk) + "\n\n" + table(["", "ours", "peer", "ratio", "target"], rows)
 
     return make
 
 
-def beside(case: results.Case) -> str:
-    return told(case["peer"], case["metric"]) + ("" if case["peer_name"] == "bound" else f", {case['peer_name']}")
+def peer(case: results.Case) -> str:
+    return with_unit(case["peer"], case["metric"]) + ("" if case["peer_name"] == "bound" else f", {case['peer_name']}")
 
 
 def ratio(case: results.Case) -> str:
-    """Of what is beyond a base, the bounds: the peer's over ours at least, ours as a part of the base at most."""
+    """The ratio; for a time beyond a base, a lower bound of the ratio and an upper bound of our share of the base."""
     if "within" not in case:
         return short(case["ratio"])
-    # Where the peer's may be less than nothing, its part of ours tells nothing.
+    # If the peer's time may be below zero, the ratio has no meaning.
     at_least = f"at least {short(case['ratio'])}, " if case["ratio"] > 0 else ""
     return f"{at_least}at most {case['share']:.1%} of the step"
 
 
-def asked(case: results.Case) -> str:
+def target(case: results.Case) -> str:
     if case["target"] is None:
         return ""
     or_share = f", or {case['within']:.0%} of the step" if case.get("within") else ""
     return f"{case['target']:.2g}{or_share}" + ("" if results.is_met(case) else " (missed)")
 
 
-def told(number: float, metric: str) -> str:
-    """In units that leave few digits."""
+def with_unit(number: float, metric: str) -> str:
+    """The number with a unit that keeps it short."""
     unit = metric.removesuffix(" a call").rsplit(" ", 1)[-1]
     if unit == "us" and number >= 999.5:
         return f"{short(number / 1e3)} ms"
@@ -72,8 +72,9 @@ def size_of(size: int) -> str:
 
 
 def by_size(cases: list[results.Case], pattern: str, group: str, kind_of: Callable[[re.Match[str]], str]) -> str:
-    """Cases whose names have a size, a number of ranks (or hosts) and a kind, by ``pattern``. Of each kind a row with
-    times and one a peer with ratios; a column a size; the numbers side by side in a cell. A * misses its target."""
+    """A table of cases whose names have a size, a number of ranks (or hosts) and a kind, as in ``pattern``. Each kind
+    has one row of times and one row of ratios per peer. Each size has a column; a cell has the values for all numbers
+    of ranks. A * marks a missed target."""
     cells: dict[tuple[str, str], dict[int, dict[int, results.Case]]] = {}
     for case in cases:
         if found := re.fullmatch(pattern, case["case"]):
@@ -86,7 +87,7 @@ def by_size(cases: list[results.Case], pattern: str, group: str, kind_of: Callab
     for (kind, peer), row in cells.items():
         if kind not in kinds:
             kinds.add(kind)
-            times = [" / ".join(told_times([case["ours"] for case in row[size].values()])) for size in sizes]
+            times = [" / ".join(times_of([case["ours"] for case in row[size].values()])) for size in sizes]
             rows.append([kind, *times])
         ratios = [
             " / ".join(short(case["ratio"]) + ("" if results.is_met(case) else "*") for case in row[size].values())
@@ -97,8 +98,8 @@ def by_size(cases: list[results.Case], pattern: str, group: str, kind_of: Callab
     return table(head, rows)
 
 
-def told_times(microseconds: list[float]) -> list[str]:
-    """In one unit, which the last one has."""
+def times_of(microseconds: list[float]) -> list[str]:
+    """All in the same unit, written after the last one."""
     in_ms = max(microseconds) >= 999.5
     numbers = [f"{number / 1e3 if in_ms else number:.2g}" for number in microseconds]
     numbers = [f"{float(number):g}" for number in numbers]

@@ -2,7 +2,8 @@
 
     tools/prose.py [FILE|FOLDER]...     without arguments: the COVERED places
 
-Looks at Markdown outside code, comments of C headers, string literals of C and C++, docstrings, Javadoc and rustdoc.
+Looks at Markdown outside code, comments of C headers, string literals of C and C++, docstrings, Javadoc, rustdoc, and
+comments, docstrings and messages of Cython.
 Prints `file:line: words: what to write instead` for each finding and exits with 1 if there is one.
 """
 
@@ -20,8 +21,9 @@ COVERED = [
     "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "bindings/java/README.md", "bindings/python/README.md",
     "bindings/rust/README.md", "examples/README.md", "docs/ABI.md", "docs/ARCHITECTURE.md", "docs/CHECKPOINTS.md",
     "docs/COMMAND.md", "docs/DDP.md", "docs/FORMAT.md", "docs/FROM_PYTORCH.md", "docs/FSDP.md", "docs/MEMORY.md",
-    "docs/RUNNING.md", "docs/SAFETY.md", "docs/SCALING.md", "docs/STORAGE.md", "docs/STYLE.md", "docs/TESTING.md",
-    "docs/TORCH.md", "capi", "src", "cli", "bindings/python/src", "bindings/java/src/main", "bindings/rust/tessera/src",
+    "docs/PARITY.md", "docs/PERFORMANCE.md", "docs/RUNNING.md", "docs/SAFETY.md", "docs/SCALING.md", "docs/STORAGE.md",
+    "docs/STYLE.md", "docs/TESTING.md", "docs/TORCH.md", "benchmarks/pages.py", "benchmarks/tables.py", "capi", "src",
+    "cli", "bindings/python/native", "bindings/python/src", "bindings/java/src/main", "bindings/rust/tessera/src",
 ]  # fmt: skip
 
 
@@ -67,8 +69,10 @@ FINDERS = [(rule, re.compile(rf"(?<!\w)(?:{rule.pattern})(?!\w)", re.I)) for rul
 
 STRING = r"//[^\n]*|/\*.*?\*/|'(?:\\.|[^'\\\n])'|#include[^\n]*|(?P<keep>\"(?:\\.|[^\"\\\n])*\")"
 DOCSTRING = r'(?P<keep>""".*?""")'
+CYTHON = r'(?:\b[bcfr])?(?P<keep>""".*?"""|"(?:\\.|[^"\\\n])*"|#[^\n]*)'
 # What is prose in files that are not Markdown: the group `keep`.
-PARTS = dict.fromkeys((".c", ".cc", ".hpp"), STRING) | dict.fromkeys((".py", ".pxi"), DOCSTRING)
+PARTS = dict.fromkeys((".c", ".cc", ".hpp"), STRING) | dict.fromkeys((".pyx", ".pxi"), CYTHON)
+PARTS[".py"] = DOCSTRING
 PARTS |= {".h": r"(?P<keep>/\*.*?\*/|//[^\n]*)", ".java": r"(?P<keep>/\*\*.*?\*/)", ".rs": r"(?P<keep>//[/!][^\n]*)"}
 # Code blocks, comments, code spans and targets of links.
 MARKDOWN_CODE = r"^ *```.*?^ *```$|^    [^\n]*|<!--.*?-->|`[^`]+`|\]\([^)]*\)|https?:\S+"
@@ -88,7 +92,7 @@ def prose(text: str, suffix: str) -> str:
         between = text[end : found.start()]
         kept.append(gap(between) if between.strip() else between)  # adjacent literals and comments are one text
         plain = re.sub(r"``?[^`\n]+``?|\{@\w+ [^}]*\}", gap(""), found["keep"] or gap(found[0]))
-        kept.append(re.sub(r"^\s*(?:\*|//[/!]?)", " ", plain.replace("\\n", "  ").strip('"'), flags=re.M))
+        kept.append(re.sub(r"^\s*(?:\*|//[/!]?|#)", " ", plain.replace("\\n", "  ").strip('"'), flags=re.M))
         end = found.end()
     return "".join(kept)
 

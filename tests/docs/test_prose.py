@@ -55,7 +55,7 @@ def test_code_and_links_of_markdown_are_ignored(text: str) -> None:
         (".h", "/** It header says\n *  so. */\nint says_so; /* and `says so` */\n// says so\n", [1, 4]),
         (".cc", '// says so\nf("it header says "\n  "so");\ng("says", "so");\n', [2]),
         (".py", 'x = "says so"\ndef f():\n    """It header says so, as ``says so`` does."""\n', [3]),
-        (".pxi", '# header says\n# so\nf("it says "  # `says so`\n  "so")\nx = says(so)\n', [1, 3]),
+        (".pxi", '# header says\n# so\nf("it says "\n  f"so")  # `says so`\nx = says(so)\n', [1, 3]),
         (".java", "// says so\n/** It fails\n * says so: {@code says so}. */\n", [3]),
         (".rs", "// says so\n/// It header says\n/// so.\n", [2]),
     ],

@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""The C library's functions one to one, for the typed modules of this package; not for users.
+"""Wraps each function of the C library for the typed modules of this package. Not for users.
 
-`tsr_x_verb` is `x_verb` here: status codes become exceptions, out-arguments results, options keywords of which None
-leaves the library's default, and whatever can block or log releases the GIL. One included file a header of the library;
-below them the machinery: failures, handles, arguments, callbacks, tensors, memory.
+`tsr_x_verb` is `x_verb` here. Status codes become exceptions, output arguments become results, and options become
+keywords (None keeps the library's default). Functions that can block or log release the GIL. Each header of the library
+has its own included file; failures, handles, arguments, callbacks, tensors and memory are shared by all of them.
 """
 cimport cython
 from cpython.buffer cimport (

@@ -1,18 +1,18 @@
-# Python's values as C takes them. Nothing is cut short or wrapped around: a value that does not fit is named.
+# Converts Python values to C. Nothing is truncated or wraps around: an error names the value that does not fit.
 
 cdef bytes utf8(object text, str what):
     if not isinstance(text, str):
         raise TypeError(f"{what} is {text!r}; expected a str")
     if "\0" in text:
-        raise InvalidArgument(f"{what} {text!r} holds a zero character")
+        raise InvalidArgument(f"{what} {text!r} contains a zero character")
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{what} {text!r} holds half of a surrogate pair, which UTF-8 cannot say") from None
+        raise InvalidArgument(f"{what} {text!r} contains half of a surrogate pair, which UTF-8 cannot encode") from None
 
 
 cdef const char *text_or_null(list keep, object text, str what) except? NULL:
-    """A C string that lives as long as `keep`; NULL for None."""
+    """A C string that `keep` keeps alive; NULL for None."""
     if text is None:
         return NULL
     encoded = utf8(text, what)
@@ -30,7 +30,7 @@ cdef object integer(object value, str what):
 
 
 cdef int64_t whole(object value, str what, int64_t low, int64_t high) except? -1:
-    """An integer from `low` to `high`; a NumPy integer too, but never a float."""
+    """An integer from `low` to `high`. Accepts NumPy integers, but no floats."""
     cdef int overflow = 0
     value = integer(value, what)
     cdef int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow)
@@ -67,4 +67,4 @@ cdef double real(object value, str what) except? -1:
     except TypeError:
         raise TypeError(f"{what} is {value!r}; expected a number") from None
     except OverflowError:
-        raise InvalidArgument(f"{what} is {value!r}; it does not fit a float") from None
+        raise InvalidArgument(f"{what} is {value!r}; it does not fit in a float") from None

@@ -1,4 +1,5 @@
-# What threads of the library call. Each passes the gate of gate.h first, which closes before the interpreter ends.
+# Callbacks that threads of the library call. Each passes the gate of gate.h first, which closes before the interpreter
+# shuts down.
 
 cdef void on_work_done(tsr_status status, void *user_data) noexcept nogil:
     if not gate_enter():
@@ -45,7 +46,7 @@ cdef void on_progress(int32_t phase, int64_t done, int64_t total, void *user_dat
 
 
 cdef void tell(object fn, int32_t phase, int64_t done, int64_t total) noexcept:
-    """What `fn` raises on the main thread, Ctrl-C, ends the wait there as what a signal handler raises does."""
+    """Calls `fn`. An exception on the main thread, such as Ctrl-C, ends the wait there like one of a signal handler."""
     global pending, thread_has_pending
     if thread_has_pending:
         return
@@ -59,12 +60,12 @@ cdef void tell(object fn, int32_t phase, int64_t done, int64_t total) noexcept:
 
 
 cdef void call_back(object fn, tuple arguments) noexcept:
-    """A callback's exception cannot reach anybody: it is reported as unraisable."""
+    """Calls a callback. No caller can receive its exception, so Python reports it as unraisable."""
     fn(*arguments)
 
 
 def _at_exit():
-    """Before the gate closes: what is saved in the background may need the interpreter, for a storage of its own say."""
+    """Waits for background saves before the gate closes: they may need the interpreter, for a storage in Python."""
     try:
         finish_saves()
     finally:

@@ -1,21 +1,21 @@
 # checkpoint.h: writing and reading checkpoints.
 
 cdef class Saver(Handle):
-    # `keep` is the progress callback: unlike a field of this class it is still there when `free` waits for a save.
+    # `keep` is the progress callback. Unlike a field of this class, it still exists when `free` waits for a save.
     cdef void free(self) noexcept nogil:
         tsr_saver_destroy(<tsr_saver *>self.ptr)
 
 
-cdef object savers = weakref.WeakSet()  # for the end of the interpreter
+cdef object savers = weakref.WeakSet()  # those that the interpreter waits for when it exits
 
 
 cdef int finish_saves() except -1:
-    """Wait for all saves in flight, each at most its deadline. How they fail is in the log."""
+    """Waits for all saves in flight, for each until its deadline at most. The log has their failures."""
     for saver in list(savers):
         try:
             saver_wait(saver)
         except TesseraError:
-            # Or it is closed, the parent's of this forked process, or in use by a thread that nobody waits for.
+            # The save failed; or the saver is closed, belongs to the parent process, or is in use by another thread.
             continue
 
 
@@ -129,7 +129,7 @@ cdef str checkpoint_text(Checkpoint checkpoint, bint manifest):
     cdef size_t size = 65536 if manifest else 256
     cdef size_t capacity = 0
     cdef bytes text = b""
-    while size > capacity:  # again, with room for the text that was there
+    while size > capacity:  # retry with enough space for the text that was found
         capacity = size
         text = PyBytes_FromStringAndSize(NULL, capacity)
         if manifest:

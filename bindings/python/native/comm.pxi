@@ -6,19 +6,19 @@ cdef class Comm(Handle):
 
 
 cdef class Work(Handle):
-    cdef bint watched  # a completion callback is set, which keeps what the operation borrows
+    cdef bint watched  # a completion callback is set; it keeps alive what the operation uses
 
     cdef void free(self) noexcept nogil:
         tsr_work_destroy(<tsr_work *>self.ptr)
 
     cdef void release(self) noexcept:
-        """A forgotten operation goes on: what it borrows is handed to its completion."""
+        """A dropped operation continues: its completion then frees what it uses."""
         cdef int32_t done = 1
         cdef tsr_work *work = <tsr_work *>self.ptr
         cdef void *keep = <void *>self.keep
         if work != NULL and not self.watched and self.generation == current_generation():
             if tsr_work_test(work, &done) == TSR_OK and not done:
-                Py_INCREF(self.keep)  # for good where the interpreter ends
+                Py_INCREF(self.keep)  # never released if the interpreter is shutting down
                 if not gate_closed():
                     with nogil:
                         if tsr_work_on_done(work, on_forgotten, keep, on_drop) != TSR_OK:
@@ -37,7 +37,7 @@ def comm_from_env(**given):
 
 
 def comm_create(Store store not None, object rank, object world_size, **given):
-    # Ranks as threads may share one store: the communicator serialises its own use of it.
+    # Ranks that are threads may share one store: each communicator serialises its own calls.
     cdef Lease lease = share(store)
     cdef tsr_comm_options o
     cdef tsr_comm *out = NULL
@@ -145,7 +145,7 @@ def comm_error(Comm comm not None):
 
 
 cdef object finished(tsr_work *work, object keep):
-    """None for a call that has returned its result; a Work that keeps what the operation borrows for one in flight."""
+    """None if the call has completed; otherwise a Work, which keeps alive what the operation uses."""
     return None if work == NULL else adopt(Work.__new__(Work), work, keep)
 
 
@@ -180,7 +180,7 @@ def comm_all_gather(Comm comm not None, Tensor input not None, Tensor output not
 
 cdef same_length(TensorArray inputs, TensorArray outputs):
     if inputs.count != outputs.count:
-        raise InvalidArgument(f"{inputs.count} inputs and {outputs.count} outputs; they belong together in pairs")
+        raise InvalidArgument(f"{inputs.count} inputs and {outputs.count} outputs; pass one output per input")
 
 
 def comm_reduce_scatter_coalesced(Comm comm not None, list inputs not None, list outputs not None, tsr_reduce_op op,
@@ -215,8 +215,7 @@ def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs no
     cdef int32_t world_size = 0
     check(tsr_comm_world_size(<tsr_comm *>lease.ptr, &world_size))
     if array.count != <size_t>world_size:
-        raise InvalidArgument(f"all_gather_v takes one output a rank: {array.count} were given, the communicator has "
-                              f"{world_size} ranks")
+        raise InvalidArgument(f"all_gather_v needs one output per rank, {world_size} in total, got {array.count}")
     with nogil:
         check(tsr_comm_all_gather_v(<tsr_comm *>lease.ptr, &input.view, array.tensors, NULL,
                                     &work if async_op else NULL))
@@ -329,7 +328,7 @@ def work_staged(Work work not None):
 
 
 def work_on_done(Work work not None, object fn not None):
-    """`fn(status)`; what the operation borrows lives until it was called, whatever becomes of `work`."""
+    """Calls `fn(status)` on completion. What the operation uses stays alive until then, even if `work` does not."""
     cdef Lease lease = share(work)
     keep = work.keep
 

@@ -17,13 +17,13 @@ def sampler_create(Comm comm not None, object length, **given):
 
 
 def sampler_next(Sampler sampler not None, Tensor indices not None):
-    """Fills `indices` (int64, one dimension) from its beginning; how many."""
+    """Fills `indices` (int64, one dimension) from the start. Returns how many it wrote."""
     cdef Lease lease = use(sampler)
     cdef size_t count = 0
     cdef int64_t *words = <int64_t *>indices.view.data
     cdef size_t size = indices.shape_words[0]
     if indices.view.ndim != 1 or indices.view.dtype != TSR_DTYPE_I64:
-        raise InvalidArgument("the indices need a int64 array of one dimension")
+        raise InvalidArgument("indices must be a one-dimensional int64 array")
     with nogil:
         check(tsr_sampler_next(<tsr_sampler *>lease.ptr, words, size, &count))
     return count

@@ -13,7 +13,7 @@ def ddp_create(Comm comm not None, list names not None, list tensors not None, *
     cdef list keep = ddp_options(&o, given)
     with nogil:
         check(tsr_ddp_create(<tsr_comm *>lease.ptr, params.params, params.count, &o, &out))
-    # What was registered is copied into the host's copy, and may go.
+    # With share_params the host's copy has the values: the registered arrays need not stay alive.
     return adopt(DDP.__new__(DDP), out, comm if o.share_params else (comm, params))
 
 
@@ -37,7 +37,7 @@ def ddp_param(DDP ddp not None, size_t place):
 
 
 def ddp_shared_param(DDP ddp not None, size_t place):
-    """(memory, dtype, shape) of a parameter in the host's copy"""
+    """(memory, dtype, shape) of a parameter in the copy that the host shares"""
     cdef Lease lease = share(ddp)
     cdef tsr_param param
     check(tsr_ddp_param(<tsr_ddp *>lease.ptr, place, &param))
@@ -121,7 +121,7 @@ cdef int32_t on_bucket(const tsr_ddp_bucket *bucket, void *user_data) noexcept n
 
 
 cdef int32_t reduce_bucket(const tsr_ddp_bucket *bucket, object fn) noexcept:
-    """What `fn` raises it has kept for the thread that waits for the step; it closes the communicator."""
+    """Calls `fn`, which keeps its exception for the thread that waits for the step, and closes the communicator."""
     cdef Comm comm
     cdef size_t i
     try:
@@ -134,7 +134,7 @@ cdef int32_t reduce_bucket(const tsr_ddp_bucket *bucket, object fn) noexcept:
 
 
 def ddp_set_hook(DDP ddp not None, object fn):
-    """`fn(bucket, params, comm)` on a thread of the library; what it raises fails the step."""
+    """Calls `fn(bucket, params, comm)` on a thread of the library. If it raises, the step fails."""
     cdef Lease lease = use(ddp)
     cdef void *user_data = <void *>fn
     cdef tsr_status status

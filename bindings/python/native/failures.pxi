@@ -1,7 +1,7 @@
-# Errors of the library as exceptions, and Ctrl-C during its waits.
+# Converts the library's errors to exceptions, and handles Ctrl-C while it waits.
 
 cdef object exception_of(const tsr_error *error):
-    """The exception for `error` and, as its __cause__, those for its causes."""
+    """The exception for `error`, with the exception for its cause as __cause__."""
     cdef int32_t domain = 0
     cdef int32_t native = tsr_error_native(error, &domain)
     cdef const tsr_error *cause = tsr_error_cause(error)
@@ -12,7 +12,7 @@ cdef object exception_of(const tsr_error *error):
 
 
 cdef object detached(tsr_error *error):
-    """The exception for a detached error, which is freed; None for NULL."""
+    """The exception for a detached error; None for NULL. Frees the error."""
     if error == NULL:
         return None
     try:
@@ -22,7 +22,7 @@ cdef object detached(tsr_error *error):
 
 
 cdef int check(tsr_status status) except -1 nogil:
-    """Raise what a call failed with. Takes the error on the failing thread before anything else can run there."""
+    """Raises the error of a failed call. Takes it on the failing thread before anything else can run there."""
     cdef tsr_error *error = NULL
     if status == TSR_OK and not thread_has_pending:
         return 0
@@ -37,7 +37,7 @@ cdef int raise_failure(tsr_status status, tsr_error *error) except -1:
     global pending
     failure = detached(error)
     if thread_has_pending:
-        if status == TSR_OK:  # the signal came as the call ended: the result counts, the signal is delivered again
+        if status == TSR_OK:  # the signal arrived as the call ended: return the result and deliver the signal again
             redeliver()
             return 0
         thread_has_pending_clear()
@@ -50,7 +50,7 @@ cdef int raise_failure(tsr_status status, tsr_error *error) except -1:
 
 
 
-# What a Python signal handler raised inside a blocking call of the main thread.
+# The exception that a Python signal handler raised during a blocking call of the main thread.
 cdef object pending = None
 
 
@@ -60,7 +60,7 @@ cdef void thread_has_pending_clear() noexcept nogil:
 
 
 cdef int32_t on_poll(void *user_data) noexcept with gil:
-    """Runs the Python signal handlers during a wait of the main thread; non-zero when one raised."""
+    """Runs the Python signal handlers while the main thread waits. Returns non-zero if one raised."""
     global pending, thread_has_pending
     if thread_has_pending:
         return 1
@@ -81,7 +81,7 @@ cdef void redeliver() noexcept:
 
 
 cdef int arm() except -1:
-    """Once a thread: Python runs signal handlers on the main thread, so that one alone polls for them."""
+    """Runs once per thread. Python runs signal handlers on the main thread, so only that thread polls for them."""
     global thread_is_armed
     if thread_is_armed:
         return 0

@@ -1,7 +1,7 @@
 # fsdp.h: fully sharded data-parallel training.
 
 cdef class FSDP(Handle):
-    cdef list views  # of each unit, how many buffers over its whole parameters or gradients live
+    cdef list views  # for each unit, how many views of its unsharded parameters or gradients are alive
 
     cdef void free(self) noexcept nogil:
         tsr_fsdp_destroy(<tsr_fsdp *>self.ptr)
@@ -10,7 +10,7 @@ cdef class FSDP(Handle):
 @cython.final
 @cython.no_gc_clear
 cdef class UnitArray:
-    """A C array of units, over what it keeps."""
+    """A C array of units. Keeps alive what the units point to."""
 
     cdef tsr_fsdp_unit *units
     cdef size_t count
@@ -54,7 +54,7 @@ cdef UnitArray unit_array(list units):
 
 
 def described(tuple shape not None, int dtype):
-    """A tensor without memory: a parameter whose values come later."""
+    """A tensor without memory: a parameter that gets its values later."""
     cdef Tensor tensor = Tensor.__new__(Tensor, LATER)
     tensor.view.ndim = copy_dims(tensor.shape_words, shape)
     tensor.view.dtype = dtype
@@ -139,7 +139,7 @@ def fsdp_layout(FSDP fsdp not None, size_t place):
 
 
 cdef tuple counted_view(FSDP fsdp, size_t place, const tsr_tensor *tensor):
-    """A view that its unit counts as long as it lives."""
+    """A view that its unit counts while it is alive."""
     cdef size_t unit = 0
     check(tsr_fsdp_param(<tsr_fsdp *>fsdp.ptr, place, NULL, &unit, NULL))
     memory, dtype, shape = tensor_view(fsdp, tensor)
@@ -151,14 +151,14 @@ cdef int refuse_if_viewed(FSDP fsdp, size_t unit) except -1:
     cdef const char *name = NULL
     if unit < <size_t>len(fsdp.views) and fsdp.views[unit] > 0:
         check(tsr_fsdp_unit_name(<tsr_fsdp *>fsdp.ptr, unit, &name))
-        raise InvalidState(f"{fsdp.views[unit]} views of whole parameters or gradients of unit \"{name.decode()}\" are "
-                           "held (by a variable, such as a loop's, or a background operation), whose memory would "
-                           "become another unit's; delete them, or copy, before the unit is sharded again")
+        raise InvalidState(f"unit \"{name.decode()}\" cannot be resharded: {fsdp.views[unit]} views of its unsharded "
+                           "parameters or gradients are still held (by a variable, such as a loop variable, or by a "
+                           "background operation), and other units reuse this memory; delete or copy them first")
     return 0
 
 
 def fsdp_whole(FSDP fsdp not None, size_t place, *, bint counted=True):
-    """(memory, dtype, shape). A view that is not counted may outlive the pass: its owner knows when it shows what."""
+    """(memory, dtype, shape). A view that is not counted may outlive the pass; its owner must know when it is valid."""
     cdef Lease lease = use(fsdp)
     cdef tsr_tensor whole
     check(tsr_fsdp_whole(<tsr_fsdp *>lease.ptr, place, &whole))
@@ -166,7 +166,7 @@ def fsdp_whole(FSDP fsdp not None, size_t place, *, bint counted=True):
 
 
 def fsdp_grad(FSDP fsdp not None, size_t place, *, bint counted=True):
-    """(memory, dtype, shape); as `fsdp_whole`."""
+    """(memory, dtype, shape); see `fsdp_whole`."""
     cdef Lease lease = use(fsdp)
     cdef tsr_tensor grad
     check(tsr_fsdp_grad(<tsr_fsdp *>lease.ptr, place, &grad))
@@ -247,7 +247,7 @@ def fsdp_reshard(FSDP fsdp not None, size_t unit):
     cdef Lease lease = use(fsdp)
     cdef int32_t phase = 0
     check(tsr_fsdp_unit_phase(<tsr_fsdp *>lease.ptr, unit, &phase))
-    if phase != TSR_FSDP_BACKWARD:  # there the block's own views live, and the library says what is wrong
+    if phase != TSR_FSDP_BACKWARD:  # there the block's own views are alive, and the library reports the error
         refuse_if_viewed(fsdp, unit)
     with nogil:
         check(tsr_fsdp_reshard(<tsr_fsdp *>lease.ptr, unit))

@@ -1,8 +1,8 @@
-/* What the binding needs in C: the gate between library threads and the interpreter, and the guard after fork.
+/* The C part of the binding: the gate between library threads and the interpreter, and the guard after fork.
  *
- * A callback may come from a thread of the library at any time, also while the interpreter shuts down, when asking for
- * the GIL would end that thread. So each callback passes the gate first; `gate_close`, called at exit without the GIL,
- * lets those inside finish and turns all others away (what they carry is left to the end of the process). */
+ * A thread of the library may run a callback at any time, even while the interpreter shuts down, when requesting the
+ * GIL would end that thread. So each callback passes the gate first. `gate_close`, called at exit without the GIL, lets
+ * callbacks inside finish and rejects all others; what these would have released stays until the process ends. */
 #ifndef TESSERA_PYTHON_GATE_H
 #define TESSERA_PYTHON_GATE_H
 
@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-/* Every CPython since 3.4 exports it, but only the stable ABI of 3.15 names it. */
+/* Every CPython since 3.4 exports it, but the stable ABI includes it only from 3.15 on. */
 PyAPI_FUNC(int) PyObject_CallFinalizerFromDealloc(PyObject*);
 
 static atomic_int gate_is_closed;
@@ -35,7 +35,7 @@ static void gate_close(void) {
     for (turns = 0; atomic_load(&gate_inside) != 0 && turns < 5000; ++turns) nanosleep(&pause, NULL);
 }
 
-/* Counts the forks above this process. A handle made under another number belongs to an ancestor. */
+/* Counts the forks above this process. A handle with another number was made in an ancestor. */
 static atomic_uint fork_generation;
 
 static void count_fork(void) {
@@ -47,7 +47,7 @@ static int watch_forks(void) { return pthread_atfork(NULL, NULL, count_fork); }
 
 static unsigned current_generation(void) { return atomic_load_explicit(&fork_generation, memory_order_relaxed); }
 
-/* Of each thread: whether its interrupt callback was considered, and whether that callback caught an exception. */
+/* Per thread: whether `arm` has run on it, and whether its interrupt callback caught an exception. */
 static _Thread_local int thread_is_armed;
 static _Thread_local int thread_has_pending;
 

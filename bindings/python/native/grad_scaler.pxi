@@ -28,7 +28,7 @@ def grad_scaler_unscale(GradScaler scaler not None, Optimizer optimizer not None
 
 
 def grad_scaler_step(GradScaler scaler not None, Optimizer optimizer not None):
-    """Whether the step was made."""
+    """Returns whether the optimizer took the step."""
     cdef Lease lease = use(scaler)
     cdef Lease on = use(optimizer)
     cdef int32_t stepped = 0

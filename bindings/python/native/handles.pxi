@@ -1,22 +1,22 @@
-# Handles and their guards. The invariant: no C handle is used after its destroy, by two exclusive callers at once, or in
-# a forked child.
+# Handles and their guards. Invariant: no C handle is used after its destroy, by two exclusive callers simultaneously,
+# or in a forked child.
 
 @cython.no_gc_clear
 cdef class Handle:
-    """A handle of the C library, and what it borrows.
+    """A handle of the C library, and the objects that it uses.
 
-    What is made from a parent's memory pins the parent: a pinned handle that is closed refuses calls at once and is
-    destroyed when the last pin goes, so that no view and no optimizer is left over freed memory.
+    An object made from a parent's memory pins the parent. A pinned handle that is closed refuses calls immediately, but
+    is destroyed only when the last pin is released, so no view and no optimizer outlives its memory.
     """
 
     cdef void *ptr
-    cdef int calls          # calls that are inside now, on any thread
-    cdef int pins           # living objects that use this one's memory
-    cdef bint in_exclusive  # one of the calls needs the object for itself
+    cdef int calls          # calls in progress, on any thread
+    cdef int pins           # living objects that use this object's memory
+    cdef bint in_exclusive  # one of the calls is exclusive
     cdef bint shut          # closed by the user
     cdef bint borrowed      # another handle owns it: never destroyed here
     cdef unsigned generation
-    cdef object keep        # what it borrows but does not pin
+    cdef object keep        # what it uses but does not pin
     cdef list parents       # handles that it pins
     cdef object __weakref__
 
@@ -24,11 +24,11 @@ cdef class Handle:
         self.generation = current_generation()
 
     def __init__(self):
-        raise TypeError(f"{type(self).__name__} handles are made by functions of tessera._core")
+        raise TypeError(f"{type(self).__name__} objects are created by functions of tessera._core")
 
     def __del__(self):
-        """Before the cyclic collector clears what it has found: until here all that the library still uses is whole. One
-        that is pinned is destroyed with its last pin, as if it had been closed."""
+        """Runs before the cyclic collector clears objects, while everything that the library uses still exists. A
+        pinned handle is destroyed when its last pin is released, as if it had been closed."""
         if self.pins > 0:
             self.shut = True
         else:
@@ -41,14 +41,14 @@ cdef class Handle:
         pass
 
     cdef void release(self) noexcept:
-        """Destroy, once. In a forked child nothing is touched: threads and segments are the parent's."""
+        """Destroys the handle, once. Not in a forked child: threads and segments belong to the parent."""
         cdef Handle parent
         if self.ptr == NULL:
             return
         if not self.borrowed and self.generation == current_generation():
             if gate_closed():
-                # A thread that waits for the GIL while the interpreter ends is ended where it is when it gets its turn,
-                # and one of PyTorch's ends the process then. So nobody gets it.
+                # Keep the GIL: while the interpreter shuts down, a thread that gets it is ended where it waited, and if
+                # that is a thread of PyTorch, the process ends.
                 self.free()
             else:
                 with nogil:
@@ -61,7 +61,7 @@ cdef class Handle:
                 unpin(parent)
 
     def __reduce__(self):
-        raise TypeError(f"a {type(self).__name__} belongs to its process: it can be neither pickled nor copied")
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied: it belongs to its process")
 
     @property
     def closed(self):
@@ -80,7 +80,7 @@ cdef void unpin(Handle handle) noexcept:
 
 
 cdef object adopt(Handle handle, void *ptr, object keep=None, list parents=None):
-    """Complete a new handle object around `ptr`."""
+    """Completes a new handle object with `ptr`."""
     cdef Handle parent
     handle.ptr = ptr
     handle.keep = keep
@@ -92,11 +92,11 @@ cdef object adopt(Handle handle, void *ptr, object keep=None, list parents=None)
 
 
 cdef int retire(Handle handle) except -1:
-    """The explicit destroy; closing twice is fine."""
+    """Closes a handle. Closing it again does nothing."""
     if handle.shut or handle.ptr == NULL:
         return 0
     if handle.calls > 0 and handle.generation == current_generation():
-        raise InvalidState(f"the {type(handle).__name__} is in use by another thread: it cannot be closed now")
+        raise InvalidState(f"the {type(handle).__name__} is in use by another thread; close it after that call")
     handle.shut = True
     if handle.pins == 0:
         handle.release()
@@ -107,7 +107,7 @@ cdef int retire(Handle handle) except -1:
 @cython.final
 @cython.no_gc
 cdef class Lease:
-    """The right to use a handle's pointer for the length of one call."""
+    """The right to use a handle's pointer during one call."""
 
     cdef Handle handle
     cdef void *ptr
@@ -145,5 +145,5 @@ cdef Lease use(Handle handle):
 
 
 cdef Lease share(Handle handle):
-    """For calls whose handle argument is const: any number of threads at once."""
+    """For calls whose handle argument is const: any number of threads may make them simultaneously."""
     return borrow(handle, False)

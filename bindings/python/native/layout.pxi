@@ -1,4 +1,4 @@
-# layout.h: how a tensor lies on ranks.
+# layout.h: how a tensor is distributed over ranks.
 
 cdef class Layout(Handle):
     cdef void free(self) noexcept nogil:
@@ -15,7 +15,7 @@ cdef int copy_dims(int64_t *words, object dims) except -1:
 
 
 def layout_create(tuple shape not None, list mesh_sizes not None, list placements not None):
-    """`placements` are (kind, dim) pairs, one a mesh dimension."""
+    """`placements` are (kind, dim) pairs, one per mesh dimension."""
     cdef tsr_layout *out = NULL
     cdef int64_t shape_words[8]
     cdef int32_t size_words[8]
@@ -48,7 +48,7 @@ cdef int copy_boxes(tsr_box *words, list boxes, int ndim, str whose) except -1:
 
 
 def layout_from_boxes(tuple shape not None, list ranks not None):
-    """`ranks` holds a list of (offsets, sizes) for each rank."""
+    """`ranks` has a list of (offsets, sizes) for each rank."""
     cdef tsr_layout *out = NULL
     cdef int64_t shape_words[8]
     cdef int32_t ndim = copy_dims(shape_words, shape)

@@ -1,14 +1,14 @@
-# Memory that peers reach without a copy, and any memory of the library as a Python buffer.
+# Memory that peers access without a copy, and any memory of the library as a Python buffer.
 
 @cython.final
 @cython.no_gc_clear
 cdef class Memory:
-    """Bytes of the library as a writable Python buffer, which keeps the handle that owns them."""
+    """Memory of the library as a writable Python buffer. Keeps the handle that owns it alive."""
 
     cdef void *data
     cdef Py_ssize_t size
     cdef Handle owner
-    cdef list counts  # where it counts as long as it lives, if anywhere
+    cdef list counts  # where it is counted while it is alive, or None
     cdef size_t place
 
     def __dealloc__(self):
@@ -24,7 +24,7 @@ cdef class Memory:
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self.owner is None:
-            raise BufferError("memory is made by functions of tessera._core")
+            raise BufferError("Memory objects are created by functions of tessera._core")
         if self.owner.generation != current_generation():
             raise BufferError("the memory belongs to the parent of this forked process")
         PyBuffer_FillInfo(buffer, self, self.data, self.size, 0, flags)

@@ -14,8 +14,9 @@ def mesh_create(Comm comm not None, list names not None, list sizes not None):
     cdef int32_t ndim = len(names)
     cdef int i
     if len(sizes) != ndim:
-        raise InvalidArgument(f"{len(names)} names and {len(sizes)} sizes; a mesh has 1 to 8 dimensions, each with both")
-    for i in range(min(ndim, TSR_MAX_NDIM)):  # more are refused by the library, on all ranks
+        raise InvalidArgument(f"{len(names)} names and {len(sizes)} sizes; a mesh has 1 to 8 dimensions, each with "
+                              "a name and a size")
+    for i in range(min(ndim, TSR_MAX_NDIM)):  # the library refuses more of them, on all ranks
         name_words[i] = text_or_null(keep, names[i], "the dimension's name")
         size_words[i] = int32(sizes[i], "the size of a dimension")
     with nogil:

@@ -1,4 +1,4 @@
-# optim.h: optimizers. Each is made over a DDP, an FSDP, or over parameters and gradients of the caller's.
+# optim.h: optimizers, each over a DDP, an FSDP, or the caller's parameters and gradients.
 
 cdef class Optimizer(Handle):
     cdef void free(self) noexcept nogil:
@@ -8,7 +8,7 @@ cdef class Optimizer(Handle):
 @cython.final
 @cython.no_gc_clear
 cdef class Trained:
-    """What an optimizer works on: a DDP or an FSDP for the length of a call, or arrays of parameters and their gradients."""
+    """What an optimizer updates: a DDP or an FSDP, borrowed for one call, or arrays of parameters and gradients."""
 
     cdef Lease lease
     cdef TensorArray params
@@ -29,8 +29,8 @@ cdef class Trained:
         self.params = tensor_array(params, names)
         self.grads = tensor_array(grads)
         if self.params.count != self.grads.count:
-            raise InvalidArgument(f"{self.params.count} parameters and {self.grads.count} gradients; each parameter "
-                                  "needs its own")
+            raise InvalidArgument(f"{self.params.count} parameters and {self.grads.count} gradients; pass one "
+                                  "gradient per parameter")
 
     cdef object optimizer(self, tsr_optimizer *out):
         optimizer = Optimizer.__new__(Optimizer)
@@ -40,7 +40,7 @@ cdef class Trained:
 
 
 def sgd(*over, **given):
-    """Over a DDP or an FSDP, or over `names, params, grads`; as the others."""
+    """Takes a DDP, an FSDP, or `names, params, grads`, like `adam` and `adamw`."""
     cdef Trained on = Trained(*over)
     cdef tsr_sgd_options o
     cdef tsr_optimizer *out = NULL
@@ -135,8 +135,8 @@ def optimizer_destroy(Optimizer optimizer not None):
     retire(optimizer)
     if optimizer.ptr == NULL or optimizer.borrowed or optimizer.generation != current_generation():
         return
-    # A state pins it, and has all that it needs itself. What a save has yet to copy is copied now, before the caller
-    # changes it, not when the state goes.
+    # A state pins the optimizer, but has everything that it needs. Destroy the optimizer now, not with the state: this
+    # copies what a save still needs, before the caller can change it.
     optimizer.borrowed = True
     with nogil:
         tsr_optimizer_destroy(<tsr_optimizer *>optimizer.ptr)

@@ -1,12 +1,12 @@
-# plan.h: collectives that are prepared once.
+# plan.h: collectives that are prepared once and run many times.
 
 cdef class Plan(Handle):
     cdef Comm comm
-    cdef bint in_flight  # a start that nobody has seen the end of
+    cdef bint in_flight  # started, and not known to have ended
 
     cdef void free(self) noexcept nogil:
         if self.in_flight and tsr_plan_wait(<tsr_plan *>self.ptr, 0) == TSR_E_NOT_READY:
-            # The library still uses the arrays: they are never freed.
+            # The library still uses the arrays, so they are never freed.
             with gil:
                 Py_INCREF(self.keep)
         tsr_plan_destroy(<tsr_plan *>self.ptr)

@@ -32,14 +32,14 @@ def state_add_sharded(State state not None, object name, Layout layout not None,
     cdef TensorArray array
     cdef int32_t count = 0, own = int32(rank, "rank")
     check(tsr_layout_box_count(<tsr_layout *>layout_lease.ptr, own, &count))
-    if len(pieces) != count:  # of a shard without rows the layout has no box
+    if len(pieces) != count:  # a layout has no box for a shard without rows
         pieces = [piece for piece in pieces if has_elements(piece)]
     array = tensor_array(pieces)
     if array.count != <size_t>count:
-        raise InvalidArgument(f"{name!r}: {array.count} pieces were given, the layout gives rank {rank} {count}")
+        raise InvalidArgument(f"{name!r}: {array.count} pieces, but the layout gives rank {rank} {count} boxes")
     check(tsr_state_add_sharded(<tsr_state *>lease.ptr, encoded, <tsr_layout *>layout_lease.ptr, dtype,
                                 array.tensors if array.count else NULL, own))
-    state.keep.extend(pieces)  # of the array the library has made its own
+    state.keep.extend(pieces)  # the library has copied the array itself
 
 
 def state_add_ddp(State state not None, object prefix, DDP ddp not None):
@@ -147,7 +147,7 @@ def state_tensor(State state not None, size_t place):
 
 
 def state_gather(State state not None, Comm comm not None, object name, object root, Tensor whole):
-    """`whole` may be None where nothing is gathered."""
+    """`whole` may be None on ranks that receive nothing."""
     cdef Lease lease = use(state)
     cdef Lease comm_lease = use(comm)
     cdef bytes encoded = utf8(name, "the name")

@@ -1,5 +1,5 @@
-# storage.h: a Python object as the library's storage. Its methods are called from threads of the library, each with the
-# GIL and through the gate; what they raise becomes the error of the call that failed.
+# storage.h: a Python object as the library's storage. Threads of the library call its methods with the GIL and through
+# the gate. An exception of a method becomes the error of the call that failed.
 
 cdef extern from "Python.h":
     object PyMemoryView_FromMemory(char *memory, Py_ssize_t size, int flags)
@@ -13,7 +13,7 @@ cdef class Storage(Handle):
 
 
 cdef int32_t storage_failed(object error, char *message) noexcept:
-    """The status of what a method raised, and its text. Ctrl-C on the main thread is raised by the call that failed."""
+    """Converts a method's exception to a status and a message. The failed call raises Ctrl-C on the main thread."""
     global pending, thread_has_pending
     try:
         text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:TSR_MESSAGE_BYTES - 1]
@@ -29,7 +29,7 @@ cdef int32_t storage_failed(object error, char *message) noexcept:
 
 
 cdef int32_t storage_closed(char *message) noexcept nogil:
-    strcpy(message, "the interpreter is ending")
+    strcpy(message, "the Python interpreter is shutting down")
     return TSR_E_ABORTED
 
 
@@ -113,7 +113,7 @@ cdef int32_t storage_finish(object upload, char *message) noexcept:
 
 
 cdef void storage_close(object end) noexcept:
-    """What this raises can reach nobody: it is reported as unraisable."""
+    """Calls `end`. No caller can receive its exception, so Python reports it as unraisable."""
     end()
 
 

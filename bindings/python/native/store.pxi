@@ -65,7 +65,7 @@ def store_get(Store store not None, object key):
     cdef size_t capacity = 0
     cdef bytes value = b""
     cdef char *v
-    while size > capacity:  # again, with room for the value that was there
+    while size > capacity:  # retry with enough space for the value that was found
         capacity = size
         value = PyBytes_FromStringAndSize(NULL, capacity)
         v = PyBytes_AsString(value)

@@ -1,4 +1,4 @@
-# Arrays on their way into the library: from the buffer protocol, the array interface or DLPack to a tsr_tensor.
+# Converts arrays to tsr_tensor, by the buffer protocol, the array interface or DLPack.
 
 cdef extern from *:
     """
@@ -29,13 +29,13 @@ cdef extern from *:
 cdef str DTYPES = ("float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64 and bool, and in checkpoints "
                    "also uint16, uint32, uint64, complex64, complex128, float8_e4m3fn, float8_e5m2 and float8_e8m0fnu")
 
-cdef dict NAMED_DTYPES = {  # types of ml_dtypes, whose kind and size do not tell them
+cdef dict NAMED_DTYPES = {  # types of ml_dtypes: their kind and size do not identify them
     "bfloat16": TSR_DTYPE_BF16, "float8_e4m3fn": TSR_DTYPE_F8_E4M3, "float8_e5m2": TSR_DTYPE_F8_E5M2,
     "float8_e8m0fnu": TSR_DTYPE_F8_E8M0}
 
 
 cdef int dtype_of(char kind, Py_ssize_t size) noexcept:
-    """The dtype of a kind, as NumPy's array interface names it, and a size in bytes; 0 for none."""
+    """The dtype for a kind, as in NumPy's array interface, and a size in bytes; 0 if there is no such dtype."""
     if kind == c"f":
         return TSR_DTYPE_F32 if size == 4 else TSR_DTYPE_F64 if size == 8 else TSR_DTYPE_F16 if size == 2 else 0
     if kind == c"i":
@@ -50,7 +50,7 @@ cdef int dtype_of(char kind, Py_ssize_t size) noexcept:
 
 
 cdef char kind_of_format(const char *form) noexcept:
-    """The kind of a buffer's format, a letter of the struct module; 0 for those that are no plain number."""
+    """The kind for a buffer's format, a letter of the struct module; 0 if it is not a plain number."""
     if form == NULL:
         return c"u"
     if form[0] == c"@" or form[0] == c"=" or form[0] == c"<":
@@ -91,26 +91,26 @@ cdef Py_ssize_t item_size_of(int dtype) noexcept:
     return 16 if dtype == TSR_DTYPE_C128 else 8
 
 
-cdef object LATER = object()  # the source of a Tensor that `tensor_at` fills in
+cdef object LATER = object()  # the source of a Tensor that is filled in after its construction
 
 
 @cython.final
 @cython.no_gc_clear
 cdef class Tensor:
-    """A view of memory that a Python object owns, as the C library takes it. Keeps the object's memory alive."""
+    """A C tensor over memory that a Python object owns. Keeps this memory alive."""
 
     cdef tsr_tensor view
     cdef int64_t shape_words[8]
     cdef int64_t stride_words[8]
     cdef Py_buffer buffer
     cdef bint has_buffer
-    cdef bint strided  # what is not contiguous is left to the library to refuse, on all ranks
+    cdef bint strided  # passes arrays that are not contiguous to the library, which refuses them on all ranks
     cdef object owner
 
     def __cinit__(self, object source, int dtype=0, bint writable=True, *, bint strided=False):
         memset(&self.view, 0, sizeof(tsr_tensor))
         self.view.device_type = TSR_DEVICE_CPU
-        self.view.shape = self.shape_words  # and no strides, but for what is not contiguous
+        self.view.shape = self.shape_words  # strides are set only if the array is not contiguous
         self.strided = strided
         if source is LATER:
             return
@@ -129,7 +129,7 @@ cdef class Tensor:
             PyBuffer_Release(&self.buffer)
 
     cdef int from_buffer(self, object source, int dtype, bint writable) except -1:
-        """0 if the array interface has to tell more: ml_dtypes' types have no buffer format."""
+        """Returns 0 if the array interface is needed instead: types of ml_dtypes have no buffer format."""
         try:
             PyObject_GetBuffer(source, &self.buffer, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0))
         except (BufferError, ValueError) as error:
@@ -148,9 +148,9 @@ cdef class Tensor:
         cdef Py_ssize_t strides[8]
         cdef int i
         kind = type(source).__name__
-        if isinstance(source, generic):  # each look at its interface makes an array that is gone again
-            raise InvalidArgument(f"a NumPy scalar ({kind}) has no memory of its own; give an array of no dimensions, "
-                                  "np.array(x), and read it afterwards")
+        if isinstance(source, generic):  # its array interface would describe a temporary array
+            raise InvalidArgument(f"a NumPy scalar ({kind}) has no memory that a call can use; pass a zero-dimensional "
+                                  "array, np.array(x), and read the result from it")
         interface = source.__array_interface__
         try:
             address, read_only = interface["data"]
@@ -158,7 +158,7 @@ cdef class Tensor:
             size = int(form[2:]) if form[2:].isdigit() else 0
             address, ndim = index(address), len(dims)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise InvalidArgument(f"the array interface of the {kind} names no memory, type or shape") from None
+            raise InvalidArgument(f"the array interface of the {kind} lacks its memory, type or shape") from None
         if writable and read_only:
             raise InvalidArgument(f"the {kind} is read-only; this call writes into it")
         name = str(getattr(source, "dtype", form))
@@ -187,9 +187,9 @@ cdef class Tensor:
         cdef int i
         kind = int(source.__dlpack_device__()[0])
         if kind != TSR_DEVICE_CPU:
-            raise InvalidArgument(f"the {type(source).__name__} lies on DLPack device {kind}; this call takes tensors "
-                                  "in the memory of the CPU")
-        is_negative = getattr(source, "is_neg", None)  # PyTorch exports the memory of such a view, of the other sign
+            raise InvalidArgument(f"the {type(source).__name__} is on DLPack device {kind}; this call needs a "
+                                  "tensor in CPU memory")
+        is_negative = getattr(source, "is_neg", None)  # PyTorch exports such a view without the sign
         if is_negative is not None and is_negative():
             raise InvalidArgument(f"the {type(source).__name__} cannot be used here: it is a view of negated memory; "
                                   "resolve_neg() makes a plain copy")
@@ -203,7 +203,7 @@ cdef class Tensor:
         if PyCapsule_IsValid(capsule, "dltensor_versioned"):
             versioned = <dl_versioned *>PyCapsule_GetPointer(capsule, "dltensor_versioned")
             if versioned.major != 1:
-                raise InvalidArgument(f"DLPack {versioned.major} of the {type(source).__name__} is not known")
+                raise InvalidArgument(f"the {type(source).__name__} uses DLPack {versioned.major}; supported: 0, 1")
             if writable and versioned.flags & 1:
                 raise InvalidArgument(f"the {type(source).__name__} is read-only; this call writes into it")
             tensor = &versioned.tensor
@@ -219,14 +219,14 @@ cdef class Tensor:
         self.set_dims(tensor.ndim, shape, NULL if tensor.strides == NULL else strides, size, source)
         self.view.data = tensor.data
         self.view.byte_offset = tensor.byte_offset
-        self.owner = capsule  # not consumed: the capsule frees the tensor when it goes
+        self.owner = capsule  # not consumed: the capsule frees the tensor when it is destroyed
         return 0
 
     cdef int set_dtype(self, int found, int wanted, Py_ssize_t item_size, object source) except -1:
         if wanted:
             if item_size_of(wanted) != item_size:
-                raise InvalidArgument(f"the dtype that was named has {item_size_of(wanted)} bytes an element, the "
-                                      f"array's, {type_name(source)}, has {item_size}")
+                raise InvalidArgument(f"the given dtype has {item_size_of(wanted)} bytes per element, but the array's, "
+                                      f"{type_name(source)}, has {item_size}")
             found = wanted
         if not found or (wanted and type_name(source).startswith(">")):
             raise unusable_dtype(type_name(source))
@@ -235,7 +235,7 @@ cdef class Tensor:
 
     cdef int set_dims(self, int ndim, const Py_ssize_t *shape, const Py_ssize_t *strides, Py_ssize_t item_size,
                       object source) except -1:
-        """Takes the shape over; strides are in bytes. What is not contiguous is refused, or keeps them if it may."""
+        """Copies the shape; strides are in bytes. Refuses an array that is not contiguous, unless it may be strided."""
         cdef uint64_t expected = item_size
         cdef bint empty = False, contiguous = True
         cdef int i
@@ -253,9 +253,9 @@ cdef class Tensor:
         if not self.strided:
             raise InvalidArgument(
                 f"the {type(source).__name__} of shape {self.shape} is not contiguous (its strides are "
-                f"{tuple([strides[i] for i in range(ndim)])} bytes): give np.ascontiguousarray(x), which copies; what a "
-                "call writes into the copy has to be copied back")
-        for i in range(ndim):  # in elements; 0, which no contiguous array has, where they are none
+                f"{tuple([strides[i] for i in range(ndim)])} bytes): pass np.ascontiguousarray(x), which is "
+                "a copy, and copy results back from it")
+        for i in range(ndim):  # in elements; 0, which a contiguous array never has, if not a multiple
             self.stride_words[i] = strides[i] // item_size if strides[i] % item_size == 0 else 0
         self.view.strides = self.stride_words
         return 0
@@ -270,7 +270,7 @@ cdef class Tensor:
 
 
 def tensor_at(size_t address, int dtype, object count, object owner):
-    """A view of `count` contiguous elements in the CPU's memory, which `owner` keeps; the caller answers for all of it."""
+    """A view of `count` contiguous elements in CPU memory, which `owner` keeps alive. The caller ensures all of this."""
     cdef Tensor tensor = Tensor.__new__(Tensor, LATER)
     tensor.view.data = <void *>address
     tensor.view.dtype = dtype
@@ -289,17 +289,17 @@ cdef str type_name(object source):
 cdef object unusable_dtype(str name):
     hint = ""
     if name.startswith(">"):
-        hint = "; this one has the other byte order: x.astype(x.dtype.newbyteorder('=')) has this machine's"
-    return InvalidArgument(f"an array of dtype {name} is not supported; {DTYPES} are{hint}")
+        hint = "; this array has the opposite byte order: convert it with x.astype(x.dtype.newbyteorder('='))"
+    return InvalidArgument(f"an array of dtype {name} is not supported; supported are {DTYPES}{hint}")
 
 
 @cython.final
 @cython.no_gc_clear
 cdef class TensorArray:
-    """C arrays of tensors and of named tensors, over Tensor objects that it keeps."""
+    """C arrays of tensors or of named tensors. Keeps their Tensor objects alive."""
 
     cdef tsr_tensor *tensors
-    cdef tsr_tensor one  # of one array
+    cdef tsr_tensor one  # the tensor, if there is only one
     cdef tsr_param *params
     cdef size_t count
     cdef list keep
@@ -319,7 +319,7 @@ cdef bint has_elements(Tensor tensor):
 
 
 cdef TensorArray tensor_array(object tensors, list names=None):
-    """Of a list of Tensors; or of one array, as most calls have it, for which no list is made."""
+    """From a list of Tensors, or from one array: most calls have one, and then need no list."""
     cdef TensorArray array = TensorArray.__new__(TensorArray)
     cdef Tensor tensor
     cdef size_t i
