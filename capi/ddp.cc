@@ -114,8 +114,8 @@ tsr_status tsr_ddp_create(tsr_comm* comm, const tsr_param* params, size_t n, con
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            auto model =
-                or_refuse_on_all_ranks(*ranks, [&] { return std::pair(params_in(params, n), core_options(options)); });
+            auto model = or_refuse_on_all_ranks(*ranks, Compared::models,
+                                                [&] { return std::pair(params_in(params, n), core_options(options)); });
             return std::make_shared<Ddp>(ranks, std::move(model.first), model.second);
         });
     });

@@ -115,8 +115,8 @@ tsr_status tsr_fsdp_create(tsr_comm* comm, const tsr_fsdp_unit* units, size_t n,
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            auto model =
-                or_refuse_on_all_ranks(*ranks, [&] { return std::pair(units_in(units, n), core_options(options)); });
+            auto model = or_refuse_on_all_ranks(*ranks, Compared::models,
+                                                [&] { return std::pair(units_in(units, n), core_options(options)); });
             return std::make_shared<Fsdp>(ranks, std::move(model.first), model.second);
         });
     });

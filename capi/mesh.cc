@@ -49,7 +49,8 @@ tsr_status tsr_mesh_create(tsr_comm* comm, const char* const* names, const int32
     return guard([&] {
         create(out, [&] {
             Communicator& ranks = *object_of(comm, "comm");
-            MeshShape shape = or_refuse_on_all_ranks(ranks, [&] { return shape_in(names, sizes, ndim); });
+            MeshShape shape =
+                or_refuse_on_all_ranks(ranks, Compared::meshes, [&] { return shape_in(names, sizes, ndim); });
             return std::make_shared<MeshObject>(DeviceMesh(ranks, std::move(shape)));
         });
     });
@@ -91,7 +92,7 @@ tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* na
         create(out, [&] {
             if (comm == nullptr) (void)object_of(mesh, "mesh");  // if both are invalid, report the first
             Communicator& ranks = *object_of(comm, "comm");
-            const auto whole = or_refuse_on_all_ranks(ranks, [&] { return object_of(mesh, "mesh"); });
+            const auto whole = or_refuse_on_all_ranks(ranks, Compared::meshes, [&] { return object_of(mesh, "mesh"); });
             return std::make_shared<MeshObject>(whole->mesh.flatten(ranks, name == nullptr ? "" : name));
         });
     });

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace tsr::cli {
@@ -62,6 +63,19 @@ void tell_usage(const CLI::App& app, const std::exception& error) {
                formatter ? formatter->make_usage(command, name) : "", name);
 }
 
+// Refuses text that is not a number in words that CLI11 lacks.
+template <class T>
+CLI::Option* add_number(CLI::App* app, const std::string& names, T& value, const std::string& what) {
+    using Number = typename CLI::detail::wrapped_type<T, T>::type;
+    const char* const kind = std::is_integral_v<Number> ? "a whole number"
+                             : names.ends_with("-s")    ? "a number of seconds"
+                                                        : "a number";
+    return app->add_option(names, value, what)->check([kind](const std::string& text) {
+        Number number{};
+        return CLI::detail::lexical_cast(text, number) ? "" : fmt::format("expected {}, got '{}'", kind, text);
+    });
+}
+
 }  // namespace
 
 Option& Option::required() {
@@ -95,7 +109,12 @@ Option& Option::in_range(int least, int most) {
 }
 
 Option& Option::not_negative() {
-    option_->check(CLI::NonNegativeNumber);
+    const auto refuse = [](const std::string& text) {  // CLI11's own message has the largest double in full
+        double number = 0;
+        const bool is_negative = CLI::detail::lexical_cast(text, number) && number < 0;
+        return is_negative ? fmt::format("must not be negative, got '{}'", text) : "";
+    };
+    option_->check(refuse, "NONNEGATIVE");
     return *this;
 }
 
@@ -125,15 +144,15 @@ Option Command::add_option(const std::string& names, std::string& value, const s
 }
 
 Option Command::add_option(const std::string& names, int& value, const std::string& what) {
-    return Option(app_->add_option(names, value, what));
+    return Option(add_number(app_, names, value, what));
 }
 
 Option Command::add_option(const std::string& names, uint64_t& value, const std::string& what) {
-    return Option(app_->add_option(names, value, what));
+    return Option(add_number(app_, names, value, what));
 }
 
 Option Command::add_option(const std::string& names, double& value, const std::string& what) {
-    return Option(app_->add_option(names, value, what));
+    return Option(add_number(app_, names, value, what));
 }
 
 Option Command::add_option(const std::string& names, std::optional<std::string>& value, const std::string& what) {
@@ -141,7 +160,7 @@ Option Command::add_option(const std::string& names, std::optional<std::string>&
 }
 
 Option Command::add_option(const std::string& names, std::optional<double>& value, const std::string& what) {
-    return Option(app_->add_option(names, value, what));
+    return Option(add_number(app_, names, value, what));
 }
 
 Option Command::add_option(const std::string& names, std::vector<std::string>& values, const std::string& what) {

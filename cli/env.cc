@@ -40,17 +40,23 @@ std::string kernel() {
     return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "";
 }
 
-// Where the token would come from, or why it is unusable. Read-only: never creates a token.
-std::string token_source(const JobEnvironment& job) {
-    if (StoreOptions::from_environment().insecure) return "none: TESSERA_INSECURE=1";
-    try {
-        return find_token("", false, job.store_uri).source;
-    } catch (const Error& error) {
-        if (error.code() != Code::permission || env_text("TESSERA_TOKEN_FD") || env_text("TESSERA_TOKEN_FILE")) {
-            return fmt::format("unusable: {}", error.what());
-        }
+// Where the token would come from. If it is unusable, why, and that is a problem if a join would need it. Read-only:
+// never creates a token.
+void add_token(Json& facts, const JobEnvironment& job) {
+    if (StoreOptions::from_environment().insecure) {
+        facts.set("token", "none: TESSERA_INSECURE=1");
+        return;
     }
-    return "the user's runtime directory, on loopback only";
+    try {
+        facts.set("token", find_token("", false, job.store_uri).source);
+    } catch (const Error& error) {
+        if (error.code() == Code::permission && !env_text("TESSERA_TOKEN_FD") && !env_text("TESSERA_TOKEN_FILE")) {
+            facts.set("token", "the user's runtime directory, on loopback only");
+            return;
+        }
+        facts.set("token", fmt::format("unusable: {}", error.what()));
+        if (job.world_size > 1 && !job.store_uri.starts_with("file://")) facts.set("problem", error.what());
+    }
 }
 
 // Creates a communicator between two ranks of this process over the backend.
@@ -152,7 +158,7 @@ Json gather(const std::string& directory) {
                                 job.candidates.size() - 1);
         }
         facts.set("store", store.empty() ? "none needed" : store);
-        facts.set("token", token_source(job));
+        add_token(facts, job);
     } catch (const Error& error) {
         facts.set("problem", error.what());
     }

@@ -7,7 +7,7 @@ namespace tsr::cli {
 void add_ckpt(Command& tessera) {
     Command ckpt = tessera.add_command("ckpt", "Inspect, verify, compare, convert and remove checkpoints");
     ckpt.require_command();
-    ckpt.footer(exit_code_help);
+    ckpt.footer(exit_code_help());
     add_ls(ckpt);
     add_info(ckpt);
     add_tree(ckpt);

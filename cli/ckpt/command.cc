@@ -37,6 +37,18 @@ Json error_json(const Error& error) {
 
 }  // namespace
 
+std::string exit_code_help(const std::string& also_faulty) {
+    return fmt::format(
+        "Exit codes:\n"
+        "  0  success; the checkpoints are sound\n"
+        "  1  a checkpoint is damaged or has a newer format, or the directory holds none{}\n"
+        "  2  wrong usage, or the path does not exist or cannot be read or written\n"
+        "  130  interrupted; partial output was removed\n"
+        "With --json, standard output is one JSON document: {{\"error\": {{\"code\", \"message\"}}}} if the command "
+        "failed.",
+        also_faulty);
+}
+
 void tell_error(const Error& error, Output output) {
     complain(error.what());
     if (output == Output::json) print_json(error_json(error));
@@ -52,7 +64,7 @@ Command add_command(Command& ckpt, const char* name, const char* what, const cha
     Command command = ckpt.add_command(name, what);
     command.add_option("path", arguments->path, path_what).required();
     command.add_flag("--json", arguments->json, "Print JSON");
-    command.footer(exit_code_help);
+    command.footer(exit_code_help());
     command.on_run([arguments, run = std::move(run)] {
         const Output output = arguments->json ? Output::json : Output::text;
         try {

@@ -13,20 +13,14 @@ namespace tsr::cli {
 
 enum class Output { text, json };
 
-// Exit codes are documented in exit_code_help and docs/COMMAND.md; scripts rely on them.
+// Exit codes are documented in exit_code_help() and docs/COMMAND.md; scripts rely on them.
 inline constexpr int exit_sound = 0;
 inline constexpr int exit_faulty = 1;   // damaged, no checkpoint in the directory, or a part was left out
 inline constexpr int exit_trouble = 2;  // wrong usage, or the path is not accessible
 inline constexpr int exit_interrupted = 130;
 
-inline constexpr const char* exit_code_help =
-    "Exit codes:\n"
-    "  0  success; the checkpoints are sound\n"
-    "  1  a checkpoint is damaged or has a newer format, or the directory holds none; convert: entries that cannot\n"
-    "     be read were left out, the rest was written\n"
-    "  2  wrong usage, or the path does not exist or cannot be read or written\n"
-    "  130  interrupted; partial output was removed\n"
-    "With --json, standard output is one JSON document: {\"error\": {\"code\", \"message\"}} if the command failed.";
+// The meanings of the exit codes for the help; `also_faulty` is what else ends with 1.
+[[nodiscard]] std::string exit_code_help(const std::string& also_faulty = "");
 
 // Prints an error; with Output::json also as JSON.
 void tell_error(const Error& error, Output output);

@@ -126,7 +126,9 @@ void add_convert(Command& ckpt) {
         .add_option("--max-shard-size,--shard-size", arguments->shard_size,
                     "For safetensors and hf: split into files of about this size (5GB) and an index")
         .size_with_unit(Option::Kilo::is_1000);
-    command.add_option("--under", arguments->under, "Convert only names with this prefix ('model.'), and strip it");
+    command.add_option("--under", arguments->under,
+                       "Convert only names with this prefix, including its dot ('model.'), and strip it");
+    command.footer(exit_code_help(";\n     or entries that cannot be read were left out, and the rest was written"));
 }
 
 }  // namespace tsr::cli

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "checkpoint/io/file_system.hpp"
 #include "checkpoint/root/root.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"
@@ -26,10 +27,37 @@ struct Line {
     }
 };
 
+// Files that are missing or whose size is not the manifest's; "" if there are none. Nothing is opened.
+std::string fault_in_files(const Checkpoint& checkpoint) {
+    const Manifest& manifest = checkpoint.manifest();
+    if (manifest.save_id.empty()) return "";  // of a format without a manifest, whose sizes are those of the files
+    const HeldDirectory held(posix_file_system(), checkpoint.path());
+    std::string first;
+    size_t count = 0;
+    for (const SavedFile& file : manifest.files) {
+        const std::string path = join(checkpoint.path(), file.name);
+        FileStatus status;
+        const int64_t result = held.files().status(path, status);
+        if (result < 0 && result != -ENOENT) {
+            throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-result));
+        }
+        if (result == 0 && status.kind == FileStatus::Kind::file && status.size == file.size) continue;
+        if (count++ > 0) continue;
+        first = result < 0 ? fmt::format("{} is missing", path)
+                : status.kind != FileStatus::Kind::file
+                    ? fmt::format("{} is not a file", path)
+                    : fmt::format("{} has {} bytes, expected {}", path, status.size, file.size);
+    }
+    if (count < 2) return first;
+    return fmt::format("{}; {} files are missing or have another size", first, count);
+}
+
 Line line_of(const std::string& path) {
     Line line{path, nullptr, "", false};
     try {
-        line.checkpoint = Checkpoint::open(path, posix_file_system(), Checkpoint::Hold::no);  // there may be many
+        const auto checkpoint = Checkpoint::open(path, posix_file_system(), Checkpoint::Hold::no);  // there may be many
+        line.fault = fault_in_files(*checkpoint);
+        if (line.fault.empty()) line.checkpoint = checkpoint;
     } catch (const Error& error) {
         line.fault = error.what();
     }

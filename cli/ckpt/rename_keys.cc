@@ -1,6 +1,7 @@
 // `tessera ckpt rename-keys`: copies a checkpoint with other names; its files and layouts stay the same.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <memory>
 #include <regex>
 #include <vector>
@@ -29,6 +30,8 @@ struct Rule {
     std::string text;
     std::function<std::string(const std::string&)> apply;
     bool used = false;
+    std::string prefix = {};  // names that begin with it ...
+    std::string advice = {};  // ... are what this rule would match
 };
 
 // "old=new": a name, or, where both end with '.', a prefix of names.
@@ -38,10 +41,16 @@ Rule map_rule(const std::string& text) {
     const std::string from = text.substr(0, equals);
     const std::string to = text.substr(equals + 1);
     const bool is_beginning = from.back() == '.' && (to.empty() || to.back() == '.');
-    return {"--map " + text, [from, to, is_beginning](const std::string& name) {
-                if (name == from) return to;
-                return is_beginning && name.starts_with(from) ? to + name.substr(from.size()) : name;
-            }};
+    const auto with_dot = [](const std::string& name) {
+        return name.empty() || name.back() == '.' ? name : name + '.';
+    };
+    Rule rule{"--map " + text, [from, to, is_beginning](const std::string& name) {
+                  if (name == from) return to;
+                  return is_beginning && name.starts_with(from) ? to + name.substr(from.size()) : name;
+              }};
+    rule.prefix = with_dot(from);
+    rule.advice = fmt::format("--map {}={}", rule.prefix, with_dot(to));
+    return rule;
 }
 
 // "s/pattern/replacement/" as in sed, with any separator, and "g" for all occurrences.
@@ -117,8 +126,14 @@ int rename_keys(const std::string& path, const Arguments& arguments, Output outp
         if (to != name) changed.push_back({name, Json(to)});
     }
     for (const Rule& rule : rules) {
-        if (!rule.used)
-            refuse(fmt::format("{} matches no name in {}; run `tessera ckpt tree` to list all", rule.text, path));
+        if (rule.used) continue;
+        const auto begins = [&](const std::string& name) { return name.starts_with(rule.prefix); };
+        const bool is_prefix = !rule.prefix.empty() &&
+                               (std::ranges::any_of(source->names(), begins) ||
+                                std::ranges::any_of(source->manifest().values, begins, &Values::value_type::first));
+        refuse(is_prefix
+                   ? fmt::format("{} matches no name in {}; did you mean \"{}\"?", rule.text, path, rule.advice)
+                   : fmt::format("{} matches no name in {}; run `tessera ckpt tree` to list all", rule.text, path));
     }
     RewriteOptions options;
     options.rename_tensor = [&](const std::string& name) { return arguments.prefix + apply(name); };
@@ -149,7 +164,9 @@ void add_rename_keys(Command& ckpt) {
         checkpoint_path_what,
         [arguments](const std::string& path, Output output) { return rename_keys(path, *arguments, output); });
     command.add_option("out", arguments->out, "The root to save the new checkpoint into").required();
-    command.add_option("--map", arguments->maps, "OLD=NEW: rename a name; if both end with '.', a prefix of names")
+    command
+        .add_option("--map", arguments->maps,
+                    "OLD=NEW: rename a name; if both end with '.' ('model.=net.'), a prefix of names")
         .one_value_each();
     command.add_option("--regex", arguments->regexes, "s/PATTERN/REPLACEMENT/ for each name, after --map")
         .one_value_each();

@@ -82,6 +82,8 @@ Logger& logger() {
 
 }  // namespace
 
+void check_environment() { (void)logger(); }
+
 void set_level(Level level) { logger().level.store(static_cast<int32_t>(level), std::memory_order_relaxed); }
 
 void set_sink(Sink sink, void* user_data, void (*destroy)(void*)) {

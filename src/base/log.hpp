@@ -16,6 +16,9 @@ enum class Level : int32_t { debug = 1, info = 2, warning = 3, error = 4, off = 
 // Called without a lock, so possibly on several threads at once.
 using Sink = void (*)(int32_t level, const char* line, void* user_data);
 
+// Prints a warning if TESSERA_LOG has an unknown level; otherwise the first use of the log does.
+void check_environment();
+
 void set_level(Level level);
 void set_sink(Sink sink, void* user_data, void (*destroy)(void*));  // sink nullptr: standard error
 [[nodiscard]] bool has_sink();                                      // lines go to the caller's function

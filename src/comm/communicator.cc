@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/env.hpp"
+#include "base/log.hpp"
 #include "comm/backend.hpp"
 #include "comm/fingerprint.hpp"
 #include "comm/group.hpp"
@@ -137,7 +138,7 @@ std::vector<Peer> Group::peers_of_split(const Peer& own, const std::string& why)
     const auto bad = std::ranges::find_if(all, [](const Peer& peer) { return peer.failed != 0; });
     if (bad == all.end()) return all;
     const auto rank = static_cast<int>(bad - all.begin());
-    throw_refusal(*this, rank, static_cast<Code>(bad->failed), bad->why_length, why);
+    throw_refusal(*this, "split", rank, static_cast<Code>(bad->failed), bad->why_length, why);
 }
 
 void Group::refuse_split(const Error& why) {
@@ -150,7 +151,7 @@ void Group::refuse_split(const Error& why) {
         static_cast<void>(peers_of_split(own, text));
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whatever the others say, this is why it ends here
     }
-    throw Error(why);
+    throw why.with_rank(rank_);
 }
 
 std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions& asked) {
@@ -199,6 +200,7 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
 }
 
 CommOptions CommOptions::from_environment() {
+    log::check_environment();
     CommOptions options;
     if (const auto ms = env_number("TESSERA_TIMEOUT_MS", 1, INT32_MAX)) options.timeout = milliseconds{*ms};
     if (const auto ms = env_number("TESSERA_HEARTBEAT_TIMEOUT_MS", 0, INT32_MAX)) options.heartbeat = milliseconds{*ms};

@@ -40,13 +40,21 @@ std::vector<std::string> split(const std::string& text) {
     return lines;
 }
 
-std::string broadcast_text(Communicator& comm, const std::string& mine, int root, uint64_t length) {
+std::string_view label_of(Compared compared) {
+    switch (compared) {
+        case Compared::models: return "comparing the ranks' models";
+        case Compared::buffers: return "comparing the ranks' buffers";
+        case Compared::meshes: return "comparing the ranks' meshes";
+        case Compared::tensors: return "comparing the ranks' tensors";
+    }
+    return "";
+}
+
+std::string broadcast_text(Communicator& comm, std::string_view label, const std::string& mine, int root,
+                           uint64_t length) {
     std::string text = comm.rank() == root ? mine : std::string(length, '\0');
     const Tensor tensor = tensor_of(std::span<char>(text), DType::u8);
-    comm.run({.collective = Collective::broadcast,
-              .outputs = {&tensor, 1},
-              .peer = root,
-              .label = "comparison of the ranks"});
+    comm.run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = root, .label = label});
     return text;
 }
 
@@ -55,7 +63,7 @@ std::string line_or_nothing(const std::vector<std::string>& lines, size_t i) {
 }
 
 // `own` is this rank's text, or why it `failed`.
-void compare(Communicator& comm, const std::string& own, Code failed, const std::string& what) {
+void compare(Communicator& comm, std::string_view label, const std::string& own, Code failed, const std::string& what) {
     Entry entry{{}, own.size(), static_cast<int64_t>(failed)};
     SHA256(reinterpret_cast<const unsigned char*>(own.data()), own.size(), entry.digest.data());
     std::vector<Entry> all(static_cast<size_t>(comm.world_size()));
@@ -64,19 +72,18 @@ void compare(Communicator& comm, const std::string& own, Code failed, const std:
     };
     const Tensor input = bytes({&entry, 1});
     const Tensor output = bytes(all);
-    comm.run({.collective = Collective::all_gather,
-              .inputs = {&input, 1},
-              .outputs = {&output, 1},
-              .label = "comparison of the ranks"});
+    comm.run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = label});
 
     const auto number = [&](auto found) { return static_cast<int>(found - all.begin()); };
     const auto bad = std::ranges::find_if(all, [](const Entry& one) { return one.failed != 0; });
-    if (bad != all.end()) throw_refusal(comm, number(bad), static_cast<Code>(bad->failed), bad->length, own);
+    if (bad != all.end()) {
+        throw_refusal(comm, label, number(bad), static_cast<Code>(bad->failed), bad->length, own);
+    }
     const auto other = std::ranges::find_if(all, [&](const Entry& one) { return one != all.front(); });
     if (other == all.end()) return;
 
-    const auto zero_lines = split(broadcast_text(comm, own, 0, all.front().length));
-    const auto other_lines = split(broadcast_text(comm, own, number(other), other->length));
+    const auto zero_lines = split(broadcast_text(comm, label, own, 0, all.front().length));
+    const auto other_lines = split(broadcast_text(comm, label, own, number(other), other->length));
     const size_t count = std::max(zero_lines.size(), other_lines.size());
     size_t first = 0;
     while (first + 1 < count && line_or_nothing(zero_lines, first) == line_or_nothing(other_lines, first)) ++first;
@@ -89,21 +96,23 @@ void compare(Communicator& comm, const std::string& own, Code failed, const std:
 
 }  // namespace
 
-void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines, const std::string& what) {
-    compare(comm, joined(lines), Code::ok, what);
+void check_same_on_all_ranks(Communicator& comm, Compared compared, const std::vector<std::string>& lines,
+                             const std::string& what) {
+    compare(comm, label_of(compared), joined(lines), Code::ok, what);
 }
 
-void throw_refusal(Communicator& comm, int rank, Code code, uint64_t length, const std::string& own) {
-    const std::string why = broadcast_text(comm, own, rank, length);
-    throw Error(code, fmt::format("rank {}: {}", rank, why)).with_rank(comm.rank()).with_peer(rank);
+void throw_refusal(Communicator& comm, std::string_view label, int rank, Code code, uint64_t length,
+                   const std::string& own) {
+    const std::string why = broadcast_text(comm, label, own, rank, length);
+    throw Error(code, fmt::format("rank {}: {}", rank, why)).with_rank(rank).with_peer(rank);
 }
 
-void refuse_on_all_ranks(Communicator& comm, const Error& why) {
+void refuse_on_all_ranks(Communicator& comm, Compared compared, const Error& why) {
     try {
-        compare(comm, why.what(), why.code(), {});
+        compare(comm, label_of(compared), why.what(), why.code(), {});
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whatever the others say, this is why it ends here
     }
-    throw Error(why);
+    throw why.with_rank(comm.rank());
 }
 
 }  // namespace tsr

@@ -14,11 +14,13 @@ DeviceMesh::DeviceMesh(Communicator& comm, MeshShape shape)
     : shape_(std::move(shape)), all_(shape_), rank_(comm.rank()) {
     if (shape_.rank_count() != comm.world_size()) {
         refuse_on_all_ranks(
-            comm, Error(Code::invalid_argument, fmt::format("mesh ({}) needs {} ranks, but the communicator has {}",
-                                                            shape_.str(), shape_.rank_count(), comm.world_size())));
+            comm, Compared::meshes,
+            Error(Code::invalid_argument, fmt::format("mesh ({}) needs {} ranks, but the communicator has {}",
+                                                      shape_.str(), shape_.rank_count(), comm.world_size())));
     }
     // All ranks must have the same shape, or the splits below would create inconsistent groups.
-    check_same_on_all_ranks(comm, {fmt::format("({})", shape_.str())}, "the mesh differs between ranks");
+    check_same_on_all_ranks(comm, Compared::meshes, {fmt::format("({})", shape_.str())},
+                            "the mesh differs between ranks");
     for (int d = 0; d < shape_.ndim(); ++d) {
         dims_.push_back({d});
         comms_.push_back(join(comm, dims_.back(), shape_.name(d)));
@@ -73,7 +75,8 @@ DeviceMesh DeviceMesh::flatten(Communicator& comm, const std::string& name) cons
     }
     const std::string joined = name.empty() ? fmt::format("{}", fmt::join(names, "_")) : name;
     DeviceMesh flat(*this, MeshShape({joined}, {shape_.rank_count()}));
-    check_same_on_all_ranks(comm, {fmt::format("({}) as \"{}\" of ({})", shape_.str(), joined, all_.str())},
+    check_same_on_all_ranks(comm, Compared::meshes,
+                            {fmt::format("({}) as \"{}\" of ({})", shape_.str(), joined, all_.str())},
                             "the flattened dimensions differ between ranks");
     flat.comms_.push_back(join(comm, dims, joined));
     flat.dims_.push_back(std::move(dims));

@@ -7,6 +7,7 @@
 
 #include "base/env.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 
 namespace tsr {
 
@@ -26,16 +27,30 @@ int required_number(const char* name, int64_t least, int64_t most, Launcher laun
     return static_cast<int>(*number);
 }
 
+// Reads a variable whose range depends on the variable `other`, with the value `size`.
+template <class Read>
+auto within(const char* other, int size, Read&& read) {
+    try {
+        return read();
+    } catch (const Error& error) {
+        throw error.with_advice(fmt::format("{} is {}", other, size));
+    }
+}
+
 // Reads rank and sizes from a launcher's four variables; the local two may be missing.
 JobEnvironment ranks_from(Launcher launcher, const char* rank, const char* size, const char* local_rank,
                           const char* local_size) {
     JobEnvironment job;
     job.launcher = launcher;
     job.world_size = required_number(size, 1, max_world_size, launcher);
-    job.rank = required_number(rank, 0, job.world_size - 1, launcher);
-    job.local_world_size = static_cast<int>(env_number(local_size, 1, job.world_size).value_or(0));
-    const int most_local = job.local_world_size > 0 ? job.local_world_size - 1 : job.world_size - 1;
-    job.local_rank = static_cast<int>(env_number(local_rank, 0, most_local).value_or(0));
+    job.rank = within(size, job.world_size, [&] { return required_number(rank, 0, job.world_size - 1, launcher); });
+    const auto local_number = [&](const char* name, int least, int most, const char* other, int of) {
+        return static_cast<int>(within(other, of, [&] { return env_number(name, least, most); }).value_or(0));
+    };
+    job.local_world_size = local_number(local_size, 1, job.world_size, size, job.world_size);
+    const bool is_known = job.local_world_size > 0;
+    const int locals = is_known ? job.local_world_size : job.world_size;
+    job.local_rank = local_number(local_rank, 0, locals - 1, is_known ? local_size : size, locals);
     return job;
 }
 
@@ -174,6 +189,7 @@ std::string_view name_of(Launcher launcher) {
 }
 
 JobEnvironment JobEnvironment::detect() {
+    log::check_environment();
     JobEnvironment job = found();
     if (job.local_world_size == 0) job.local_world_size = 1;
     if (job.launcher != Launcher::none) {

@@ -28,6 +28,11 @@ constexpr size_t max_file_bytes = size_t{1} << 20;
 
 std::string readable_text(std::string_view text) { return readable_utf8(text.substr(0, max_file_bytes / 4)); }
 
+int rank_in(const Json& json) {
+    const int64_t rank = json.as_int();
+    return rank >= 0 && rank <= INT32_MAX ? static_cast<int>(rank) : -1;
+}
+
 // Both launchers' forms: {"message": {"message": m, "extraInfo": {...}}} and {"message": m}.
 RecordedError parse(const std::string& text, const std::string& path) {
     RecordedError error;
@@ -39,8 +44,8 @@ RecordedError parse(const std::string& text, const std::string& path) {
             if (const Json* stack = extra->find("py_callstack")) error.traceback = stack->as_string();
             if (const Json* facts = extra->find("tessera")) {
                 error.code = facts->at("code").as_string();
-                const int64_t peer = facts->at("peer").as_int();
-                if (peer >= 0 && peer <= INT32_MAX) error.peer = static_cast<int>(peer);
+                error.peer = rank_in(facts->at("peer"));
+                error.rank = rank_in(facts->at("rank"));
             }
             if (const Json* stamp = extra->find("timestamp")) {
                 if (stamp->is(Json::Kind::string)) {

@@ -18,6 +18,7 @@ struct RecordedError {
     double timestamp = 0;   // seconds since 1970
     std::string code = {};  // code_name() of a Tessera error; empty: another error, or unknown
     int peer = -1;          // the job's rank that the error is about; -1: unknown
+    int rank = -1;          // the rank of the communicator on which the error occurred; -1: unknown
 };
 
 // Writes the file that TESSERA_ERROR_FILE or TORCHELASTIC_ERROR_FILE names, if any. The first call of the process

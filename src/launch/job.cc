@@ -46,7 +46,8 @@ void RunOptions::check() const {
     if (ranks() > max_ranks)
         throw wrong(fmt::format("{} ranks are requested; a job can have at most {}", ranks(), max_ranks));
     if (min_ranks < 0 || min_ranks > ranks()) {
-        throw wrong(fmt::format("at least {} ranks are required, but the job has {}", min_ranks, ranks()));
+        throw wrong(fmt::format("--min-ranks {} (or -n MIN:MAX) needs at least as many ranks, but the job has {}",
+                                min_ranks, ranks()));
     }
     if (max_restarts < 0)
         throw wrong(fmt::format("the number of restarts is {}; it must not be negative", max_restarts));

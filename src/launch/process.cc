@@ -289,7 +289,7 @@ int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mas
     }
     kill_all_children(Deadline::in(death_deadline));
     if (WIFSIGNALED(status))
-        fmt::print(stderr, "tessera: the agent {}; its ranks were killed\n", describe_status(status));
+        fmt::print(stderr, "tessera: the launcher {}; its ranks were killed\n", describe_status(status));
     return exit_code_of(status);
 }
 

@@ -9,8 +9,8 @@
 #include <ctime>
 #include <regex>
 #include <string_view>
+#include <utility>
 
-#include "base/cut_list.hpp"
 #include "base/error.hpp"
 #include "launch/job.hpp"
 #include "launch/process.hpp"
@@ -72,18 +72,32 @@ Lines without_runtime_frames(const Lines& lines) {
     return kept;
 }
 
-// Removes the message that a traceback repeats: Python's after the frames, Java's before them, with the exception's
-// full name. If the traceback is nothing else, its first line stays: Rust's has the error's code before the message.
+// Whether `trace` has the message at line `at`; something may stand before it.
+bool repeats(const Lines& trace, size_t at, const Lines& message) {
+    if (message.empty() || message.front().empty() || trace.size() < at + message.size()) return false;
+    const auto begin = trace.begin() + static_cast<std::ptrdiff_t>(at);
+    return begin->ends_with(message.front()) && std::equal(message.begin() + 1, message.end(), begin + 1);
+}
+
+// Removes the message that a traceback repeats: Python's after the frames, Java's and Rust's before them.
 Lines without_message(Lines trace, const Lines& message) {
-    if (message.empty() || message.front().empty() || trace.size() < message.size()) return trace;
-    for (size_t at = trace.size() - message.size() + 1; at-- > 0;) {
-        const auto begin = trace.begin() + static_cast<std::ptrdiff_t>(at);
-        if (!begin->ends_with(message.front()) || !std::equal(message.begin() + 1, message.end(), begin + 1)) continue;
-        const std::ptrdiff_t kept = trace.size() == message.size() ? 1 : 0;
-        trace.erase(begin + kept, begin + static_cast<std::ptrdiff_t>(message.size()));
-        break;
+    size_t at = 0;
+    if (!repeats(trace, 0, message)) {
+        for (at = trace.size(); at > 0 && !repeats(trace, at, message);) --at;
+        if (at == 0) return trace;
     }
+    const auto begin = trace.begin() + static_cast<std::ptrdiff_t>(at);
+    trace.erase(begin, begin + static_cast<std::ptrdiff_t>(message.size()));
     return trace;
+}
+
+// What a traceback that begins with the message has before it, such as the error's code in Rust: "MISMATCH: ".
+std::string_view kind_of(const RankEnd& root) {
+    if (!root.error || !root.late.empty()) return "";
+    const Lines trace = lines_of(root.error->traceback);
+    const Lines message = lines_of(root.error->message);
+    if (!repeats(trace, 0, message)) return "";
+    return trace.front().substr(0, trace.front().size() - message.front().size());
 }
 
 std::string quoted(const Lines& lines) {
@@ -103,7 +117,8 @@ std::string details_of(const RankEnd& root) {
             text += fmt::format("\n{}", quoted(further));
             if (shown < message.size()) text += fmt::format("    ... {} more lines\n", message.size() - shown);
         }
-        const Lines trace = without_message(without_runtime_frames(lines_of(root.error->traceback)), message);
+        Lines trace = without_runtime_frames(lines_of(root.error->traceback));
+        if (root.late.empty()) trace = without_message(std::move(trace), message);  // otherwise only here
         if (!trace.empty()) text += fmt::format("\n  rank {}'s traceback:\n{}", root.rank, quoted(trace));
     } else if (root.last_lines.size() > 1) {
         Lines last = without_runtime_frames(Lines(root.last_lines.begin(), root.last_lines.end()));
@@ -115,36 +130,6 @@ std::string details_of(const RankEnd& root) {
 }
 
 // --- the others
-
-std::string whole_message(const RankEnd& end) { return end.error ? end.error->message : end.message(); }
-
-// Ranks often report the same error, each prefixed with its own rank.
-std::string without_own_number(const RankEnd& end) {
-    std::string text = whole_message(end);
-    const std::string own = fmt::format("rank {}: ", end.rank);
-    const size_t at = text.find(own);
-    return at == std::string::npos ? text : text.erase(at, own.size());
-}
-
-bool say_the_same(const RankEnd& one, const RankEnd& other) {
-    const auto begins = [](std::string_view part, std::string_view text) {
-        return shown_of(part) != part && text.starts_with(shown_of(part));
-    };
-    const auto same = [&](std::string_view a, std::string_view b) { return a == b || begins(a, b) || begins(b, a); };
-    return same(whole_message(one), whole_message(other)) || same(without_own_number(one), without_own_number(other));
-}
-
-// The first failure or, if its list is cut, another failure with the same list in full.
-const RankEnd& root_of(const std::vector<RankEnd>& failures) {
-    const std::string first = whole_message(failures.front());
-    if (shown_of(first) == first) return failures.front();
-    const auto tells_all = [&](const RankEnd& failure) {
-        const std::string text = whole_message(failure);
-        return shown_of(text) == text && say_the_same(failure, failures.front());
-    };
-    const auto root = std::ranges::find_if(failures, tells_all);
-    return root != failures.end() ? *root : failures.front();
-}
 
 std::string told_briefly(const RankEnd& failure, const RankEnd& root, const std::vector<RankEnd>& failures) {
     for (const RankEnd& culprit : failures) {
@@ -225,9 +210,9 @@ std::string others_of(const RankEnd& root, const std::vector<RankEnd>& failures,
 }  // namespace
 
 std::string report_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends, size_t width) {
-    const RankEnd& root = root_of(failures);
+    const RankEnd& root = failures.front();
     std::string text = fmt::format("the job failed: {}", root.cause());
-    if (!root.message().empty()) text += ": " + root.message();
+    if (!root.message().empty()) text += fmt::format(": {}{}", kind_of(root), root.message());
     text += fmt::format("\n\n  root cause: rank {} (pid {} on {}) at {}\n", root.rank, root.pid, root.host,
                         clock_time(root.when()));
     text += details_of(root);

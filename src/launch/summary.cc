@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "base/cut_list.hpp"
 #include "base/error.hpp"
 #include "launch/job.hpp"
 #include "launch/process.hpp"
@@ -18,7 +19,7 @@ namespace tsr {
 
 namespace {
 
-constexpr size_t searched_bytes = 4096;  // of a message, for PyTorch's words
+constexpr size_t searched_bytes = 4096;  // of a message, for a rank or PyTorch's words
 
 std::string_view trimmed(std::string_view line) {
     const size_t begin = line.find_first_not_of(" \t");
@@ -78,12 +79,15 @@ std::string meaning_of(int wait_status) {
 
 // --- who failed because of whom
 
-// The error of a rank: the one that it recorded, else its communicator's failure, unless it crashed. An uncaught
-// exception ends some programs by SIGABRT, which does not count as a crash here.
+// An uncaught exception ends some programs by SIGABRT, which does not count as a crash here.
+bool crashed(const RankEnd& end) {
+    return !end.by_agent && WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) != SIGABRT;
+}
+
+// The error of a rank: the one that it recorded, else its communicator's failure, unless it crashed.
 const RecordedError* reason_of(const RankEnd& end) {
     if (end.error) return &*end.error;
-    const bool crashed = !end.by_agent && WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) != SIGABRT;
-    return end.failure && !crashed ? &*end.failure : nullptr;
+    return end.failure && !crashed(end) ? &*end.failure : nullptr;
 }
 
 bool failed_with(const RankEnd& victim, const RankEnd& end, std::initializer_list<Code> codes) {
@@ -152,6 +156,41 @@ std::string words_of(const RankEnd& waiting) {
                        rank_spans(waiting.missed));
 }
 
+// --- ranks that report the same
+
+std::string whole_message(const RankEnd& end) { return end.error ? end.error->message : end.message(); }
+
+// The rank on which its error occurred: all ranks may report the error of one. -1: unknown.
+int rank_of_error(const RankEnd& end) {
+    static const std::regex named(R"(\brank (\d{1,9}): )");
+    if (end.error && end.error->rank >= 0) return end.error->rank;
+    const std::string text = whole_message(end).substr(0, searched_bytes);
+    std::smatch found;
+    return std::regex_search(text, found, named) ? std::stoi(found[1]) : -1;
+}
+
+// Ranks often report the same error, each prefixed with its own rank or with that of the one that failed.
+std::string without_number(const RankEnd& end) {
+    std::string text = whole_message(end);
+    const std::string own = fmt::format("rank {}: ", rank_of_error(end));
+    const size_t at = text.find(own);
+    return at == std::string::npos ? text : text.erase(at, own.size());
+}
+
+// Of the ranks that say the same as the first failure, the one whose own error it is or that has the full list, even if
+// the agent stopped it; nullptr if there is none.
+const RankEnd* told_by(const RankEnd& first, const std::vector<RankEnd>& ends) {
+    if (!first.late.empty() || crashed(first)) return nullptr;  // its message is another rank's, or not the cause
+    const auto tells_all = [](const RankEnd& end) { return shown_of(whole_message(end)) == whole_message(end); };
+    const bool is_cut = !tells_all(first);
+    const auto fits = [&](const RankEnd& end) {
+        if (!failed_by_itself(end) && !(end.by_agent && end.error)) return false;
+        return (is_cut ? tells_all(end) : rank_of_error(end) == end.rank) && say_the_same(end, first);
+    };
+    const auto found = std::ranges::find_if(ends, fits);
+    return found != ends.end() ? &*found : nullptr;
+}
+
 // The agent stopped it after its peer was lost.
 bool was_ended_as_victim(const RankEnd& victim, const RankEnd& end) {
     return victim.by_agent && !end.survived && was_lost_to(victim, end);
@@ -212,7 +251,22 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& given) {
             failures.push_back(end);
         }
     }
+    if (failures.empty()) return failures;
+    std::vector<RankEnd> all = failures;
+    all.insert(all.end(), ends.begin(), ends.end());
+    if (const RankEnd* root = told_by(failures.front(), all); root != nullptr && root != all.data()) {
+        std::erase_if(failures, [&](const RankEnd& failure) { return failure.rank == root->rank; });
+        failures.insert(failures.begin(), *root);
+    }
     return failures;
+}
+
+bool say_the_same(const RankEnd& one, const RankEnd& other) {
+    const auto begins = [](std::string_view part, std::string_view text) {
+        return shown_of(part) != part && text.starts_with(shown_of(part));
+    };
+    const auto same = [&](std::string_view a, std::string_view b) { return a == b || begins(a, b) || begins(b, a); };
+    return same(whole_message(one), whole_message(other)) || same(without_number(one), without_number(other));
 }
 
 int exit_code_of(const std::vector<RankEnd>& failures) {

@@ -47,9 +47,12 @@ struct RankEnd {
 // needed it, and one that was slow to end after it failed or left, so that it ended after its victims or was stopped
 // together with them. For a TIMEOUT the late rank is the cause, whatever happened to it after the others failed; for
 // init_process_group, PyTorch's own messages are parsed. Last come ranks that the agent stopped after one of these
-// ranks was lost to them.
+// ranks was lost to them. If several ranks report the same error, the one on which it occurred comes first; all of them
+// may report an error of one, and the agent may have stopped that one.
 [[nodiscard]] std::vector<RankEnd> failures_of(const std::vector<RankEnd>& given);
 
+// Whether two ranks report the same error, apart from the rank with which the message begins or a cut list.
+[[nodiscard]] bool say_the_same(const RankEnd& one, const RankEnd& other);
 // Whether `victim` failed because `end` died, failed, left or was late.
 [[nodiscard]] bool blames(const RankEnd& victim, const RankEnd& end);
 // The code of its error, such as "PEER_LOST"; empty if unknown.

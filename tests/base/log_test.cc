@@ -29,6 +29,13 @@ TEST(LogDeathTest, ALevelThatIsNoneIsTold) {
     EXPECT_EXIT(ask("verbose"), ::testing::ExitedWithCode(0),
                 "unknown TESSERA_LOG level 'verbose', using warning; use debug, info");
     EXPECT_EXIT(ask("error"), ::testing::ExitedWithCode(1), "^$");
+    const auto check = [] {
+        ::setenv("TESSERA_LOG", "loud", 1);  // NOLINT(concurrency-mt-unsafe)
+        log::check_environment();
+        log::check_environment();
+        std::_Exit(0);
+    };
+    EXPECT_EXIT(check(), ::testing::ExitedWithCode(0), "^[^\n]*unknown TESSERA_LOG level 'loud'[^\n]*\n$");
 }
 
 TEST(Log, ItsFunctionMayLogAndReplaceItself) {

@@ -193,6 +193,8 @@ TEST_F(AsyncTest, AFailureIsToldByTheFutureAndOnceByTheNextCall) {
             full = true;
             const WorkPtr failing = saver.save_async(2, owned.state);
             EXPECT_EQ(code_of(failing), Code::io);
+            EXPECT_THAT(error_of([&] { failing->wait(Deadline::in(milliseconds{60000})); }).what(),
+                        ::testing::StartsWith("rank 0: the save of step 2 failed: cannot create it"));
             Request barrier;
             comm->run(barrier);
             full = false;

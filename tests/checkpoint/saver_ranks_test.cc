@@ -49,11 +49,11 @@ TEST_F(SaverTest, RanksThatDifferAreToldBeforeAnythingIsWritten) {
     expect(attempt([](State& state, int rank, int64_t&) {
                if (rank == 0) state.add_tensor("b", tensor_of(std::span(extra), DType::f32));
            }),
-           "rank 1: state differs from rank 0's: it has nothing more where rank 0 has tensor 'b'");
+           "rank 1: state differs from rank 0's: it lacks tensor 'b' f32 [3]");
     expect(attempt([](State& state, int rank, int64_t&) {
                if (rank == 2) state.set_value("x", Json(true));
            }),
-           "rank 2: state differs from rank 0's: it has value 'x'");
+           "rank 2: state differs from rank 0's: it has value 'x', which rank 0's lacks");
     expect(attempt([](State&, int rank, int64_t& step) { step += rank == 2 ? 1 : 0; }),
            "rank 2: saves step 8, but rank 0 saves step 7");
 }

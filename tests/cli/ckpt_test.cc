@@ -111,6 +111,10 @@ TEST_F(CkptCommand, AFailureIsAnObjectInJson) {
         const Json json = Json::parse(result.output, "error");
         EXPECT_EQ(json.at("error").at("code").as_string(), "NOT_FOUND");
         EXPECT_THAT(json.at("error").at("message").as_string(), HasSubstr(root_ + "/nope"));
+        if (std::string(name) == "info") {
+            EXPECT_EQ(json.at("error").at("message").as_string(),
+                      "no checkpoint at " + root_ + "/nope: the path does not exist");
+        }
     }
 }
 
@@ -120,6 +124,8 @@ TEST_F(CkptCommand, HelpTellsTheExitCodes) {
         const Result result = tessera(std::string(name) + " --help");
         EXPECT_EQ(result.code, 0);
         EXPECT_THAT(result.output, HasSubstr("Exit codes:")) << name;
+        const bool is_convert = std::string(name) == "convert";
+        EXPECT_EQ(result.output.find("were left out") != std::string::npos, is_convert) << name;
     }
 }
 
@@ -270,6 +276,34 @@ TEST_F(CkptCommand, VerifyEndsWithOneWhereSomethingIsWrong) {
     const Result list = tessera("ls " + root_);
     EXPECT_EQ(list.code, 1);
     EXPECT_THAT(list.output, HasSubstr("damaged"));
+}
+
+TEST_F(CkptCommand, LsTellsOfFilesThatAreGoneOrCutShort) {
+    const std::string save = Checkpoint::open(root_)->path();
+    const std::string path = save + "/rank-00001.safetensors";
+    const std::string text = slurp(path);
+    spill(path, text.substr(0, text.size() - 1));
+    const Result cut = tessera("ls " + root_);
+    EXPECT_EQ(cut.code, 1);
+    EXPECT_THAT(cut.output, ::testing::ContainsRegex("-  damaged +-  .*" + save + "\n"));
+    EXPECT_THAT(cut.output, HasSubstr(path + " has " + std::to_string(text.size() - 1) + " bytes, expected " +
+                                      std::to_string(text.size()) + "\n"));
+    EXPECT_THAT(cut.output, ::testing::ContainsRegex("  50  .*  latest\n")) << "the newest that is not damaged";
+
+    std::filesystem::remove(path);
+    const Json gone = json_of("ls --json " + root_, 1);
+    EXPECT_EQ(gone.as_array().at(1).at("state").as_string(), "damaged");
+    EXPECT_EQ(gone.as_array().at(1).at("fault").as_string(), path + " is missing");
+    EXPECT_FALSE(gone.as_array().at(1).at("latest").as_bool());
+    EXPECT_EQ(gone.as_array().at(0).at("state").as_string(), "committed");
+    const Result one = tessera("ls " + save);
+    EXPECT_EQ(one.code, 1);
+    EXPECT_THAT(one.output, HasSubstr(path + " is missing\n"));
+
+    std::filesystem::create_directory(path);
+    std::filesystem::remove(save + "/rank-00000.safetensors");
+    EXPECT_THAT(tessera("ls " + root_).output,
+                HasSubstr("rank-00000.safetensors is missing; 2 files are missing or have another size\n"));
 }
 
 TEST_F(CkptCommand, WhatIsNotThereOrNotMeantIsTwo) {

@@ -54,6 +54,16 @@ TEST(Command, WrongUsageIsExitCodeTwo) {
     }
 }
 
+TEST(Command, TextThatIsNotANumberIsNamed) {
+    EXPECT_THAT(tessera("run --timeout-s abc true").out,
+                StartsWith("tessera run: --timeout-s: expected a number of seconds, got 'abc'\n"));
+    EXPECT_THAT(tessera("run --min-ranks 2.5 true").out,
+                StartsWith("tessera run: --min-ranks: expected a whole number, got '2.5'\n"));
+    EXPECT_THAT(tessera("ckpt gc x --keep many").out, HasSubstr("--keep: expected a whole number, got 'many'\n"));
+    EXPECT_THAT(tessera("ckpt diff a b --atol tiny").out, HasSubstr("--atol: expected a number, got 'tiny'\n"));
+    EXPECT_THAT(tessera("ckpt diff a b --atol=-1").out, HasSubstr("--atol: must not be negative, got '-1'\n"));
+}
+
 TEST(Command, OutputThatCannotBeWrittenIsAnError) {
     const Result result = tessera("env --json 2>&1 > /dev/full || exit $?");
     EXPECT_EQ(result.code, 2);
@@ -112,6 +122,33 @@ TEST(Command, EnvTellsWhyWritesAreNotDirect) {
     const Json facts = Json::parse(tessera("env --json " + ramfs.path()).out, "env");
     EXPECT_THAT(facts.at("direct_io").as_string(), StartsWith("no: it refuses to open files with O_DIRECT"));
     EXPECT_THAT(facts.at("writes").as_string(), StartsWith("through the page cache"));
+}
+
+TEST(Command, EnvWarnsOfAnUnknownLogLevel) {
+    ::setenv("TESSERA_LOG", "loud", 1);
+    const Result result = tessera("env");
+    ::unsetenv("TESSERA_LOG");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.out, HasSubstr("unknown TESSERA_LOG level 'loud', using warning; use debug, info"));
+}
+
+TEST(Command, EnvEndsWithOneIfTheTokenCannotBeUsed) {
+    ::setenv("TESSERA_TOKEN", "abc", 1);
+    const Result alone = tessera("env");
+    const char* const job[][2] = {
+        {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29999"}};
+    for (const auto& [name, value] : job) ::setenv(name, value, 1);
+    const Result joined = tessera("env --json");
+    ::setenv("TESSERA_INSECURE", "1", 1);
+    const Result insecure = tessera("env");
+    ::unsetenv("TESSERA_INSECURE");
+    for (const auto& [name, value] : job) ::unsetenv(name);
+    ::unsetenv("TESSERA_TOKEN");
+    EXPECT_EQ(alone.code, 0) << "one rank needs none";
+    EXPECT_THAT(alone.out, ContainsRegex("token +unusable: the job token "));
+    EXPECT_EQ(joined.code, 1);
+    EXPECT_THAT(Json::parse(joined.out, "env").at("problem").as_string(), HasSubstr("the job token "));
+    EXPECT_EQ(insecure.code, 0) << insecure.out;
 }
 
 // What cannot be used is told with its reason.

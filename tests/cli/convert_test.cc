@@ -181,6 +181,16 @@ TEST_F(Convert, PrefixesGoOnAndOff) {
                   .as_int(),
               6);
     EXPECT_NE(header_of(export_only + "/model.safetensors").find("grid"), nullptr);
+    const auto refused = [&](const std::string& command, const std::string& rest) {
+        return tessera(command + " " + out_ + " " + (dir_ / "refused") + " " + rest).output;
+    };
+    EXPECT_THAT(
+        refused("convert", "--to npz --under model"),
+        HasSubstr("'model.columns' without the prefix 'model' is '.columns'; did you mean the prefix \"model.\"?"));
+    EXPECT_THAT(refused("rename-keys", "--map model=net"), HasSubstr("did you mean \"--map model.=net.\"?"));
+    EXPECT_THAT(refused("rename-keys", "--map model.=net"), HasSubstr("did you mean \"--map model.=net.\"?"));
+    EXPECT_THAT(refused("rename-keys", "--map mode=net"), HasSubstr("run `tessera ckpt tree`"));
+    EXPECT_FALSE(std::filesystem::exists(dir_ / "refused"));
 }
 
 // A trainer that resumes takes the renamed checkpoint for the newest.

@@ -224,7 +224,9 @@ TEST(Failure, ALateRankIsNamedInTimeByOneThatSpins) {
     ASSERT_TRUE(outcomes[0]);
     EXPECT_EQ(outcomes[0]->code(), Code::timeout) << outcomes[0]->what();
     // Rank 0 had entered: across hosts the late one may be through before it hears that rank 0 has given up.
-    if (outcomes[1]) EXPECT_EQ(outcomes[1]->code(), Code::timeout) << outcomes[1]->what();
+    if (outcomes[1]) {
+        EXPECT_EQ(outcomes[1]->code(), Code::timeout) << outcomes[1]->what();
+    }
 }
 
 // Where all see what the others do.

@@ -186,5 +186,18 @@ TEST(DeviceMesh, DifferentMeshesAreNamedOnEveryRank) {
     }
 }
 
+TEST(DeviceMesh, ARankThatCallsSomethingElseIsToldWhatTheOthersCompare) {
+    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        if (comm.rank() == 1) return comm.run({});
+        const DeviceMesh mesh(comm, MeshShape({"dp"}, {2}));
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_THAT(outcome->what(), HasSubstr("rank 0 called all_gather of 48 u8 (comparing the ranks' meshes), "
+                                               "rank 1 barrier"));
+    }
+}
+
 }  // namespace
 }  // namespace tsr

@@ -277,7 +277,7 @@ TEST(CommProcesses, KilledRankIsNoticedInTimeByAllAndNamed) {
             EXPECT_LT(outcome.ended - killed, patience(std::chrono::seconds(1))) << "rank " << rank;
             EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 2 "),
                                             HasSubstr("rank 2 (pid " + std::to_string(processes.pid(victim))),
-                                            HasSubstr(" died"), HasSubstr("all_reduce #"), HasSubstr("4.0 MiB")));
+                                            HasSubstr(" ended"), HasSubstr("all_reduce #"), HasSubstr("4.0 MiB")));
         }
     }
 }
@@ -340,7 +340,7 @@ TEST(CommProcesses, KilledReceiverIsNoticedByItsSender) {
             EXPECT_LT(outcome.ended - killed, patience(std::chrono::seconds(1))) << "rank " << rank;
             EXPECT_THAT(outcome.text, HasSubstr("PEER_LOST peer 2 "));
         }
-        EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("send #"), HasSubstr(" died")));
+        EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("send #"), HasSubstr(" ended")));
     }
 }
 
@@ -431,7 +431,7 @@ Clock::duration time_to_notice(Collective collective) {
     for (const int rank : {0, 2}) {
         const Outcome& outcome = processes.join(rank);
         slowest = std::max(slowest, outcome.ended - killed);
-        EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr(" died"),
+        EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr(" ended"),
                                         HasSubstr(std::string(name_of(collective)) + " #")));
     }
     return slowest;
@@ -483,7 +483,7 @@ TEST(CommProcesses, RankThatExitsWithoutLeavingIsLost) {
         comm->run({});
     });
     EXPECT_TRUE(processes.join(1).well());
-    EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("PEER_LOST"), HasSubstr("barrier #2"), HasSubstr("died")));
+    EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("PEER_LOST"), HasSubstr("barrier #2"), HasSubstr("ended")));
 }
 
 TEST(CommProcesses, ProcessThatExitsAfterTheLastCollectiveDisturbsNobody) {
@@ -586,7 +586,7 @@ TEST(CommProcesses, RankThatDiesWhileJoiningIsNoticed) {
     static_cast<void>(processes.join(1));
     processes.store().set("go", "", processes.store().default_deadline());
     EXPECT_THAT(processes.join(0).text,
-                AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr("died while the communicator was created")));
+                AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr("ended while the communicator was created")));
 }
 
 TEST(CommProcesses, DifferentHostsAreToldWhatIsMissing) {

@@ -1,14 +1,15 @@
 """The examples of README.md compile, and the Python one runs: each is taken from the page as it stands and given only
-what the page says it leaves out."""
+what the page says it leaves out. The first programs of the bindings' pages compile and run by the pages' commands."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from user_programs import JAVAC, PREFIX, ROOT, run, rust
+from user_programs import JAVAC, PREFIX, ROOT, RUST_TARGET, run, rust
 
 
 def example(language: str) -> str:
@@ -79,3 +80,54 @@ def test_each_is_about_ten_lines(language: str) -> None:
 @pytest.mark.parametrize("program", ["c/digits.c", "python/digits.py", "java/Digits.java", "rust/src/main.rs"])
 def test_a_whole_program_is_read_in_one_sitting(program: str) -> None:
     assert 100 <= len((ROOT / "examples" / program).read_text(encoding="utf-8").splitlines()) <= 275
+
+
+def first_program(language: str) -> tuple[str, list[str]]:
+    """The first program of a binding's page, and the commands that the page shows for it."""
+    page = (ROOT / "bindings" / language / "README.md").read_text(encoding="utf-8")
+    begin, program, rest = re.split(rf"^```{language}\n(.*?)^```$", page, maxsplit=1, flags=re.M | re.S)
+    if language == "python":
+        return program, re.findall(r"`(tessera run [^`]*)`", rest)[:1]
+    return program, re.findall(r"^((?:cargo|javac|tessera) .*)$", begin.split("## A first program")[1], re.M)
+
+
+def in_a_clone(at: Path, *commands: str, stated: str = "") -> str:
+    """Runs commands in a folder that has the clone's bindings, in a shell with `./dev env` and `stated`."""
+    if not (at / "bindings").exists():
+        (at / "bindings").symlink_to(ROOT / "bindings")
+    return run("bash", "-ec", "\n".join([f'eval "$({ROOT}/dev env)"', stated, *commands]), cwd=at)
+
+
+def test_the_first_python_program_runs_as_its_page_says(tmp_path: Path) -> None:
+    program, commands = first_program("python")
+    assert commands == ["tessera run -n 4 python first.py"]
+    (tmp_path / "first.py").write_text(program, encoding="utf-8")
+    output = in_a_clone(tmp_path, *commands)
+    for rank in range(4):
+        assert f"{rank} 6.0" in output
+
+
+def test_the_first_java_program_runs_as_its_page_says(tmp_path: Path) -> None:
+    program, commands = first_program("java")
+    (tmp_path / "Sum.java").write_text(program, encoding="utf-8")
+    output = in_a_clone(tmp_path, *commands)
+    assert output.count(": 10.0") == 4, output
+    # The README has the same commands for the class First; a plain jar of the program goes on the class path too.
+    (row,) = re.findall(r"^\| Java \| (.*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert [f"`{command}`".replace("Sum", "First") in row for command in commands] == [True, True], row
+    page = (ROOT / "bindings" / "java" / "README.md").read_text(encoding="utf-8")
+    (with_jar,) = re.findall(r"`(java -cp 'app\.jar:[^`]*)`", page)
+    output = in_a_clone(tmp_path, "jar cf app.jar Sum.class", "rm Sum.class", with_jar)
+    assert output.count(": 1.0") == 1, output
+
+
+def test_the_first_rust_program_runs_as_its_page_says(tmp_path: Path) -> None:
+    program, (new, *commands) = first_program("rust")
+    offline = "export CARGO_NET_OFFLINE=true"
+    in_a_clone(tmp_path, new, stated=offline)
+    (tmp_path / "sum" / "src" / "main.rs").write_text(program, encoding="utf-8")
+    shutil.copy(ROOT / "examples" / "rust" / "Cargo.lock", tmp_path / "sum")  # versions that are here
+    (tmp_path / "sum" / "target").symlink_to(RUST_TARGET)
+    output = in_a_clone(tmp_path, *commands, stated=offline)
+    for rank in range(4):
+        assert f"rank {rank} of 4: 10" in output

@@ -46,6 +46,12 @@ inline RankEnd with_code(RankEnd end, Code code, int peer) {
     return end;
 }
 
+// The error that it recorded occurred on that rank of the communicator.
+inline RankEnd with_error_of(RankEnd end, int rank) {
+    end.error->rank = rank;
+    return end;
+}
+
 inline RankEnd ended_by_agent(RankEnd end) {
     end.by_agent = true;
     return end;

@@ -138,7 +138,8 @@ TEST(JobEnvironment, ContradictionsNameTheVariable) {
         }
         return "no error";
     };
-    EXPECT_THAT(message_of({{"RANK", "4"}, {"WORLD_SIZE", "4"}, {"MASTER_PORT", "1"}}), HasSubstr("RANK='4'"));
+    EXPECT_THAT(message_of({{"RANK", "4"}, {"WORLD_SIZE", "4"}, {"MASTER_PORT", "1"}}),
+                HasSubstr("RANK='4' must be a number from 0 to 3; WORLD_SIZE is 4"));
     EXPECT_THAT(message_of({{"RANK", "x"}, {"WORLD_SIZE", "4"}}), HasSubstr("RANK='x'"));
     EXPECT_THAT(message_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE='0'"));
     EXPECT_THAT(message_of({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_PORT", "5"}}), HasSubstr("MASTER_ADDR"));
@@ -147,6 +148,8 @@ TEST(JobEnvironment, ContradictionsNameTheVariable) {
                 AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("MASTER_PORT")));
     EXPECT_THAT(message_of({{"RANK", "0"}}), HasSubstr("RANK is set (0), but WORLD_SIZE is not"));
     EXPECT_THAT(message_of({{"WORLD_SIZE", "2"}}), HasSubstr("WORLD_SIZE is set (2), but RANK is not"));
+    EXPECT_THAT(message_of({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}}),
+                HasSubstr("LOCAL_RANK='2' must be a number from 0 to 1; LOCAL_WORLD_SIZE is 2"));
     EXPECT_EQ(message_of({{"WORLD_SIZE", "1"}}), "no error");
     EXPECT_THAT(message_of({{"TESSERA_RANK", "0"}}), HasSubstr("TESSERA_WORLD_SIZE"));
     EXPECT_THAT(message_of({{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}}), HasSubstr("TESSERA_STORE"));

@@ -44,6 +44,7 @@ TEST_F(ErrorFile, FactsOfTheErrorAreReadBack) {
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code, "TIMEOUT");
     EXPECT_EQ(error->peer, 3);
+    EXPECT_EQ(error->rank, 1);
     std::stringstream text;
     text << std::ifstream(path_).rdbuf();
     const Json document = Json::parse(text.str(), path_);

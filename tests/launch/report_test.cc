@@ -25,6 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 using testing::with_code;
+using testing::with_error_of;
 using testing::with_failure;
 
 std::string report(const std::vector<RankEnd>& ends, size_t width = 0) {
@@ -83,6 +84,34 @@ TEST(Report, RanksThatSayTheSameOfAThirdOneSayItOnce) {
     EXPECT_THAT(text, HasSubstr("rank 1  exit 1    the same as rank 0"));
 }
 
+TEST(Report, OfAnErrorOfOneRankThatAllReportThatRankIsTheCause) {
+    const auto all_saying = [](const std::string& words) {
+        std::vector<RankEnd> ends;
+        for (const int rank : {0, 1, 2, 3}) {
+            ends.push_back(end_saying(rank, words));
+            ends.back().order = 5 - rank;  // rank 3 ended first
+        }
+        return ends;
+    };
+    std::vector<RankEnd> known = all_saying("IO: cannot create /proc/x");
+    for (RankEnd& end : known) end = with_error_of(std::move(end), 1);
+    const std::string by_record = report(known);
+    EXPECT_THAT(by_record, AllOf(StartsWith("the job failed: rank 1 "), HasSubstr("root cause: rank 1 "),
+                                 HasSubstr("ranks 0, 2 and 3  exit 1    the same as rank 1")));
+    const std::string by_words = report(all_saying("IO: rank 0: cannot create /proc/x"));
+    EXPECT_THAT(by_words, AllOf(StartsWith("the job failed: rank 0 "), HasSubstr("root cause: rank 0 "),
+                                HasSubstr("ranks 1-3  exit 1    the same as rank 0")));
+    EXPECT_THAT(report(all_saying("IO: rank 7: of another communicator")), StartsWith("the job failed: rank 3 "));
+    std::vector<RankEnd> stopped = all_saying("IO: rank 0: cannot create /proc/x");
+    stopped[0] = ended_by_agent(stopped[0]);  // while it was exiting
+    EXPECT_THAT(report(stopped), AllOf(StartsWith("the job failed: rank 0 failed or left first, "),
+                                       HasSubstr("ranks 1-3  exit 1    the same as rank 0")));
+    // The rank itself may report it without its number.
+    const std::string refused = report(
+        {with_error_of(end_saying(1, "BAD: 3 is odd"), 1), with_error_of(end_saying(0, "BAD: rank 1: 3 is odd"), 1)});
+    EXPECT_THAT(refused, AllOf(StartsWith("the job failed: rank 1 "), HasSubstr("rank 0  exit 1    the same as")));
+}
+
 TEST(Report, OfAListTheRankThatTellsItToItsEndIsTheCause) {
     const auto saying = [](int rank, const std::string& end) {
         return end_saying(rank, fmt::format("Mismatch: rank {}: ck does not fit:\n  'a' is missing\n{}", rank, end));
@@ -95,11 +124,22 @@ TEST(Report, OfAListTheRankThatTellsItToItsEndIsTheCause) {
                             HasSubstr("ranks 0 and 2  exit 1    the same as rank 1")));
 }
 
-TEST(Report, OfATraceThatIsTheMessageTheLineWithTheCodeStays) {
+// As Rust's tracebacks are.
+TEST(Report, OfATraceThatIsTheMessageOnlyTheCodeIsShown) {
+    const std::string text = report({end_saying(0, "no such root", "INVALID_ARGUMENT: no such root")});
+    EXPECT_THAT(text, StartsWith("the job failed: rank 0 ended with exit code 1: INVALID_ARGUMENT: no such root\n"));
+    EXPECT_EQ(count(text, "no such root"), 1) << text;
+    EXPECT_THAT(text, Not(HasSubstr("traceback")));
+
     const std::string words = "the models differ:\n  'a' is on rank 0 alone\n  'b' too";
-    const std::string text = report({end_saying(0, words, "MISMATCH: " + words)});
-    EXPECT_EQ(count(text, "'b' too"), 1) << text;
-    EXPECT_THAT(text, EndsWith("    MISMATCH: the models differ:"));
+    const std::string of_many = report({end_saying(0, words, "MISMATCH: " + words)});
+    EXPECT_THAT(of_many, HasSubstr(": MISMATCH: the models differ: 'a' is on rank 0 alone\n"));
+    EXPECT_EQ(count(of_many, "MISMATCH"), 1) << of_many;
+    EXPECT_EQ(count(of_many, "'b' too"), 1) << of_many;
+
+    const std::string caused = report({end_saying(0, "lost", "IO: lost\n  caused by IO: disk is full")});
+    EXPECT_THAT(caused, AllOf(StartsWith("the job failed: rank 0 ended with exit code 1: IO: lost\n"),
+                              EndsWith("  rank 0's traceback:\n      caused by IO: disk is full")));
 }
 
 TEST(Report, LinesMayBeLong) {

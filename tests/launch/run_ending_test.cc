@@ -117,7 +117,7 @@ TEST_F(KilledRun, KilledAgentLeavesNoRankAndNoGrandchild) {
     ASSERT_EQ(::kill(agent_, SIGKILL), 0);
     const Result result = finish(*job_);
     EXPECT_EQ(result.code, 128 + SIGKILL);
-    EXPECT_THAT(result.err, HasSubstr("agent was killed by SIGKILL"));
+    EXPECT_THAT(result.err, HasSubstr("tessera: the launcher was killed by SIGKILL"));
     for (const pid_t pid : pids_) EXPECT_FALSE(alive(pid));
 }
 

@@ -179,7 +179,8 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({"-n", "x", "true"}, 2, "'x' is not a number");
     told({"-n", "4:3", "true"}, 2, "MIN:MAX");
     told({"-n", "2:3", "true", ":", "true"}, 2, "--min-ranks");
-    told({"--min-ranks", "3", "-n", "2", "true"}, 2, "at least 3 ranks");
+    told({"--min-ranks", "3", "-n", "2", "true"}, 2,
+         "--min-ranks 3 (or -n MIN:MAX) needs at least as many ranks, but the job has 2");
     told({"--on-loss", "shrink", "-n", "2", "true"}, 2, "--min-ranks");
     told({"--on-loss", "panic", "true"}, 2, "--on-loss panic");
     told({"--max-restarts", "-1", "true"}, 2, "the number of restarts is -1");

@@ -60,7 +60,7 @@ def saver_save_async(Saver saver not None, object step, State state not None):
     cdef int64_t steps = int64(step, "step")
     with nogil:
         check(tsr_saver_save_async(<tsr_saver *>lease.ptr, steps, <tsr_state *>state_lease.ptr, &work))
-    return finished(work, (saver,))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (saver,))
 
 
 def saver_wait(Saver saver not None):

@@ -144,11 +144,6 @@ def comm_error(Comm comm not None):
     return detached(error)
 
 
-cdef object finished(tsr_work *work, object keep):
-    """None if the call has completed; otherwise a Work, which keeps alive what the operation uses."""
-    return None if work == NULL else adopt(Work.__new__(Work), work, keep)
-
-
 def comm_all_reduce(Comm comm not None, object tensors, tsr_reduce_op op, bint async_op):
     cdef Lease lease = use(comm)
     cdef TensorArray array = tensor_array(tensors)
@@ -156,7 +151,7 @@ def comm_all_reduce(Comm comm not None, object tensors, tsr_reduce_op op, bint a
     with nogil:
         check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, array.tensors, array.count, op, NULL,
                                   &work if async_op else NULL))
-    return finished(work, (comm, array))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, array))
 
 
 def comm_reduce_scatter(Comm comm not None, Tensor input not None, Tensor output not None, tsr_reduce_op op,
@@ -166,7 +161,7 @@ def comm_reduce_scatter(Comm comm not None, Tensor input not None, Tensor output
     with nogil:
         check(tsr_comm_reduce_scatter(<tsr_comm *>lease.ptr, &input.view, &output.view, op, NULL,
                                       &work if async_op else NULL))
-    return finished(work, (comm, input, output))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
 def comm_all_gather(Comm comm not None, Tensor input not None, Tensor output not None, bint async_op):
@@ -175,7 +170,7 @@ def comm_all_gather(Comm comm not None, Tensor input not None, Tensor output not
     with nogil:
         check(tsr_comm_all_gather(<tsr_comm *>lease.ptr, &input.view, &output.view, NULL,
                                   &work if async_op else NULL))
-    return finished(work, (comm, input, output))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
 cdef same_length(TensorArray inputs, TensorArray outputs):
@@ -193,7 +188,7 @@ def comm_reduce_scatter_coalesced(Comm comm not None, list inputs not None, list
     with nogil:
         check(tsr_comm_reduce_scatter_coalesced(<tsr_comm *>lease.ptr, ins.tensors, outs.tensors, ins.count, op, NULL,
                                                 &work if async_op else NULL))
-    return finished(work, (comm, ins, outs))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, ins, outs))
 
 
 def comm_all_gather_coalesced(Comm comm not None, list inputs not None, list outputs not None, bint async_op):
@@ -205,7 +200,7 @@ def comm_all_gather_coalesced(Comm comm not None, list inputs not None, list out
     with nogil:
         check(tsr_comm_all_gather_coalesced(<tsr_comm *>lease.ptr, ins.tensors, outs.tensors, ins.count, NULL,
                                             &work if async_op else NULL))
-    return finished(work, (comm, ins, outs))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, ins, outs))
 
 
 def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs not None, bint async_op):
@@ -219,7 +214,7 @@ def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs no
     with nogil:
         check(tsr_comm_all_gather_v(<tsr_comm *>lease.ptr, &input.view, array.tensors, NULL,
                                     &work if async_op else NULL))
-    return finished(work, (comm, input, array))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, array))
 
 
 def comm_broadcast(Comm comm not None, object tensors, object root, bint async_op):
@@ -230,7 +225,7 @@ def comm_broadcast(Comm comm not None, object tensors, object root, bint async_o
     with nogil:
         check(tsr_comm_broadcast(<tsr_comm *>lease.ptr, array.tensors, array.count, root_rank, NULL,
                                  &work if async_op else NULL))
-    return finished(work, (comm, array))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, array))
 
 
 def comm_reduce(Comm comm not None, Tensor input not None, Tensor output, tsr_reduce_op op, object root,
@@ -241,7 +236,7 @@ def comm_reduce(Comm comm not None, Tensor input not None, Tensor output, tsr_re
     cdef int32_t root_rank = int32(root, "root")
     with nogil:
         check(tsr_comm_reduce(<tsr_comm *>lease.ptr, &input.view, out, op, root_rank, NULL, &work if async_op else NULL))
-    return finished(work, (comm, input, output))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
 def comm_gather(Comm comm not None, Tensor input not None, Tensor output, object root, bint async_op):
@@ -251,7 +246,7 @@ def comm_gather(Comm comm not None, Tensor input not None, Tensor output, object
     cdef int32_t root_rank = int32(root, "root")
     with nogil:
         check(tsr_comm_gather(<tsr_comm *>lease.ptr, &input.view, out, root_rank, NULL, &work if async_op else NULL))
-    return finished(work, (comm, input, output))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
 def comm_scatter(Comm comm not None, Tensor input, Tensor output not None, object root, bint async_op):
@@ -261,7 +256,7 @@ def comm_scatter(Comm comm not None, Tensor input, Tensor output not None, objec
     cdef int32_t root_rank = int32(root, "root")
     with nogil:
         check(tsr_comm_scatter(<tsr_comm *>lease.ptr, from_, &output.view, root_rank, NULL, &work if async_op else NULL))
-    return finished(work, (comm, input, output))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
 def comm_all_to_all(Comm comm not None, Tensor input not None, Tensor output not None, bint async_op):
@@ -270,7 +265,7 @@ def comm_all_to_all(Comm comm not None, Tensor input not None, Tensor output not
     with nogil:
         check(tsr_comm_all_to_all(<tsr_comm *>lease.ptr, &input.view, &output.view, NULL,
                                   &work if async_op else NULL))
-    return finished(work, (comm, input, output))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
 def comm_send(Comm comm not None, Tensor tensor not None, object peer, object tag, bint async_op):
@@ -279,7 +274,7 @@ def comm_send(Comm comm not None, Tensor tensor not None, object peer, object ta
     cdef int32_t peer_rank = int32(peer, "peer"), tag_number = int32(tag, "tag")
     with nogil:
         check(tsr_comm_send(<tsr_comm *>lease.ptr, &tensor.view, peer_rank, tag_number, NULL, &work if async_op else NULL))
-    return finished(work, (comm, tensor))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, tensor))
 
 
 def comm_recv(Comm comm not None, Tensor tensor not None, object peer, object tag, bint async_op):
@@ -288,7 +283,7 @@ def comm_recv(Comm comm not None, Tensor tensor not None, object peer, object ta
     cdef int32_t peer_rank = int32(peer, "peer"), tag_number = int32(tag, "tag")
     with nogil:
         check(tsr_comm_recv(<tsr_comm *>lease.ptr, &tensor.view, peer_rank, tag_number, NULL, &work if async_op else NULL))
-    return finished(work, (comm, tensor))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm, tensor))
 
 
 def comm_barrier(Comm comm not None, bint async_op):
@@ -296,7 +291,7 @@ def comm_barrier(Comm comm not None, bint async_op):
     cdef tsr_work *work = NULL
     with nogil:
         check(tsr_comm_barrier(<tsr_comm *>lease.ptr, &work if async_op else NULL))
-    return finished(work, (comm,))
+    return None if work == NULL else adopt(Work.__new__(Work), work, (comm,))
 
 
 def work_wait(Work work not None, object timeout_ms):
@@ -324,7 +319,7 @@ def work_staged(Work work not None):
     cdef Lease lease = share(work)
     cdef tsr_work *staged = NULL
     check(tsr_work_staged(<tsr_work *>lease.ptr, &staged))
-    return finished(staged, None)
+    return None if staged == NULL else adopt(Work.__new__(Work), staged, None)
 
 
 def work_on_done(Work work not None, object fn not None):

@@ -302,7 +302,7 @@ cdef class TensorArray:
     cdef tsr_tensor one  # the tensor, if there is only one
     cdef tsr_param *params
     cdef size_t count
-    cdef list keep
+    cdef object keep
 
     def __dealloc__(self):
         if self.tensors != &self.one:
@@ -322,16 +322,18 @@ cdef TensorArray tensor_array(object tensors, list names=None):
     """From a list of Tensors, or from one array: most calls have one, and then need no list."""
     cdef TensorArray array = TensorArray.__new__(TensorArray)
     cdef Tensor tensor
+    cdef list keep
     cdef size_t i
     if type(tensors) is not list:
         tensor = Tensor.__new__(Tensor, tensors)
         array.one = tensor.view
         array.tensors = &array.one
         array.count = 1
-        array.keep = [tensor]
+        array.keep = tensor
         return array
     array.count = len(tensors)
-    array.keep = [tensors]
+    keep = [tensors]
+    array.keep = keep
     if names is None:
         array.tensors = <tsr_tensor *>PyMem_Calloc(array.count + 1, sizeof(tsr_tensor))
     else:
@@ -348,5 +350,5 @@ cdef TensorArray tensor_array(object tensors, list names=None):
             array.params[i].tensor = tensor.view
             if names[i] is None:
                 raise TypeError("a parameter's name is None")
-            array.params[i].name = text_or_null(array.keep, names[i], "the parameter name")
+            array.params[i].name = text_or_null(keep, names[i], "the parameter name")
     return array

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import re
 import signal
 import subprocess
 import weakref
@@ -462,3 +463,30 @@ def test_bad_options_are_named(alone):
     ):
         with pytest.raises(ts.InvalidArgument, match=said):
             ts.DDP(alone, params(), **options)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (np.arange(6.0).reshape(2, 3), np.arange(6).reshape(2, 3)),
+        (np.arange(3, dtype=np.float32), np.array([[0, 1, 2]] * 2)),
+        (7, np.full((2, 3), 7)),
+        (np.arange(6, dtype=np.float32), np.arange(6).reshape(2, 3)),
+        (np.arange(6, dtype=np.float32).reshape(3, 2), np.arange(6).reshape(3, 2).T),
+        (np.arange(6, dtype=np.float32).reshape(1, 2, 3), np.arange(6).reshape(2, 3)),
+    ],
+    ids=["dtype", "row", "scalar", "flat", "transposed", "nested"],
+)
+def test_the_advice_for_a_gradient_of_another_shape_or_dtype_works(alone, value, written):
+    ddp = ts.DDP(alone, {"w": np.zeros((2, 3), np.float32)})
+    with pytest.raises(ts.InvalidArgument, match=r"'w' has shape \(2, 3\) and dtype float32, got shape") as refused:
+        ddp.grads["w"] = value
+    (advice,) = re.findall(r"grads\['w'\]\[\.\.\.\] = (?:np\.\w+\(.*\)|value)", str(refused.value))
+    exec(advice, {"grads": ddp.grads, "value": value, "np": np})
+    assert (ddp.grads["w"] == written).all()
+
+
+def test_a_gradient_that_does_not_fit_is_refused_without_an_assignment_that_fails(alone):
+    ddp = ts.DDP(alone, {"w": np.zeros((2, 3), np.float32)})
+    with pytest.raises(ts.InvalidArgument, match=r"; compute a gradient of shape \(2, 3\)$"):
+        ddp.grads["w"] = np.zeros((3, 3), np.float32)

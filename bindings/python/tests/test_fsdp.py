@@ -733,7 +733,7 @@ def test_a_step_that_failed_is_abandoned(ranks):
             view = grads["w1"]
             fsdp.unused("w1")
             fsdp.unused("b1")
-            with pytest.raises(ts.InvalidState, match="views of whole"):
+            with pytest.raises(ts.InvalidState, match="views of its unsharded"):
                 fsdp.abandon()
             del view
         fsdp.wait()

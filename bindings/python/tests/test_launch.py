@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tessera as ts
 from patience import patience
@@ -93,6 +95,60 @@ def test_a_hook_of_the_program_gets_what_nothing_catches(program):
     assert result.returncode == 1
     assert result.stdout.count("the tracker got InvalidArgument") == 2
     assert "the job failed: rank " in result.stderr
+
+
+def test_what_fails_before_the_program_joins_reaches_the_launcher(program, tmp_path):
+    text = """
+        import sys
+        import numpy as np
+        import tessera as ts
+
+        def load():
+            with ts.Checkpoint(sys.argv[1]) as checkpoint:
+                checkpoint.load(ts.State(w=np.zeros(3, np.float32)))
+
+        load()
+    """
+    with ts.init() as comm, ts.Saver(comm, tmp_path) as saver:
+        saver.save(1, ts.State(w=np.zeros(4, np.float32), more=1))
+    result = program(text).launch(2, str(tmp_path))
+    assert result.returncode == 1
+    headline, *rest = result.stderr.split("the job failed: ")[1].splitlines()
+    assert re.match(r"rank [01] .*: Mismatch: ", headline), headline
+    assert "last stderr line" not in headline
+    assert any(line.endswith("in load") for line in rest), result.stderr
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_only_under_a_launcher_an_import_changes_the_hook(program, tmp_path, launched):
+    text = """
+        import sys
+        import tessera
+        print(sys.excepthook is sys.__excepthook__)
+    """
+    env = os.environ | ({"TESSERA_ERROR_FILE": str(tmp_path / "error.json")} if launched else {})
+    assert program(text).run(env=env).stdout.split() == [str(not launched)]
+
+
+def test_a_hook_set_after_the_import_gets_the_exception_once_and_so_does_the_launcher(program, tmp_path):
+    text = """
+        import sys
+        import tessera as ts
+
+        def track(kind, error, trace, former=sys.excepthook):
+            print("the tracker got", kind.__name__, flush=True)
+            former(kind, error, trace)
+
+        sys.excepthook = track
+        with ts.init():
+            pass
+        ts.Checkpoint(sys.argv[1])
+    """
+    file = tmp_path / "error.json"
+    result = program(text).run(str(tmp_path / "nothing"), env=os.environ | {"TESSERA_ERROR_FILE": str(file)})
+    assert result.stdout.splitlines() == ["the tracker got NotFound"], result.stderr
+    assert result.stderr.count("NotFound: ") == 1, result.stderr
+    assert json.loads(file.read_text())["message"]["message"].startswith("NotFound: ")
 
 
 def test_an_exception_that_leaves_the_with_block_reaches_the_launcher_without_a_decorator(program):

@@ -53,7 +53,14 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
                     fmt::format("the file size limit is {}; it must be 0 (one file) or more", options.shard_bytes));
     }
     const auto renamed = [&](const std::string& name) {
-        return name.starts_with(options.under) ? name.substr(options.under.size()) : std::string();
+        if (!name.starts_with(options.under)) return std::string();
+        std::string rest = name.substr(options.under.size());
+        if (!options.under.empty() && options.under.back() != '.' && rest.starts_with('.')) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("'{}' without the prefix '{}' is '{}'; did you mean the prefix \"{}.\"?", name,
+                                    options.under, rest, options.under));
+        }
+        return rest;
     };
     ExportSelection selection;
     std::map<std::string, std::string> written;  // a saved name -> the name under which it is written

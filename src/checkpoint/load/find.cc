@@ -102,7 +102,7 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     if (found == -ENOENT || found == -ENOTDIR) {
         const bool is_latest = name_in_path(path) == latest_name;
         if (is_latest && exists(files, parent_of(path))) return resolve_checkpoint(files, parent_of(path));
-        throw Error(Code::not_found, fmt::format("no checkpoint at {}", path));
+        throw Error(Code::not_found, fmt::format("no checkpoint at {}: the path does not exist", path));
     }
     if (found < 0) throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-found));
     if (is_file) return found_by_file(files, path);

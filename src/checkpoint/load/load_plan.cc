@@ -1,9 +1,10 @@
 // What a load moves where, and how the checkpoint and the state differ.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <string_view>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
@@ -59,7 +60,6 @@ class LoadPlanner {
         match_tensors();
         match_values();
         find_unexpected_values();
-        check_patterns();
         leave_sources_alone();
         refuse_differences(path);
         return std::move(plan_);
@@ -179,6 +179,16 @@ class LoadPlanner {
         }
     }
 
+    // What makes a load of what fits possible.
+    [[nodiscard]] std::string advice() const {
+        std::vector<std::string_view> options;
+        if (options_.missing == Allow::no && !report_.missing.empty()) options.emplace_back("allow_missing");
+        if (options_.unexpected == Allow::no && !report_.unexpected.empty()) options.emplace_back("allow_unexpected");
+        if (options_.cast == Allow::no && !report_.cast.empty()) options.emplace_back("allow_cast");
+        return fmt::format(" (to load what fits, choose names with `only`{}{}; a resume is always strict)",
+                           options.empty() ? "" : ", or set ", fmt::join(options, " and "));
+    }
+
     void refuse_differences(const std::string& path) {
         if (options_.missing == Allow::no) {
             for (const std::string& name : report_.missing) {
@@ -191,10 +201,12 @@ class LoadPlanner {
                     fmt::format("'{}' is unexpected: the checkpoint has it, the state does not", name));
             }
         }
+        const std::string advised = differences_.empty() ? "" : advice();
+        check_patterns();
         if (differences_.empty()) return;
         throw Error(Code::mismatch,
-                    fmt::format("{} does not fit the state; {} difference{}:{}", path, differences_.size(),
-                                differences_.size() == 1 ? "" : "s", listed(differences_)));
+                    fmt::format("{} does not fit the state; {} difference{}{}:{}", path, differences_.size(),
+                                differences_.size() == 1 ? "" : "s", advised, listed(differences_)));
     }
 
     const Manifest& manifest_;

@@ -542,8 +542,9 @@ std::string first_difference(std::string_view rank0, std::string_view mine) {
         const std::string_view theirs = next_line(rank0);
         const std::string_view ours = next_line(mine);
         if (theirs == ours && !theirs.empty()) continue;
-        const auto shown = [](std::string_view line) { return line.empty() ? std::string_view("nothing more") : line; };
-        return fmt::format("it has {} where rank 0 has {}", shown(ours), shown(theirs));
+        if (theirs.empty()) return fmt::format("it has {}, which rank 0's lacks", ours);
+        if (ours.empty()) return fmt::format("it lacks {}, which rank 0's has", theirs);
+        return fmt::format("it has {} where rank 0 has {}", ours, theirs);
     }
 }
 

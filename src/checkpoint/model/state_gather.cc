@@ -85,7 +85,8 @@ void gather_tensor(Communicator& comm, const State& state, std::string_view name
         lines.push_back(fmt::format("tensor '{}' of {} {}, {}", name, name_of(kind.dtype), kind.shape.str(),
                                     kind.layout ? kind.layout->str() : "whole on each rank"));
     }
-    const auto differs = attempt([&] { check_same_on_all_ranks(comm, lines, "the ranks gather different tensors"); });
+    const auto differs =
+        attempt([&] { check_same_on_all_ranks(comm, Compared::tensors, lines, "the ranks gather different tensors"); });
     if (wrong) throw Error(*wrong);
     if (differs) throw Error(*differs);
 

@@ -32,6 +32,15 @@ std::string steps_text(const std::vector<SaveQueue::SavePtr>& saves) {
                        fmt::join(steps, ", "));
 }
 
+// Adds to the error which save failed, after the number of the rank if the message begins with it.
+Error of_step(const Error& error, int64_t step) {
+    ErrorRecord record = *error.record();
+    const std::string rank = fmt::format("rank {}: ", record.rank);
+    record.message.insert(record.message.starts_with(rank) ? rank.size() : 0,
+                          fmt::format("the save of step {} failed: ", step));
+    return Error(std::make_shared<const ErrorRecord>(std::move(record)));
+}
+
 }  // namespace
 
 // The queues of this process that have a thread.
@@ -187,8 +196,8 @@ void SaveQueue::run(State& state, const SavePtr& save) {
     try {
         save->run();
     } catch (...) {
-        error = current_error();
-        log::warning("the save of step {} failed: {}", save->step, error->what());
+        error = of_step(current_error(), save->step);
+        log::warning("{}", error->what());
     }
     save->run = nullptr;  // frees what it holds
     {

@@ -456,7 +456,7 @@ Error Saver::not_resumed(const Error& why) const {
     if (error.code() != Code::corrupt) return error;
     return error.with_advice(
         fmt::format("to continue from an older save, move the damaged one out of {} and resume again (`tessera ckpt "
-                    "ls {}` lists the saves)",
+                    "ls {}` lists the saves, `tessera ckpt verify` checks one in full)",
                     root_, root_));
 }
 

@@ -196,7 +196,7 @@ Connections connect_all(const Bootstrap& bootstrap) {
         poll_interrupt();
         const std::vector<int> dead = watch.dead();
         if (dead.empty()) return;
-        throw Error(Code::peer_lost, fmt::format("rank {}: rank {} (pid {}) died while the communicator was created",
+        throw Error(Code::peer_lost, fmt::format("rank {}: rank {} (pid {}) ended while the communicator was created",
                                                  own, dead[0], bootstrap.peers[static_cast<size_t>(dead[0])].pid))
             .with_rank(own)
             .with_peer(dead[0])

@@ -266,11 +266,11 @@ std::string GlooTransport::last_operation() const {
 }
 
 // Under view_mutex_.
-Error GlooTransport::lost(int peer, const std::string& headline, bool died) const {
+Error GlooTransport::lost(int peer, const std::string& headline, bool ended) const {
     const std::string what = headline.empty() ? std::string() : headline + " failed: ";
     return Error(Code::peer_lost,
                  fmt::format("rank {}: {}{} {}; {}", rank_, what, name_peer(peer),
-                             died ? "died, or its network was cut" : "left the communicator", last_operation()))
+                             ended ? "ended, or its network was cut" : "left the communicator", last_operation()))
         .with_rank(rank_)
         .with_peer(peer);
 }

@@ -152,7 +152,7 @@ class GlooTransport final : public Transport {
     void check_awaited(const Call& call, int awaited, const std::string& headline);
     [[noreturn]] void throw_broken(int peer, const std::string& headline) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
-    [[nodiscard]] Error lost(int peer, const std::string& headline, bool died) const;
+    [[nodiscard]] Error lost(int peer, const std::string& headline, bool ended) const;
     [[nodiscard]] Error silent(int peer, const std::string& headline) const;
     [[noreturn]] void throw_timeout(const Call& call, std::vector<int> ranks, bool entered) const;
     void compare_fingerprints(const Call& call) const;

@@ -116,8 +116,8 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
         const std::vector<int> dead = watch_.dead();
         if (dead.empty()) return;
         const auto first = static_cast<size_t>(dead[0]);
-        throw Error(Code::peer_lost,
-                    fmt::format("rank {}: {} died while the communicator was created", number(rank_), name_peer(first)))
+        throw Error(Code::peer_lost, fmt::format("rank {}: {} ended while the communicator was created", number(rank_),
+                                                 name_peer(first)))
             .with_peer(number(first));
     };
     meet(bootstrap.endpoint, bootstrap.deadline, check);
@@ -429,10 +429,10 @@ std::string ShmTransport::whereabouts(size_t place, const Call& call) const {
     return fmt::format("never entered it; {}", last_operation(place));
 }
 
-Error ShmTransport::lost(size_t place, const std::string& headline, bool died) const {
+Error ShmTransport::lost(size_t place, const std::string& headline, bool ended) const {
     const std::string what = headline.empty() ? std::string() : headline + " failed: ";
     return Error(Code::peer_lost, fmt::format("rank {}: {}{} {}; {}", number(rank_), what, name_peer(place),
-                                              died ? "died" : "left the communicator", last_operation(place)))
+                                              ended ? "ended" : "left the communicator", last_operation(place)))
         .with_rank(number(rank_))
         .with_peer(number(place));
 }

@@ -107,7 +107,7 @@ class ShmTransport final : public Transport {
         }
     }
     static void write_journal(Journal& journal, const Operation& operation, uint64_t sequence);
-    [[nodiscard]] Error lost(size_t place, const std::string& headline, bool died) const;
+    [[nodiscard]] Error lost(size_t place, const std::string& headline, bool ended) const;
     [[nodiscard]] std::string name_peer(size_t place) const;       // "rank 3 (pid 8123)"
     [[nodiscard]] std::string last_operation(size_t place) const;  // "its last operation was broadcast #411"
     // Describes where a rank that is late in `call` is.

@@ -22,7 +22,7 @@ void Ddp::register_buffers(const std::function<std::vector<NamedTensor>()>& make
 void Ddp::take_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     std::vector<NamedTensor> buffers;
     size_t size = 0;
-    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
+    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::buffers, [&] {
         buffers = make();
         if (buffers.empty()) throw Error(Code::invalid_argument, "no buffers are given");
         for (NamedTensor& buffer : buffers) {
@@ -35,7 +35,7 @@ void Ddp::take_buffers(const std::function<std::vector<NamedTensor>()>& make) {
         }
         return description(buffers, "buffer");
     });
-    check_same_on_all_ranks(*comm_, lines, "the ranks' buffers differ");
+    check_same_on_all_ranks(*comm_, Compared::buffers, lines, "the ranks' buffers differ");
     buffers_memory_ = comm_->allocate(std::max(size, page_size));
     buffers_ = std::move(buffers);
     try {

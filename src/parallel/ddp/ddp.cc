@@ -20,11 +20,11 @@ constexpr size_t names_in_message = 8;
 Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options)
     : comm_(std::move(comm)), params_(std::move(params)), options_(options) {
     for (NamedTensor& param : params_) param.name = without_wrappers(std::move(param.name));
-    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
+    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(params_, options_);
         return description(params_, options_);
     });
-    check_same_on_all_ranks(*comm_, lines, "the ranks' models differ");
+    check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' models differ");
     lay_out_gradients();
     broadcast_values(0);
     if (options_.share_params) share_params();
@@ -68,7 +68,7 @@ void Ddp::ready(size_t index) {
         throw refusal(
             Code::invalid_state,
             fmt::format("the gradient of \"{}\" was marked ready twice in one step; call ready() once per step, after "
-                        "its last write, then wait()",
+                        "its last write, then end the step",
                         name));
     }
     if (!may_be_ready(index)) {
@@ -106,7 +106,7 @@ void Ddp::ready_all() {
     if (failed_) throw failure();
     if (step_.all_said) {
         throw refusal(Code::invalid_state,
-                      "all gradients were marked ready twice in one step; call wait() before the next step");
+                      "all gradients were marked ready twice in one step; end the step before the next one");
     }
     issue([&] {
         begin_step();
@@ -185,10 +185,10 @@ void Ddp::close_step() {
     if (!absent.empty() && !may_lack) {
         const char* const advice =
             expected_.empty()
-                ? "mark them ready (with zeros if this step did not use them) and call wait() again, or create the "
-                  "model with find_unused"
-                : "the first step on this rank had them: mark them ready and call wait() again, or use find_unused "
-                  "instead of static_graph";
+                ? "mark them ready (with zeros if this step did not use them), then end the step again, or create the "
+                  "model with the option find_unused"
+                : "the first step on this rank had them: mark them ready, then end the step again, or use the option "
+                  "find_unused instead of static_graph";
         throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never marked ready: {}; {}",
                                                        absent.size(), params_.size(), names_of(absent), advice));
     }
@@ -342,9 +342,9 @@ void Ddp::check_reduced_after(int64_t steps) const {
     throw refusal(
         Code::invalid_state,
         steps == 0 ? "the optimizer steps before any gradients were reduced: each rank would use its own; mark "
-                     "them ready and call wait() first, or turn synchronisation off for this step"
+                     "them ready and end the step first, or turn synchronisation off for this step"
                    : "the optimizer steps, but no gradients were reduced since its last step: each rank would "
-                     "use its own; mark them ready and call wait() first, or turn synchronisation off for this step");
+                     "use its own; mark them ready and end the step first, or turn synchronisation off for this step");
 }
 
 void Ddp::set_sync(bool sync) {
@@ -388,7 +388,7 @@ void Ddp::check_idle(const char* what) const {
     if (failed_)
         throw refusal(Code::invalid_state, fmt::format("{}: an earlier reduction failed", what)).caused_by(*failed_);
     if (!step_.begun) return;
-    throw refusal(Code::invalid_state, fmt::format("{} while gradients are being reduced; call wait() first", what));
+    throw refusal(Code::invalid_state, fmt::format("{} while gradients are being reduced; end the step first", what));
 }
 
 std::string Ddp::names_of(const std::vector<size_t>& indices) const {

@@ -42,11 +42,11 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     for (FsdpUnit& unit : units) {
         for (NamedTensor& param : unit.params) param.name = without_wrappers(std::move(param.name));
     }
-    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
+    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(units, options_, comm_->world_size());
         return description(units, options_);
     });
-    check_same_on_all_ranks(*comm_, lines, "the ranks' models differ");
+    check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' models differ");
     for (const FsdpUnit& unit : units) {
         UnitPlan& plan = plan_->units.emplace_back();
         plan.name = unit.name;
@@ -298,7 +298,7 @@ void Fsdp::forward(size_t unit) {
             if (states_[u].backward == Backward::none) continue;
             throw refusal(Code::invalid_state,
                           fmt::format("the forward of unit \"{}\" cannot begin during a backward pass (unit \"{}\" has "
-                                      "begun its backward); call wait() first",
+                                      "begun its backward); end the step first",
                                       plan_->units[unit].name, plan_->units[u].name));
         }
         pass_ = Pass::forward;
@@ -422,7 +422,7 @@ void Fsdp::wait() {
             Code::invalid_state,
             fmt::format(
                 "the gradients of {} of {} units were never marked ready: {}{}; call grads_ready() for them (with "
-                "zeros if this step did not use them) and wait() again",
+                "zeros if this step did not use them), then end the step again",
                 count, states_.size(), unsaid,
                 count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
     }
@@ -468,7 +468,7 @@ void Fsdp::abandon() {
 void Fsdp::check_not_in_backward(const char* what) const {
     if (pass_ != Pass::backward) return;
     throw refusal(Code::invalid_state,
-                  fmt::format("{} cannot be changed during a backward pass; call wait() first", what));
+                  fmt::format("{} cannot be changed during a backward pass; end the step first", what));
 }
 
 void Fsdp::set_sync(bool sync) {
@@ -546,14 +546,14 @@ void Fsdp::check_idle(const char* what) const {
             case UnitPhase::reducing:
                 throw refusal(Code::invalid_state,
                               fmt::format("{} while the gradients of unit \"{}\" are being reduced; "
-                                          "call wait() first",
+                                          "end the step first",
                                           what, name));
             case UnitPhase::on_its_way:
             case UnitPhase::whole:
             case UnitPhase::backward:
                 throw refusal(Code::invalid_state,
-                              fmt::format("{} while unit \"{}\" is {}; call reshard() or wait() first", what, name,
-                                          states_[u].memory == Memory::whole ? "unsharded" : "being unsharded"));
+                              fmt::format("{} while unit \"{}\" is {}; call reshard() or end the step first", what,
+                                          name, states_[u].memory == Memory::whole ? "unsharded" : "being unsharded"));
         }
     }
 }
@@ -564,7 +564,7 @@ void Fsdp::check_reduced_after(int64_t steps) const {
     throw refusal(
         Code::invalid_state,
         fmt::format(
-            "the optimizer steps {}; call grads_ready() and wait() first, with synchronisation and the "
+            "the optimizer steps {}; call grads_ready() and end the step first, with synchronisation and the "
             "reduction over replicas on",
             steps == 0 ? "before any gradients were reduced" : "but no gradients were reduced since its last step"));
 }

@@ -89,7 +89,7 @@ TEST(DdpBuffers, AreNotRegisteredIfTheirValuesDoNotCome) {
         Model model = three_layers();
         Ddp ddp(shared(comm), model.params(), {});
         if (comm.rank() == 1) {  // as far as the values of rank 0
-            check_same_on_all_ranks(comm, {R"(buffer 0 "mean" f32 [5])"}, "");
+            check_same_on_all_ranks(comm, Compared::buffers, {R"(buffer 0 "mean" f32 [5])"}, "");
             (void)comm.allocate(4096);
             return comm.abort("enough");
         }

@@ -182,7 +182,7 @@ TEST(Ddp, ReadyTwiceIsRefusedByName) {
         ddp.ready_all();
         expect_error([&] { ddp.ready(0); }, Code::invalid_state);
         EXPECT_THAT(expect_error([&] { ddp.ready_all(); }, Code::invalid_state).what(),
-                    HasSubstr("call wait() before the next step"));
+                    HasSubstr("end the step before the next one"));
         ddp.wait();
         ddp.ready(1);  // a new step
         ddp.ready(0);
@@ -206,7 +206,7 @@ TEST(Ddp, GradientsCannotBeTouchedWhileTheyAreReduced) {
         ddp.ready(0);
         expect_error([&] { ddp.zero_grad(); }, Code::invalid_state);
         EXPECT_THAT(expect_error([&] { optimizer.step(); }, Code::invalid_state).what(),
-                    HasSubstr("call wait() first"));
+                    HasSubstr("end the step first"));
         ddp.ready_all();
         expect_error([&] { optimizer.step(); }, Code::invalid_state);
         ddp.wait();

@@ -144,7 +144,8 @@ TEST(DdpUnused, WithoutTheOptionTheMessageNamesThemAndTheOption) {
         Ddp ddp(shared(comm), model.params(), {});
         ddp.ready(1);
         EXPECT_THAT(expect_error([&] { ddp.wait(); }, Code::invalid_state).what(),
-                    ::testing::AllOf(HasSubstr(R"("a", "c")"), HasSubstr("find_unused")));
+                    ::testing::AllOf(HasSubstr(R"("a", "c")"), HasSubstr("then end the step again, or create the model "
+                                                                         "with the option find_unused")));
     }));
 }
 

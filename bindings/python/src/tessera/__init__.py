@@ -21,6 +21,7 @@ is a `TesseraError`. Blocking calls release the GIL, have a deadline, and return
 from . import (
     _abi,  # checks the library before anything uses it
     errors,
+    launch,
     log,
     storage,
 )
@@ -44,6 +45,8 @@ from .tensor import DType
 from .work import Save, Work
 
 __version__ = _abi.VERSION
+
+launch.watch_uncaught()  # a program may fail before it joins
 
 __all__ = [
     "DDP",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Required, TypedDict, Unpack, overload
 
+import numpy as np
+
 from . import _core
 from ._base import Closable
 from .errors import InvalidArgument
@@ -17,8 +19,13 @@ __all__ = ["Collectives", "ReduceOp"]
 ReduceOp = Literal["sum", "avg", "min", "max", "prod"]
 """Reduction operations; ``"avg"`` divides the sum by the number of ranks."""
 
-_OPS = {"sum": 1, "avg": 2, "min": 3, "max": 4, "prod": 5}
 
+class _Ops(dict[str, int]):
+    def __missing__(self, op: object) -> int:
+        raise InvalidArgument(f"op is {op!r}; it must be one of {', '.join(self)}")
+
+
+_OPS = _Ops(sum=1, avg=2, min=3, max=4, prod=5)
 
 _PLANNED = {
     "barrier": 1,
@@ -36,10 +43,7 @@ _PLANNED = {
 
 def op_of(op: str) -> int:
     """The library's number for a reduction."""
-    number = _OPS.get(op) if isinstance(op, str) else None
-    if number is None:
-        raise InvalidArgument(f"op is {op!r}; it must be one of {', '.join(_OPS)}")
-    return number
+    return _OPS[op] if isinstance(op, str) else _OPS.__missing__(op)
 
 
 Arrays = ArrayLike | Sequence[ArrayLike]
@@ -129,7 +133,7 @@ class Collectives(Closable):
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         """
-        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), op_of(op), async_op))
+        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), _OPS[op], async_op))
 
     @overload
     def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...
@@ -460,7 +464,9 @@ def _input(source: ArrayLike, dtype: DTypeLike | None) -> _core.Tensor:
 
 def _arrays(source: Arrays, dtype: DTypeLike | None) -> object:
     """A list of tensors; one array is passed unchanged."""
-    return source if dtype is None and not isinstance(source, (list, tuple)) else tensors(source, dtype)
+    if dtype is None and (type(source) is np.ndarray or not isinstance(source, (list, tuple))):
+        return source
+    return tensors(source, dtype)
 
 
 _output = tensor  # under another name than the collectives' parameters

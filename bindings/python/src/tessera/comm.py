@@ -72,7 +72,7 @@ def init(
         The backend is for GPUs, such as ``"cuda:nccl"``; there is none yet.
     """
     options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
-    watch_uncaught()  # joining may fail
+    watch_uncaught()
     return Comm._adopt(_core.comm_from_env(**options), options)
 
 

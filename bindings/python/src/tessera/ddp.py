@@ -57,6 +57,24 @@ def parameter(name: str, array: ArrayLike) -> _core.Tensor:
         raise type(error)(f"parameter {name!r}: {error}") from None
 
 
+def _advice(name: str, array: npt.NDArray[Any], view: npt.NDArray[Any]) -> str:
+    """How to write `array`, whose shape or dtype differs, into the view."""
+    into = f"grads[{name!r}][...] ="
+    if array.shape == view.shape:
+        return f"{into} value converts"
+    try:
+        broadcasts = np.broadcast_shapes(array.shape, view.shape) == view.shape
+    except ValueError:
+        broadcasts = False
+    if broadcasts:
+        return f"{into} value broadcasts" + ("" if array.dtype == view.dtype else " and converts")
+    if array.shape == view.shape[::-1]:
+        return f"for a transposed gradient, {into} np.transpose(value)"
+    if array.size == view.size:
+        return f"for the same elements in the same order, {into} np.reshape(value, {view.shape})"
+    return f"compute a gradient of shape {view.shape}"
+
+
 class Grads(Mapping[str, "npt.NDArray[Any]"]):
     """Gradients by name: views to write them into. Assigning to a name copies into the view."""
 
@@ -85,7 +103,7 @@ class Grads(Mapping[str, "npt.NDArray[Any]"]):
         if array.shape != view.shape or array.dtype != view.dtype:
             raise InvalidArgument(
                 f"the gradient of {name!r} has shape {view.shape} and dtype {view.dtype}, got shape {array.shape} and "
-                f"dtype {array.dtype}; grads[{name!r}][...] = value converts and broadcasts"
+                f"dtype {array.dtype}; {_advice(name, array, view)}"
             )
         view[...] = array
 

@@ -28,8 +28,9 @@ def preempt_requested() -> bool:
 def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a program's main function so that the launcher's error summary shows why it failed.
 
-    Needed for errors outside a communicator's ``with`` block, which reports automatically. The exception
-    is raised again; only the first one of a process is reported. ``sys.exit`` is not an error.
+    Needed only for exceptions that something else handles before they end the program, such as a command-line
+    framework or a thread: uncaught exceptions of the main thread are reported automatically. The exception is raised
+    again; only the first one of a process is reported. ``sys.exit`` is not an error.
 
     Examples
     --------
@@ -54,35 +55,45 @@ def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def watch_uncaught() -> None:
-    """Report uncaught exceptions to the launcher, if there is one. May be called repeatedly."""
-    if _watched or not (os.environ.get("TESSERA_ERROR_FILE") or os.environ.get("TORCHELASTIC_ERROR_FILE")):
+    """Report uncaught exceptions to the launcher, if there is one.
+
+    Called on import and again on joining, because a hook that the program set in between would replace this one.
+    """
+    if not (os.environ.get("TESSERA_ERROR_FILE") or os.environ.get("TORCHELASTIC_ERROR_FILE")):
         return
-    _watched.append(sys.excepthook)
-    sys.excepthook = _tell_uncaught
+    if not isinstance(sys.excepthook, _TellUncaught):
+        sys.excepthook = _TellUncaught(sys.excepthook)
 
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
-_watched: list[_Hook] = []  # the hook before
+
+
+class _TellUncaught:
+    """A `sys.excepthook` that reports the exception and then calls the previous hook."""
+
+    def __init__(self, former: _Hook) -> None:
+        self.former = former
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        error.__traceback__ = trace
+        tell_launcher(error)
+        if not isinstance(error, TesseraError) or _is_of_program(self.former):
+            self.former(kind, error, error.__traceback__)
+            return
+        # The message first: the calls of every rank come below it.
+        frames = "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
+        print(in_words(error) + (f"\nat (most recent call last):\n{frames}" if frames else ""), file=sys.stderr)
 
 
 def _is_of_program(hook: _Hook) -> bool:
     """Whether the program set the hook itself, for example to send exceptions to an error tracker."""
-    while getattr(hook, "__name__", "") == "_distributed_excepthook":  # PyTorch's, which puts the rank before each line
-        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
-    return hook is not sys.__excepthook__
-
-
-def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    error.__traceback__ = trace
-    tell_launcher(error)
-    if not isinstance(error, TesseraError) or _is_of_program(_watched[0]):
-        _watched[0](kind, error, error.__traceback__)
-        return
-    # The message first: the calls of every rank come below it.
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    print(
-        in_words(error) + ("\nat (most recent call last):\n" + frames.rstrip("\n") if frames else ""), file=sys.stderr
-    )
+    while True:
+        if isinstance(hook, _TellUncaught):
+            hook = hook.former
+        elif getattr(hook, "__name__", "") == "_distributed_excepthook":  # PyTorch's: the rank before each line
+            hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+        else:
+            return hook is not sys.__excepthook__
 
 
 def tell_launcher(error: BaseException) -> None:

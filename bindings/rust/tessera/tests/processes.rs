@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Ok("panics") => exit_of(tessera::record(panics)),
         Ok("recovers") => exit_of(tessera::record(recovers)),
         Ok("finalizes_twice") => exit_of(finalizes_twice()),
+        Ok("opens_nothing") => exit_of(tessera::record(opens_nothing)),
         _ => tests(),
     }
 }
@@ -256,6 +257,10 @@ fn finalizes_twice() -> tessera::Result<()> {
     comm.finalize()
 }
 
+fn opens_nothing() -> tessera::Result<()> {
+    Checkpoint::open("no/such/checkpoint").map(drop)
+}
+
 fn panics() -> tessera::Result<()> {
     fail_on_rank_1(|_| panic!("the loss is NaN"))
 }
@@ -272,6 +277,7 @@ fn a_recorded_program_keeps_its_exit_code_and_message() {
         ("returns_our_error", 1, "Error: INVALID_ARGUMENT"),
         ("panics", 101, "the loss is NaN"),
         ("finalizes_twice", 1, "is already finalized"), // told without `record`
+        ("opens_nothing", 1, "Error: NOT_FOUND"),       // before it joins
         ("reduces", 0, ""),
     ] {
         let folder = tempfile::tempdir().unwrap();

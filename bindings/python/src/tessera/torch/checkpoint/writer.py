@@ -54,7 +54,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
     format : {"tessera", "torch_dcp"}
         Tessera's own format, or PyTorch's, which an unmodified PyTorch loads.
     step : int
-        Steps completed, stored with the checkpoint.
+        Steps completed, stored with the checkpoint and shown by `tessera ckpt ls`. A value of the state is not used.
     timeout : float or timedelta, optional
         Deadline of the ranks' votes, in seconds.
     progress, low_priority, write_bytes_per_s, check_replicas

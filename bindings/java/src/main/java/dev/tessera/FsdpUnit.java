@@ -80,7 +80,7 @@ public final class FsdpUnit {
      * @return a new unit
      */
     public FsdpUnit andDeferred(String param, DType dtype, long... shape) {
-        return and(param, Tensor.overNative(0, dtype, shape, null));
+        return and(param, Params.named(param, () -> Tensor.overNative(0, dtype, shape, null)));
     }
 
     /**

@@ -38,10 +38,10 @@ public final class Launch {
     }
 
     /**
-     * Report to the launcher why this process fails, with the stack trace. A program that called {@link Comm#fromEnv()}
-     * needs this only for exceptions that it catches itself (before {@code System.exit}, for example): an exception
-     * that ends the calling thread is reported automatically, unless that thread has its own uncaught exception
-     * handler.
+     * Report to the launcher why this process fails, with the stack trace. A program needs this only for exceptions that
+     * it catches itself (before {@code System.exit}, for example): an exception that ends the thread {@code main} after
+     * its first use of Tessera, or a thread that called {@link Comm#fromEnv()}, is reported automatically, unless that
+     * thread has its own uncaught exception handler.
      *
      * @param error the exception
      */
@@ -80,6 +80,13 @@ public final class Launch {
         }
     }
 
+    /** {@link #recordUncaught} for the main thread, before it joins: errors of other threads may be handled. */
+    static void recordUncaughtOfMain() {
+        if (Thread.currentThread().getName().equals("main")) {
+            recordUncaught();
+        }
+    }
+
     /**
      * Under a launcher: report to it exceptions that end the calling thread. They also go to the previous handler, and
      * a thread's own handler is kept.
@@ -94,7 +101,7 @@ public final class Launch {
         thread.setUncaughtExceptionHandler((dying, error) -> {
             try {
                 recordError(error);
-            } catch (RuntimeException refused) {
+            } catch (RuntimeException | LinkageError refused) { // the native library may not load
                 error.addSuppressed(refused);
             }
             dying.getThreadGroup().uncaughtException(dying, error); // the default handler, or standard error

@@ -12,6 +12,10 @@ import java.util.Objects;
  * of {@link PlainNatives}, which loads the library.
  */
 final class Native extends PlainNatives {
+    static {
+        Launch.recordUncaughtOfMain();
+    }
+
     private Native() {}
 
     // version.cc

@@ -8,6 +8,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.function.Supplier;
 
 /**
  * An ordered list of named tensors: the parameters of a model. Immutable; {@link #and} returns a longer one.
@@ -41,9 +42,10 @@ public final class Params {
      * @param data direct, native byte order
      * @param shape sizes of the dimensions; none for one dimension
      * @return the parameters
+     * @throws IllegalArgumentException as {@link Tensor#of(FloatBuffer, long...)}; the message names the parameter
      */
     public static Params of(String name, FloatBuffer data, long... shape) {
-        return of(name, Tensor.of(data, shape));
+        return of(name, named(name, () -> Tensor.of(data, shape)));
     }
 
     /**
@@ -53,9 +55,10 @@ public final class Params {
      * @param data direct, native byte order
      * @param shape sizes of the dimensions; none for one dimension
      * @return the parameters
+     * @throws IllegalArgumentException as {@link Tensor#of(FloatBuffer, long...)}; the message names the parameter
      */
     public static Params of(String name, DoubleBuffer data, long... shape) {
-        return of(name, Tensor.of(data, shape));
+        return of(name, named(name, () -> Tensor.of(data, shape)));
     }
 
     /**
@@ -95,9 +98,10 @@ public final class Params {
      * @param data direct, native byte order
      * @param shape sizes of the dimensions; none for one dimension
      * @return a new object
+     * @throws IllegalArgumentException as {@link Tensor#of(FloatBuffer, long...)}; the message names the parameter
      */
     public Params and(String name, FloatBuffer data, long... shape) {
-        return and(name, Tensor.of(data, shape));
+        return and(name, named(name, () -> Tensor.of(data, shape)));
     }
 
     /**
@@ -107,9 +111,19 @@ public final class Params {
      * @param data direct, native byte order
      * @param shape sizes of the dimensions; none for one dimension
      * @return a new object
+     * @throws IllegalArgumentException as {@link Tensor#of(FloatBuffer, long...)}; the message names the parameter
      */
     public Params and(String name, DoubleBuffer data, long... shape) {
-        return and(name, Tensor.of(data, shape));
+        return and(name, named(name, () -> Tensor.of(data, shape)));
+    }
+
+    /** The tensor of a parameter; the message of an exception names it. */
+    static Tensor named(String name, Supplier<Tensor> tensor) {
+        try {
+            return tensor.get();
+        } catch (IllegalArgumentException error) {
+            throw new IllegalArgumentException("parameter \"" + name + "\": " + error.getMessage());
+        }
     }
 
     /**

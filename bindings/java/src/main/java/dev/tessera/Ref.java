@@ -181,10 +181,9 @@ final class Ref implements Runnable {
     }
 
     private void releaseExclusive() {
-        synchronized (this) {
-            exclusive = null;
+        if (lastUserGone(true)) {
+            destroyNow();
         }
-        release();
     }
 
     /** Add a user, to be removed by {@link #release} or {@link #releaseLater}. */
@@ -194,19 +193,22 @@ final class Ref implements Runnable {
     }
 
     void release() {
-        if (lastUserGone()) {
+        if (lastUserGone(false)) {
             destroyNow();
         }
     }
 
     /** As {@link #release}, but never destroys on the calling thread, which may be one of the library's own. */
     void releaseLater() {
-        if (lastUserGone()) {
+        if (lastUserGone(false)) {
             ForkJoinPool.commonPool().execute(this::destroyNow);
         }
     }
 
-    private synchronized boolean lastUserGone() {
+    private synchronized boolean lastUserGone(boolean exclusively) {
+        if (exclusively) {
+            exclusive = null;
+        }
         --users;
         return mustDestroy();
     }

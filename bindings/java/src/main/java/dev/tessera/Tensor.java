@@ -26,6 +26,10 @@ public final class Tensor {
     private static final int HEADER_WORDS = 5;
     private static final int MAX_NDIM = 8;
 
+    static { // here too: a buffer may be refused before anything native is used
+        Launch.recordUncaughtOfMain();
+    }
+
     private final long address;
     private final DType dtype;
     private final Device device;

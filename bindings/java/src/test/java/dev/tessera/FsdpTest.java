@@ -12,6 +12,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.nio.BufferOverflowException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.nio.DoubleBuffer;
 import java.nio.FloatBuffer;
 import java.nio.ReadOnlyBufferException;
 import java.nio.file.Path;
@@ -944,7 +945,7 @@ class FsdpTest {
                 final float first = fsdp.shard(0).get(0);
                 backward(fsdp, 1, comm.rank());
                 final String early = assertThrows(TesseraInvalidStateException.class, sgd::step).getMessage();
-                assertTrue(early.contains("call wait() first"), early);
+                assertTrue(early.contains("end the step first"), early);
                 backward(fsdp, 0, 2 * comm.rank());
                 fsdp.await();
                 sgd.step();
@@ -1189,6 +1190,13 @@ class FsdpTest {
         }
     }
 
+    private static void refusedByName(String message, Executable... calls) {
+        for (Executable call : calls) {
+            final String said = assertThrows(IllegalArgumentException.class, call).getMessage();
+            assertTrue(said.startsWith("parameter \"w\": " + message), said);
+        }
+    }
+
     /** Tensors have no strides; what comes nearest is a part of a buffer, and a buffer that the library cannot reach. */
     @Test
     void aParameterIsWhatABufferHasBetweenPositionAndLimit() throws Exception {
@@ -1199,15 +1207,20 @@ class FsdpTest {
             }
             final FloatBuffer part = all.duplicate();
             part.position(3).limit(9);
-            assertThrows(IllegalArgumentException.class, () -> Params.of("w", part, 2, 4), "8 elements of 6");
             final FloatBuffer onHeap = FloatBuffer.allocate(6);
-            assertTrue(assertThrows(IllegalArgumentException.class, () -> Params.of("w", onHeap, 2, 3)).getMessage()
-                    .contains("use a direct buffer"));
             final FloatBuffer foreign = ByteBuffer.allocateDirect(24).order(
                     ByteOrder.nativeOrder() == ByteOrder.LITTLE_ENDIAN ? ByteOrder.BIG_ENDIAN : ByteOrder.LITTLE_ENDIAN)
                     .asFloatBuffer();
-            assertTrue(assertThrows(IllegalArgumentException.class, () -> Params.of("w", foreign, 2, 3)).getMessage()
-                    .contains("byte order"));
+            final Params one = Params.of("v", part);
+            refusedByName("the shape [2, 4] has 8 elements, got 6", () -> Params.of("w", part, 2, 4),
+                    () -> one.and("w", part, 2, 4));
+            refusedByName("the FloatBuffer is on the heap; use a direct buffer", () -> Params.of("w", onHeap, 2, 3),
+                    () -> one.and("w", onHeap, 2, 3));
+            refusedByName("the DoubleBuffer is on the heap; use a direct buffer",
+                    () -> Params.of("w", DoubleBuffer.allocate(1)), () -> one.and("w", DoubleBuffer.allocate(1)));
+            refusedByName("the buffer's byte order is", () -> Params.of("w", foreign, 2, 3),
+                    () -> one.and("w", foreign, 2, 3));
+            refusedByName("the shape [-1] has a negative size", () -> FsdpUnit.of("u").andDeferred("w", DType.F32, -1));
             final List<FsdpUnit> units = List.of(FsdpUnit.of("u", Params.of("w", part, 2, 3))
                     .and("v", Tensor.of(all, 4, 3).slice(6, 6).reshape(2, 3)));
             try (Fsdp fsdp = Fsdp.create(comm, units); Fsdp.Pass pass = fsdp.whole("u")) {

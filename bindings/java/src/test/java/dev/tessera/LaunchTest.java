@@ -180,6 +180,34 @@ class LaunchTest {
         assertTrue(summary.contains("'s traceback"), out);
     }
 
+    /** Fails before it joins: at a buffer, or natively after a thread of its own failed. */
+    public static final class Early {
+        private Early() {}
+
+        public static void main(String[] args) throws Exception {
+            if (args[0].equals("buffer")) {
+                Params.of("w", java.nio.FloatBuffer.allocate(4));
+            }
+            final Thread helper = new Thread(() -> Tensor.zeros(DType.F32, -1));
+            helper.start();
+            helper.join(); // the program goes on without it
+            Checkpoint.open(Path.of(args[1]));
+        }
+    }
+
+    @Test
+    void theLauncherHearsOfWhatFailsBeforeTheProgramJoins(@TempDir Path directory) throws Exception {
+        final String buffer = Jvm.run(1, Jvm.launched(Early.class.getName(), "buffer"));
+        final String headline = buffer.substring(buffer.indexOf("the job failed")).lines().findFirst().orElse("");
+        assertTrue(headline.contains(": java.lang.IllegalArgumentException: parameter \"w\": the FloatBuffer is on the heap"),
+                buffer);
+        final Path file = directory.resolve("error.json");
+        final String nowhere = directory.resolve("nowhere").toString();
+        Jvm.run(1, Jvm.command(Early.class.getName(), "natively", nowhere), "TESSERA_ERROR_FILE=" + file);
+        final String text = Files.readString(file);
+        assertTrue(text.contains("TesseraNotFoundException") && !text.contains("negative size"), text);
+    }
+
     @Test
     void aThreadsOwnHandlerIsLeftAlone(@TempDir Path directory) throws Exception {
         final Path file = directory.resolve("error.json");
