@@ -10,5 +10,6 @@ void add_env(Command& tessera);
 void add_ckpt(Command& tessera);
 void add_trace(Command& tessera);
 void add_bench(Command& tessera);
+void add_pipeline(Command& tessera);
 
 }  // namespace tsr::cli
