@@ -66,7 +66,7 @@ std::optional<Action> action_of(const Cell& cell, std::string_view text) {
         return std::nullopt;
     }
     const int microbatch = number(cell, text, max_microbatches - 1);
-    if (!text.empty()) cell.refuse("goes on after the action");
+    if (!text.empty()) cell.refuse("has more text after the action");
     return Action{*work, false, static_cast<uint16_t>(stage), static_cast<uint32_t>(microbatch)};
 }
 
@@ -79,7 +79,7 @@ void read_cell(const Cell& cell, std::vector<Action>& order) {
     }
     const size_t middle = text.find(';');
     if (!text.ends_with(overlap) || middle == std::string_view::npos) {
-        cell.refuse("is no pair: expected (2F0;3B1)OVERLAP_F_B");
+        cell.refuse("is not a pair: expected (2F0;3B1)OVERLAP_F_B");
     }
     auto first = action_of(cell, text.substr(1, middle - 1));
     const auto second = action_of(cell, text.substr(middle + 1, text.size() - overlap.size() - middle - 1));

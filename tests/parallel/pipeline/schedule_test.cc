@@ -159,9 +159,9 @@ TEST_F(Csvs, FaultsAreNamedWithTheirPlace) {
     refused("0F99999999999\n", "needs a number");
     refused("-1F0\n", "needs a number");
     refused("0F\n", "needs a number");
-    refused("0F0x\n", "goes on after the action");
-    refused("(0F0;0B0)OVERLAP\n", "is no pair");
-    refused("(0F0)OVERLAP_F_B\n", "is no pair");
+    refused("0F0x\n", "has more text after the action");
+    refused("(0F0;0B0)OVERLAP\n", "is not a pair");
+    refused("(0F0)OVERLAP_F_B\n", "is not a pair");
     refused("(0F0;0SEND_F0)OVERLAP_F_B\n", "only computations");
     refused(std::string(1000, '9') + "\n", "…'");
     refused("65000F16000000\n", "1 actions are too few for the 65001 stages");
