@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <sstream>
+#include <vector>
 
 #include "base/error.hpp"
 #include "commands.hpp"
@@ -35,16 +35,19 @@ struct Arguments {
 constexpr size_t most_drawn = 1'000'000;  // actions
 
 pipeline::Schedule read(const std::string& path) {
-    std::ifstream in(path, std::ios::binary | std::ios::ate);
+    std::ifstream in(path, std::ios::binary);
     if (!in) throw os_error(fmt::format("cannot open {}", path), errno);
-    const std::streamoff size = in.tellg();
-    if (size < 0 || static_cast<size_t>(size) > pipeline::max_csv_bytes) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("{}: a schedule may have at most {} bytes", path, pipeline::max_csv_bytes));
+    std::string text;
+    std::vector<char> block(size_t{1} << 16);
+    errno = 0;
+    while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
+        text.append(block.data(), static_cast<size_t>(in.gcount()));
+        if (text.size() > pipeline::max_csv_bytes) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("{}: a schedule may have at most {} bytes", path, pipeline::max_csv_bytes));
+        }
     }
-    std::string text(static_cast<size_t>(size), '\0');
-    in.seekg(0);
-    if (!in.read(text.data(), size)) throw os_error(fmt::format("cannot read {}", path), errno);
+    if (in.bad()) throw os_error(fmt::format("cannot read {}", path), errno);
     try {
         return pipeline::from_csv(text);
     } catch (const Error& error) {
