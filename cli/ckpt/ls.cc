@@ -58,6 +58,8 @@ Line line_of(const std::string& path) {
         const auto checkpoint = Checkpoint::open(path, posix_file_system(), Checkpoint::Hold::no);  // there may be many
         line.fault = fault_in_files(*checkpoint);
         if (line.fault.empty()) line.checkpoint = checkpoint;
+        // A save that retention removes meanwhile loses its manifest first.
+        if (!line.fault.empty() && !exists(posix_file_system(), join(path, manifest_name))) line.fault.clear();
     } catch (const Error& error) {
         line.fault = error.what();
     }

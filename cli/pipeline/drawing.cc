@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/json.hpp"
+#include "printable.hpp"
 
 namespace tsr::cli {
 
@@ -45,9 +46,10 @@ std::string label_of(const Drawn& drawn, const Action& action) {
 
 // The time that one cell stands for.
 double unit_of(const pipeline::Costs& costs) {
+    constexpr double least = 1e-300;  // what is shorter is drawn as a point
     double unit = 0;
     for (const double time : {costs.forward, costs.input, costs.weight}) {
-        if (time > 0) unit = unit > 0 ? std::min(unit, time) : time;
+        if (time > least) unit = unit > 0 ? std::min(unit, time) : time;
     }
     return unit > 0 ? unit : 1;
 }
@@ -88,6 +90,18 @@ std::string cell_text(const Drawn& drawn, const Cell& cell, size_t width, bool c
     return colours ? fmt::format("\x1b[{}m{}\x1b[0m", look_of(cell.action->work).terminal, text) : text;
 }
 
+std::string xml_text(const std::string& text) {
+    std::string escaped;
+    for (const char c : readable_utf8(text)) {
+        if (c == '<' || c == '>' || c == '&') {
+            escaped += c == '<' ? "&lt;" : c == '>' ? "&gt;" : "&amp;";
+        } else {
+            escaped += static_cast<unsigned char>(c) < ' ' ? '?' : c;
+        }
+    }
+    return escaped;
+}
+
 Json::Object event(const char* phase, size_t rank, int stage, const std::string& name) {
     return {{"ph", phase}, {"pid", static_cast<int64_t>(rank)}, {"tid", stage}, {"name", name}};
 }
@@ -122,8 +136,8 @@ std::string text_of(const Drawn& drawn, const TextStyle& style) {
     const size_t head = fmt::format("rank {}  ", grid.size() - 1).size();
     const size_t room = std::max(static_cast<size_t>(style.width), head + cell_width) - head;
     const size_t per_row = room / cell_width;
-    std::string text = fmt::format("{}: {} ranks, {} stages, {} micro-batches\n", drawn.name, drawn.schedule.ranks(),
-                                   drawn.schedule.stages(), drawn.schedule.microbatches);
+    std::string text = fmt::format("{}: {} ranks, {} stages, {} micro-batches\n", printable(drawn.name),
+                                   drawn.schedule.ranks(), drawn.schedule.stages(), drawn.schedule.microbatches);
     for (size_t first = 0; first < grid.front().size(); first += per_row) {
         if (first > 0) text += "\n";
         for (size_t rank = 0; rank < grid.size(); ++rank) {
@@ -150,8 +164,8 @@ std::string svg_of(const Drawn& drawn) {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:g} {1}\" width=\"{0:g}\" height=\"{1}\" "
         "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
         "<text x=\"8\" y=\"18\" font-size=\"13\">{2}: {3} ranks, {4} stages, {5} micro-batches; {6}</text>\n",
-        width, height, drawn.name, drawn.schedule.ranks(), drawn.schedule.stages(), drawn.schedule.microbatches,
-        summary_of(drawn));
+        width, height, xml_text(drawn.name), drawn.schedule.ranks(), drawn.schedule.stages(),
+        drawn.schedule.microbatches, summary_of(drawn));
     for (size_t rank = 0; rank < drawn.spans.size(); ++rank) {
         const int y = top + row_height * static_cast<int>(rank);
         svg += fmt::format("<text x=\"8\" y=\"{}\">rank {}</text>\n", y + 16, rank);
@@ -220,7 +234,7 @@ std::string json_of(const Drawn& drawn) {
     }
     Json::Array places;
     for (const int rank : drawn.schedule.rank_of_stage) places.emplace_back(rank);
-    return Json(Json::Object{{"schedule", drawn.name},
+    return Json(Json::Object{{"schedule", readable_utf8(drawn.name)},
                              {"microbatches", drawn.schedule.microbatches},
                              {"rank_of_stage", std::move(places)},
                              {"makespan", drawn.result.makespan},

@@ -63,6 +63,10 @@ Error Error::with_peer(int peer) const {
     return changed(record_, [&](ErrorRecord& r) { r.peer = peer; });
 }
 
+Error Error::with_launcher_rank(int rank) const {
+    return changed(record_, [&](ErrorRecord& r) { r.launcher_rank = rank; });
+}
+
 Error Error::with_launcher_peer(int rank) const {
     return changed(record_, [&](ErrorRecord& r) { r.launcher_peer = rank; });
 }

@@ -47,7 +47,8 @@ struct ErrorRecord {
     std::shared_ptr<const ErrorRecord> cause;
     int rank = -1;
     int peer = -1;
-    int launcher_peer = -1;  // the launcher's rank of that peer; -1: unknown
+    int launcher_rank = -1;  // the launcher's numbers of `rank` and `peer`; -1: unknown
+    int launcher_peer = -1;
     std::string operation;
     int64_t sequence = -1;
     NativeDomain native_domain = NativeDomain::none;
@@ -67,6 +68,7 @@ class Error : public std::exception {
     // Each returns a changed copy: throw Error(...).with_rank(r).caused_by(e).
     [[nodiscard]] Error with_rank(int rank) const;
     [[nodiscard]] Error with_peer(int peer) const;
+    [[nodiscard]] Error with_launcher_rank(int rank) const;
     [[nodiscard]] Error with_launcher_peer(int rank) const;
     [[nodiscard]] Error with_operation(std::string operation, int64_t sequence = -1) const;
     [[nodiscard]] Error with_native(NativeDomain domain, int code) const;

@@ -74,8 +74,10 @@ bool is_of_whole_job(const Peer& own) {
 }  // namespace
 
 Error of_launcher(const Error& error, const std::vector<int>& launcher_ranks) {
-    const auto peer = static_cast<size_t>(error.record()->peer);  // -1 is beyond all
-    return peer < launcher_ranks.size() ? error.with_launcher_peer(launcher_ranks[peer]) : error;
+    const auto rank = static_cast<size_t>(error.record()->rank);  // -1 is beyond all
+    const auto peer = static_cast<size_t>(error.record()->peer);
+    const Error result = rank < launcher_ranks.size() ? error.with_launcher_rank(launcher_ranks[rank]) : error;
+    return peer < launcher_ranks.size() ? result.with_launcher_peer(launcher_ranks[peer]) : result;
 }
 
 void check_timeout(milliseconds timeout) {
@@ -151,7 +153,7 @@ void Group::refuse_split(const Error& why) {
         static_cast<void>(peers_of_split(own, text));
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whatever the others say, this is why it ends here
     }
-    throw why.with_rank(rank_);
+    throw of_launcher(why.with_rank(rank_), launcher_ranks_);
 }
 
 std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions& asked) {

@@ -74,6 +74,7 @@ class Communicator {
 
     [[nodiscard]] virtual int rank() const = 0;
     [[nodiscard]] virtual int world_size() const = 0;
+    [[nodiscard]] virtual int launcher_rank(int /*rank*/) const { return -1; }  // the launcher's number; -1: unknown
     [[nodiscard]] virtual const std::string& name() const = 0;
     [[nodiscard]] virtual std::string_view transport() const = 0;
     // With the current timeout.

@@ -104,7 +104,11 @@ void check_same_on_all_ranks(Communicator& comm, Compared compared, const std::v
 void throw_refusal(Communicator& comm, std::string_view label, int rank, Code code, uint64_t length,
                    const std::string& own) {
     const std::string why = broadcast_text(comm, label, own, rank, length);
-    throw Error(code, fmt::format("rank {}: {}", rank, why)).with_rank(rank).with_peer(rank);
+    throw Error(code, fmt::format("rank {}: {}", rank, why))
+        .with_rank(rank)
+        .with_peer(rank)
+        .with_launcher_rank(comm.launcher_rank(rank))
+        .with_launcher_peer(comm.launcher_rank(rank));
 }
 
 void refuse_on_all_ranks(Communicator& comm, Compared compared, const Error& why) {
@@ -112,7 +116,7 @@ void refuse_on_all_ranks(Communicator& comm, Compared compared, const Error& why
         compare(comm, label_of(compared), why.what(), why.code(), {});
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whatever the others say, this is why it ends here
     }
-    throw why.with_rank(comm.rank());
+    throw why.with_rank(comm.rank()).with_launcher_rank(comm.launcher_rank(comm.rank()));
 }
 
 }  // namespace tsr

@@ -69,6 +69,10 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
     [[nodiscard]] int rank() const override { return rank_; }
     [[nodiscard]] int world_size() const override { return world_size_; }
+    [[nodiscard]] int launcher_rank(int rank) const override {
+        const auto place = static_cast<size_t>(rank);
+        return place < launcher_ranks_.size() ? launcher_ranks_[place] : -1;
+    }
     [[nodiscard]] const std::string& name() const override { return options_.name; }
     [[nodiscard]] std::string_view transport() const override { return transport_->name(); }
     [[nodiscard]] CommOptions options() const override {

@@ -23,6 +23,7 @@ std::string encode(const Error& error) {
     json.set("message", is_utf8(error.what()) ? std::string(error.what()) : "(the message is not UTF-8)");
     json.set("domain", static_cast<int64_t>(error.record()->native_domain));
     json.set("native", int64_t{error.record()->native_code});
+    json.set("launcher_rank", int64_t{error.record()->launcher_rank});
     return json.dump();
 }
 
@@ -51,6 +52,7 @@ Error decode(std::string_view text, int rank, int own, int world_size) {
     Error error(static_cast<Code>(json.at("code").as_int()), std::move(message));
     return error.with_rank(rank)
         .with_peer(static_cast<int>(json.at("peer").as_int()))
+        .with_launcher_rank(static_cast<int>(json.at("launcher_rank").as_int()))
         .with_native(static_cast<NativeDomain>(json.at("domain").as_int()),
                      static_cast<int>(json.at("native").as_int()));
 }
@@ -115,6 +117,9 @@ std::optional<Error> Peers::exchange(const std::optional<Error>& mine) {
     for (size_t rank = 0; rank < texts.size(); ++rank) {
         if (texts[rank].empty()) continue;
         Error error = decode(texts[rank], name(static_cast<int>(rank)), name(this->rank()), world_size());
+        if (comm_ && error.record()->launcher_rank < 0) {
+            error = error.with_launcher_rank(comm_->launcher_rank(static_cast<int>(rank)));
+        }
         // The rank itself keeps the causes, which do not travel.
         if (mine && static_cast<int>(rank) == this->rank() && mine->record()->cause != nullptr) {
             error = error.caused_by(Error(mine->record()->cause));

@@ -138,14 +138,13 @@ class FailureWatch {
    private:
     void watch(Shrinking attempt, const PeerWatch& members) {
         const InterruptedBy stopped(stop_);
-        try {
-            while (!failed_) {
+        while (!failed_ && !stop_) {
+            try {
                 rest();
                 if (!members.dead().empty()) attempt.give_up();
                 failed_ = attempt.has_failed();
+            } catch (...) {  // NOLINT(bugprone-empty-catch): stopped, or the store did not answer: it is asked again
             }
-        } catch (
-            const Error&) {  // NOLINT(bugprone-empty-catch): stopped, or the store is lost, which shrink() sees too
         }
     }
 

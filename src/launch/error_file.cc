@@ -46,6 +46,7 @@ RecordedError parse(const std::string& text, const std::string& path) {
                 error.code = facts->at("code").as_string();
                 error.peer = rank_in(facts->at("peer"));
                 error.rank = rank_in(facts->at("rank"));
+                if (const Json* number = facts->find("job_rank")) error.job_rank = rank_in(*number);
             }
             if (const Json* stamp = extra->find("timestamp")) {
                 if (stamp->is(Json::Kind::string)) {
@@ -63,8 +64,10 @@ RecordedError parse(const std::string& text, const std::string& path) {
 }
 
 Json facts_of(const ErrorRecord& error) {
-    return Json::Object{{"code", code_name(error.code)}, {"rank", error.rank},           {"peer", error.launcher_peer},
-                        {"pid", int64_t{::getpid()}},    {"operation", error.operation}, {"sequence", error.sequence}};
+    return Json::Object{{"code", code_name(error.code)},   {"rank", error.rank},
+                        {"job_rank", error.launcher_rank}, {"peer", error.launcher_peer},
+                        {"pid", int64_t{::getpid()}},      {"operation", error.operation},
+                        {"sequence", error.sequence}};
 }
 
 void write(const std::string& path, std::string_view message, std::string_view traceback, const ErrorRecord* facts) {

@@ -1,6 +1,6 @@
 // The files in which a failing rank reports its error to the agent: torchelastic's JSON, so that PyTorch's @record and
 // Tessera's bindings write the same and either launcher understands it. Facts that Tessera knows about the error are
-// stored as values: code, rank in the communicator, peer in the launcher's numbering, pid, operation, sequence number.
+// stored as values: code, rank in the communicator and in the job, peer in the job, pid, operation, sequence number.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@ struct RecordedError {
     std::string code = {};  // code_name() of a Tessera error; empty: another error, or unknown
     int peer = -1;          // the job's rank that the error is about; -1: unknown
     int rank = -1;          // the rank of the communicator on which the error occurred; -1: unknown
+    int job_rank = -1;      // its number in the job; -1: unknown
 };
 
 // Writes the file that TESSERA_ERROR_FILE or TORCHELASTIC_ERROR_FILE names, if any. The first call of the process

@@ -19,7 +19,7 @@ namespace tsr {
 
 namespace {
 
-constexpr size_t searched_bytes = 4096;  // of a message, for a rank or PyTorch's words
+constexpr size_t searched_bytes = 4096;  // of a message, for PyTorch's words
 
 std::string_view trimmed(std::string_view line) {
     const size_t begin = line.find_first_not_of(" \t");
@@ -160,19 +160,14 @@ std::string words_of(const RankEnd& waiting) {
 
 std::string whole_message(const RankEnd& end) { return end.error ? end.error->message : end.message(); }
 
-// The rank on which its error occurred: all ranks may report the error of one. -1: unknown.
-int rank_of_error(const RankEnd& end) {
-    static const std::regex named(R"(\brank (\d{1,9}): )");
-    if (end.error && end.error->rank >= 0) return end.error->rank;
-    const std::string text = whole_message(end).substr(0, searched_bytes);
-    std::smatch found;
-    return std::regex_search(text, found, named) ? std::stoi(found[1]) : -1;
-}
+// All ranks may report the error of one.
+bool is_of_this_rank(const RankEnd& end) { return end.error && end.error->job_rank == end.rank; }
 
 // Ranks often report the same error, each prefixed with its own rank or with that of the one that failed.
 std::string without_number(const RankEnd& end) {
     std::string text = whole_message(end);
-    const std::string own = fmt::format("rank {}: ", rank_of_error(end));
+    const int number = end.error && end.error->rank >= 0 ? end.error->rank : end.rank;
+    const std::string own = fmt::format("rank {}: ", number);
     const size_t at = text.find(own);
     return at == std::string::npos ? text : text.erase(at, own.size());
 }
@@ -185,7 +180,7 @@ const RankEnd* told_by(const RankEnd& first, const std::vector<RankEnd>& ends) {
     const bool is_cut = !tells_all(first);
     const auto fits = [&](const RankEnd& end) {
         if (!failed_by_itself(end) && !(end.by_agent && end.error)) return false;
-        return (is_cut ? tells_all(end) : rank_of_error(end) == end.rank) && say_the_same(end, first);
+        return (is_cut ? tells_all(end) : is_of_this_rank(end)) && say_the_same(end, first);
     };
     const auto found = std::ranges::find_if(ends, fits);
     return found != ends.end() ? &*found : nullptr;

@@ -59,7 +59,7 @@ static void train(tsr_comm *comm, const char *root) {
     ((float *)grad.data)[0] = 2;
     CHECK(tsr_ddp_ready(ddp, 1));
     EXPECT(tsr_optimizer_step(optimizer) == TSR_E_INVALID_STATE);
-    EXPECT(strstr(tsr_error_message(tsr_error_last()), "call wait() first") != NULL);
+    EXPECT(strstr(tsr_error_message(tsr_error_last()), "end the step first") != NULL);
     CHECK(tsr_ddp_ready(ddp, 0));
     CHECK(tsr_ddp_wait(ddp));
     CHECK(tsr_optimizer_step(optimizer));

@@ -60,6 +60,10 @@ TEST(Pipeline, AFileIsReadAndValidated) {
     EXPECT_EQ(circle.code, 2);
     EXPECT_THAT(circle.output, AllOf(StartsWith("tessera"), HasSubstr(path + ": the ranks of this schedule wait")));
     EXPECT_THAT(show("--file " + directory.path().string()).output, HasSubstr("cannot read"));
+    const std::string odd = (directory.path() / "a<b&c\xff.csv").string();
+    std::ofstream(odd) << "0F0,0B0\n";
+    EXPECT_THAT(show("--svg --file '" + odd + "'").output, HasSubstr("a&lt;b&amp;c"));
+    EXPECT_EQ(show("--json --file '" + odd + "'").code, 0);
     EXPECT_THAT(show("--file /nonexistent").output, HasSubstr("cannot open /nonexistent: No such file"));
 }
 
@@ -71,6 +75,7 @@ TEST(Pipeline, WrongUsage) {
              {"--forward nan", "number"},
              {"--forward -1", "--forward"},
              {"--ranks 0", "0 ranks"},
+             {"--forward 1e308 --svg", "not a finite number"},
              {"--latency 1e300 --schedule gpipe", "too long to draw"},
              {"--schedule gpipe --ranks 512 --microbatches 4096", "too many to draw"}}) {
         const Result result = show(arguments);

@@ -61,7 +61,7 @@ class Port {
 // A probe under a clock of the test's own, asked as a rank that waits asks it.
 class Watched {
    public:
-    explicit Watched(milliseconds limit) : probe_(limit) {}
+    explicit Watched(milliseconds patient) : probe_(patient) {}
 
     [[nodiscard]] bool is_silent(const Port& port) { return probe_.is_silent(port.address(), now_); }
     void pass(milliseconds time) { now_ += time; }

@@ -46,9 +46,10 @@ inline RankEnd with_code(RankEnd end, Code code, int peer) {
     return end;
 }
 
-// The error that it recorded occurred on that rank of the communicator.
-inline RankEnd with_error_of(RankEnd end, int rank) {
+// The error that it recorded occurred on that rank of the job, which has the number `rank` in the communicator.
+inline RankEnd with_error_of(RankEnd end, int job_rank, int rank) {
     end.error->rank = rank;
+    end.error->job_rank = job_rank;
     return end;
 }
 

@@ -36,7 +36,13 @@ TEST_F(ErrorFile, FactsOfTheErrorAreReadBack) {
     testing::Child child = testing::in_child({{"TESSERA_ERROR_FILE", path_}}, [] {
         const Error error(Code::timeout, "late");
         record_error("late", "",
-                     error.with_rank(1).with_peer(0).with_launcher_peer(3).with_operation("barrier", 7).record().get());
+                     error.with_rank(1)
+                         .with_launcher_rank(5)
+                         .with_peer(0)
+                         .with_launcher_peer(3)
+                         .with_operation("barrier", 7)
+                         .record()
+                         .get());
     });
     const pid_t pid = child.pid();
     ASSERT_EQ(child.wait(), 0);
@@ -45,6 +51,7 @@ TEST_F(ErrorFile, FactsOfTheErrorAreReadBack) {
     EXPECT_EQ(error->code, "TIMEOUT");
     EXPECT_EQ(error->peer, 3);
     EXPECT_EQ(error->rank, 1);
+    EXPECT_EQ(error->job_rank, 5);
     std::stringstream text;
     text << std::ifstream(path_).rdbuf();
     const Json document = Json::parse(text.str(), path_);

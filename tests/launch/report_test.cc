@@ -93,22 +93,24 @@ TEST(Report, OfAnErrorOfOneRankThatAllReportThatRankIsTheCause) {
         }
         return ends;
     };
-    std::vector<RankEnd> known = all_saying("IO: cannot create /proc/x");
-    for (RankEnd& end : known) end = with_error_of(std::move(end), 1);
-    const std::string by_record = report(known);
-    EXPECT_THAT(by_record, AllOf(StartsWith("the job failed: rank 1 "), HasSubstr("root cause: rank 1 "),
-                                 HasSubstr("ranks 0, 2 and 3  exit 1    the same as rank 1")));
-    const std::string by_words = report(all_saying("IO: rank 0: cannot create /proc/x"));
-    EXPECT_THAT(by_words, AllOf(StartsWith("the job failed: rank 0 "), HasSubstr("root cause: rank 0 "),
-                                HasSubstr("ranks 1-3  exit 1    the same as rank 0")));
-    EXPECT_THAT(report(all_saying("IO: rank 7: of another communicator")), StartsWith("the job failed: rank 3 "));
-    std::vector<RankEnd> stopped = all_saying("IO: rank 0: cannot create /proc/x");
+    const auto of_rank = [](std::vector<RankEnd> ends, int job_rank, int rank) {
+        for (RankEnd& end : ends) end = with_error_of(std::move(end), job_rank, rank);
+        return ends;
+    };
+    const std::string known = report(of_rank(all_saying("IO: cannot create /proc/x"), 1, 1));
+    EXPECT_THAT(known, AllOf(StartsWith("the job failed: rank 1 "), HasSubstr("root cause: rank 1 "),
+                             HasSubstr("ranks 0, 2 and 3  exit 1    the same as rank 1")));
+    // Its number in the communicator is another one.
+    const std::string in_part = report(of_rank(all_saying("IO: rank 1: cannot create /proc/x"), 2, 1));
+    EXPECT_THAT(in_part, AllOf(StartsWith("the job failed: rank 2 "), HasSubstr("root cause: rank 2 ")));
+    EXPECT_THAT(report(all_saying("IO: rank 0: of an unknown communicator")), StartsWith("the job failed: rank 3 "));
+    std::vector<RankEnd> stopped = of_rank(all_saying("IO: rank 0: cannot create /proc/x"), 0, 0);
     stopped[0] = ended_by_agent(stopped[0]);  // while it was exiting
     EXPECT_THAT(report(stopped), AllOf(StartsWith("the job failed: rank 0 failed or left first, "),
                                        HasSubstr("ranks 1-3  exit 1    the same as rank 0")));
     // The rank itself may report it without its number.
-    const std::string refused = report(
-        {with_error_of(end_saying(1, "BAD: 3 is odd"), 1), with_error_of(end_saying(0, "BAD: rank 1: 3 is odd"), 1)});
+    const std::string refused = report({with_error_of(end_saying(1, "BAD: 3 is odd"), 1, 1),
+                                        with_error_of(end_saying(0, "BAD: rank 1: 3 is odd"), 1, 1)});
     EXPECT_THAT(refused, AllOf(StartsWith("the job failed: rank 1 "), HasSubstr("rank 0  exit 1    the same as")));
 }
 

@@ -877,7 +877,7 @@ def test_mistakes_are_told_by_name(ranks):
             grads["w2"][...] = 1
         assert not fsdp.used("w2"), "the step goes on"
         optimizer = ts.SGD(fsdp)
-        with pytest.raises(ts.InvalidState, match=r"call wait\(\) first"):
+        with pytest.raises(ts.InvalidState, match="end the step first"):
             optimizer.step()
         fsdp.close()
         with pytest.raises(ts.InvalidState, match="closed"):

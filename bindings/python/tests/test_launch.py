@@ -130,6 +130,23 @@ def test_only_under_a_launcher_an_import_changes_the_hook(program, tmp_path, lau
     assert program(text).run(env=env).stdout.split() == [str(not launched)]
 
 
+def test_programs_that_a_rank_runs_and_its_forks_do_not_report_as_the_rank(program, tmp_path):
+    text = """
+        import os, subprocess, sys
+        import tessera
+
+        failing = "import tessera; raise ValueError('of a child')"
+        assert subprocess.run([sys.executable, "-c", failing], stderr=subprocess.DEVNULL).returncode == 1
+        if os.fork() == 0:
+            raise ValueError("of a fork")
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    file = tmp_path / "error.json"
+    result = program(text).run(env=os.environ | {"TESSERA_ERROR_FILE": str(file)})
+    assert result.stdout.split() == ["1"], result.stderr
+    assert not file.exists()
+
+
 def test_a_hook_set_after_the_import_gets_the_exception_once_and_so_does_the_launcher(program, tmp_path):
     text = """
         import sys

@@ -199,6 +199,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
                 ++connected;
             } catch (const Error& e) {
                 if (e.code() == Code::interrupted) throw;
+                poll_interrupt();  // by what is no longer needed
                 log::warning("rank {} of '{}': refused a connection: {}", number(0), name_, e.what());
             }
             if (!deadline.expired()) continue;

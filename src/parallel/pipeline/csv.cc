@@ -19,8 +19,12 @@ struct Cell {
 
     [[noreturn]] void refuse(const std::string& why) const {
         constexpr size_t shown = 40;
-        throw Error(Code::invalid_argument, fmt::format("line {}, cell {}: '{}{}' {}", rank + 1, column + 1,
-                                                        text.substr(0, shown), text.size() > shown ? "…" : "", why));
+        std::string readable(text.substr(0, shown));
+        for (char& c : readable) {
+            if (c < ' ' || c > '~') c = '?';
+        }
+        throw Error(Code::invalid_argument, fmt::format("line {}, cell {}: '{}{}' {}", rank + 1, column + 1, readable,
+                                                        text.size() > shown ? "..." : "", why));
     }
 };
 
@@ -84,6 +88,10 @@ void read_cell(const Cell& cell, std::vector<Action>& order) {
     auto first = action_of(cell, text.substr(1, middle - 1));
     const auto second = action_of(cell, text.substr(middle + 1, text.size() - overlap.size() - middle - 1));
     if (!first || !second) cell.refuse("overlaps communication; only computations can overlap");
+    if (first->work != Work::forward || second->work == Work::forward ||
+        (first->stage == second->stage && first->microbatch == second->microbatch)) {
+        cell.refuse("cannot overlap: expected a forward and the backward of something else");
+    }
     first->overlaps_next = true;
     order.push_back(*first);
     order.push_back(*second);

@@ -108,9 +108,11 @@ void check_sizes(const Kind& kind, int ranks, int stages_per_rank, int microbatc
                     fmt::format("a pipeline of {} ranks with {} stages each: there must be 1 to {} stages in all",
                                 ranks, stages_per_rank, max_stages));
     }
-    if (microbatches > max_microbatches) {
+    if (microbatches > max_microbatches || int64_t{ranks} * stages_per_rank * microbatches > max_computations) {
         throw Error(Code::invalid_argument,
-                    fmt::format("{} micro-batches; at most {} are allowed", microbatches, max_microbatches));
+                    fmt::format("{} micro-batches of {} stages are too many: at most {} micro-batches, and {} times "
+                                "stages, are allowed",
+                                microbatches, int64_t{ranks} * stages_per_rank, max_microbatches, max_computations));
     }
     const int works = next_that_works(kind.least, ranks, microbatches);
     if (works != microbatches) {

@@ -44,6 +44,7 @@ struct Schedule {
 
 inline constexpr int max_stages = 65535;
 inline constexpr int max_microbatches = 1 << 24;
+inline constexpr int64_t max_computations = int64_t{1} << 26;  // stages times micro-batches
 
 // A schedule by name. Sources: PyTorch 2.15's torch.distributed.pipelining for all but zb_h2, in its order; Huang et al.
 // 2019 (GPipe); Narayanan et al. 2019 and 2021 (1F1B, interleaved); Lamy-Poirier 2023 (looped BFS); Qi et al. 2023 and

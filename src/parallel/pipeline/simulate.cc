@@ -1,7 +1,10 @@
 #include "parallel/pipeline/simulate.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+
+#include "base/error.hpp"
 
 namespace tsr::pipeline {
 
@@ -146,6 +149,9 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, OnAction on_ac
         result.makespan = std::max(result.makespan, end);
         on_action(rank, index, begin, end);
     });
+    if (!std::isfinite(result.makespan)) {
+        throw Error(Code::invalid_argument, "the times are too large: the makespan is not a finite number");
+    }
     return result;
 }
 

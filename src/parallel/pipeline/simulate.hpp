@@ -36,7 +36,7 @@ struct Simulation {
 // `on_action(rank, index, begin, end)` is called for each action, in the order of each rank's list.
 using OnAction = FunctionRef<void(int rank, size_t index, double begin, double end)>;
 
-// `schedule` must be valid.
+// `schedule` must be valid. Throws INVALID_ARGUMENT if the makespan is not finite.
 [[nodiscard]] Simulation simulate(const Schedule& schedule, const Costs& costs, OnAction on_action);
 [[nodiscard]] Simulation simulate(const Schedule& schedule, const Costs& costs = {});
 

@@ -122,6 +122,8 @@ TEST(Schedules, RefusalsNameWhatWorks) {
     refused("gpipe", 0, 1, 4, HasSubstr("0 ranks with 1 stages each"));
     refused("looped_bfs", 65535, 2, 4, HasSubstr("1 to 65535 stages"));
     refused("gpipe", 2, 1, 1 << 30, HasSubstr("at most 16777216"));
+    refused("interleaved_1f1b", 1, 256, 1 << 24, HasSubstr("16777216 micro-batches of 256 stages are too many"));
+    refused("gpipe", 65535, 1, 1 << 24, HasSubstr("too many"));
     refused("looped_bfs", 2, -1, 4, HasSubstr("-1 stages each"));
 }
 
@@ -163,7 +165,14 @@ TEST_F(Csvs, FaultsAreNamedWithTheirPlace) {
     refused("(0F0;0B0)OVERLAP\n", "is not a pair");
     refused("(0F0)OVERLAP_F_B\n", "is not a pair");
     refused("(0F0;0SEND_F0)OVERLAP_F_B\n", "only computations");
-    refused(std::string(1000, '9') + "\n", "…'");
+    refused(std::string(1000, '9') + "\n", "...'");
+    refused(
+        "0F0,\x1b[31m\xff"
+        "0\n",
+        "cell 2: '?[31m?0' needs a number");
+    refused("(0F0;1F0)OVERLAP_F_B\n", "cannot overlap");
+    refused("(0B0;1F0)OVERLAP_F_B\n", "cannot overlap");
+    refused("(0F0;0B0)OVERLAP_F_B\n", "cannot overlap");
     refused("65000F16000000\n", "1 actions are too few for the 65001 stages");
     refused("0F0,0B0\n0F1,0B1\n", "stage 0 is on rank 0 and on rank 1");
     refused("0F0,0B0,2F0,2B0\n", "stage 1 of 3 has no actions");

@@ -46,7 +46,7 @@ from .work import Save, Work
 
 __version__ = _abi.VERSION
 
-launch.watch_uncaught()  # a program may fail before it joins
+launch.watch_uncaught(joining=False)  # a program may fail before it joins
 
 __all__ = [
     "DDP",

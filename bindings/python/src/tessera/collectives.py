@@ -19,13 +19,7 @@ __all__ = ["Collectives", "ReduceOp"]
 ReduceOp = Literal["sum", "avg", "min", "max", "prod"]
 """Reduction operations; ``"avg"`` divides the sum by the number of ranks."""
 
-
-class _Ops(dict[str, int]):
-    def __missing__(self, op: object) -> int:
-        raise InvalidArgument(f"op is {op!r}; it must be one of {', '.join(self)}")
-
-
-_OPS = _Ops(sum=1, avg=2, min=3, max=4, prod=5)
+_OPS = {"sum": 1, "avg": 2, "min": 3, "max": 4, "prod": 5}
 
 _PLANNED = {
     "barrier": 1,
@@ -43,7 +37,10 @@ _PLANNED = {
 
 def op_of(op: str) -> int:
     """The library's number for a reduction."""
-    return _OPS[op] if isinstance(op, str) else _OPS.__missing__(op)
+    number = _OPS.get(op) if isinstance(op, str) else None
+    if number is None:
+        raise InvalidArgument(f"op is {op!r}; it must be one of {', '.join(_OPS)}")
+    return number
 
 
 Arrays = ArrayLike | Sequence[ArrayLike]
@@ -133,7 +130,7 @@ class Collectives(Closable):
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         """
-        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), _OPS[op], async_op))
+        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), op_of(op), async_op))
 
     @overload
     def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...

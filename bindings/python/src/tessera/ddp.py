@@ -236,9 +236,14 @@ class DDP(Closable):
             A gradient was marked ready twice.
         NotFound
             There is no such parameter.
+        UserError
+            A hook has failed; its exception is the cause.
         """
-        for one in which:
-            _core.ddp_ready(self._handle, self._number(one))
+        try:
+            for one in which:
+                _core.ddp_ready(self._handle, self._number(one))
+        except UserError as error:
+            raise error from self._hook_error()
 
     def _number(self, one: str | int) -> int:
         if isinstance(one, str):
@@ -256,7 +261,10 @@ class DDP(Closable):
 
     def ready_all(self) -> None:
         """Mark all remaining gradients as ready. Call it once per step, before `wait`."""
-        _core.ddp_ready_all(self._handle)
+        try:
+            _core.ddp_ready_all(self._handle)
+        except UserError as error:
+            raise error from self._hook_error()
 
     def wait(self) -> None:
         """End the backward pass: return when every gradient is the average (or sum) over the ranks. Collective.
@@ -272,13 +280,13 @@ class DDP(Closable):
         UserError
             A hook failed; its exception is the cause.
         """
-        self._with_hook_failure(_core.ddp_wait, self._handle)
-
-    def _with_hook_failure(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
-            call(*arguments)
+            _core.ddp_wait(self._handle)
         except UserError as error:
-            raise error from (self._hook_failure[0] if self._hook_failure else None)
+            raise error from self._hook_error()
+
+    def _hook_error(self) -> BaseException | None:
+        return self._hook_failure[0] if self._hook_failure else None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -425,7 +433,10 @@ class DDP(Closable):
         TesseraTimeout, PeerLost, Aborted
             A rank is lost, or late, even between two of its steps; the message names it.
         """
-        self._with_hook_failure(_core.ddp_join, self._handle, sync_params)
+        try:
+            _core.ddp_join(self._handle, sync_params)
+        except UserError as error:
+            raise error from self._hook_error()
 
     def zero_grad(self) -> None:
         """Set every gradient to zero."""

@@ -54,15 +54,27 @@ def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
     return recorded
 
 
-def watch_uncaught() -> None:
-    """Report uncaught exceptions to the launcher, if there is one.
+def watch_uncaught(*, joining: bool = True) -> None:
+    """Report uncaught exceptions of this process to the launcher, if there is one.
 
-    Called on import and again on joining, because a hook that the program set in between would replace this one.
+    Called on import and again on joining, because a hook that the program set in between would replace this one. On
+    import, only the first process of a rank does so: the programs that it runs inherit its environment, but their
+    failures are not the rank's.
     """
-    if not (os.environ.get("TESSERA_ERROR_FILE") or os.environ.get("TORCHELASTIC_ERROR_FILE")):
+    path = os.environ.get("TESSERA_ERROR_FILE") or os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
         return
+    own = f"{os.getpid()} {path}"
+    first = os.environ.get(_REPORTER, "")
+    if not joining and first.endswith(f" {path}") and first != own:
+        return
+    os.environ[_REPORTER] = own
     if not isinstance(sys.excepthook, _TellUncaught):
         sys.excepthook = _TellUncaught(sys.excepthook)
+    sys.excepthook.process = os.getpid()
+
+
+_REPORTER = "_TESSERA_REPORTER"  # "PID FILE": the process that reports to FILE
 
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -73,10 +85,12 @@ class _TellUncaught:
 
     def __init__(self, former: _Hook) -> None:
         self.former = former
+        self.process = os.getpid()
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         error.__traceback__ = trace
-        tell_launcher(error)
+        if self.process == os.getpid():  # not of a forked child
+            tell_launcher(error)
         if not isinstance(error, TesseraError) or _is_of_program(self.former):
             self.former(kind, error, error.__traceback__)
             return
