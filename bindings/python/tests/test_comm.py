@@ -96,7 +96,7 @@ def test_all_collectives_move_what_they_say(ranks, transport: str):
         comm.reduce_scatter_coalesced(wholes, parts)
         assert (parts[0] == comm.world_size * r).all()
         assert comm.all_gather_coalesced(parts, wholes, async_op=True).wait() is None
-        with pytest.raises(ts.InvalidArgument, match="pairs"):
+        with pytest.raises(ts.InvalidArgument, match="one output per input"):
             comm.reduce_scatter_coalesced(wholes, parts[:1])
 
         x = np.full(4, r, np.float32)
