@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <optional>
+#include <set>
 
 #include "base/error.hpp"
 #include "parallel/pipeline/schedule.hpp"
@@ -138,9 +140,9 @@ std::vector<std::string> with_communication(const Schedule& schedule, int rank) 
     const auto& order = schedule.orders[static_cast<size_t>(rank)];
     const int last = schedule.stages() - 1;
     const auto is_here = [&](int stage) { return schedule.rank_of_stage[static_cast<size_t>(stage)] == rank; };
-    std::vector<int> left(static_cast<size_t>(schedule.stages()));  // actions of each stage
+    std::map<int, int> left;  // actions of each stage
     for (const Action& action : order) ++left[action.stage];
-    std::vector<bool> begun(left.size());
+    std::set<int> begun;
     std::vector<std::string> cells;
     std::vector<std::string> waits;  // for sends: a message leaves while the rank goes on
     for (const Action& action : order) {
@@ -154,8 +156,7 @@ std::vector<std::string> with_communication(const Schedule& schedule, int rank) 
         };
         const bool forward = action.work == Work::forward;
         const bool gives_input = action.work == Work::backward || action.work == Work::backward_input;
-        if (!begun[action.stage]) cells.push_back(fmt::format("{}UNSHARD", stage));
-        begun[action.stage] = true;
+        if (begun.insert(stage).second) cells.push_back(fmt::format("{}UNSHARD", stage));
         if (forward && stage > 0 && !is_here(stage - 1)) say("RECV_F");
         if (gives_input && stage < last && !is_here(stage + 1)) say("RECV_B");
         cells.push_back(text_of(action));

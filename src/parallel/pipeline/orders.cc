@@ -10,7 +10,7 @@ namespace {
 // Writes one rank's order. Each kind of work takes the micro-batches of a stage from 0 up.
 class Writer {
    public:
-    explicit Writer(int stages) : next_(static_cast<size_t>(stages)) { order_.reserve(64); }
+    explicit Writer(const Seat& seat) : ranks_(seat.ranks), next_(static_cast<size_t>(seat.stages_per_rank)) {}
 
     // The stage's next micro-batch. `limit`: micro-batches from there on are left out, but counted.
     void forward(int stage, int limit = max_microbatches) { add(Work::forward, stage, next(stage).forward++, limit); }
@@ -54,9 +54,11 @@ class Writer {
         int backward = 0;
         int weight = 0;
     };
-    Next& next(int stage) { return next_[static_cast<size_t>(stage)]; }
+    // Both placements put a rank's stages into different rounds of `ranks_` stages.
+    Next& next(int stage) { return next_[static_cast<size_t>(stage / ranks_)]; }
 
     Order order_;
+    int ranks_;
     std::vector<Next> next_;
     std::deque<Action> owed_;
 };
@@ -80,14 +82,14 @@ int round_of(int ranks, int microbatches) {
 }
 
 Order gpipe(const Seat& seat) {
-    Writer writer(seat.ranks);
+    Writer writer(seat);
     for (int i = 0; i < seat.microbatches; ++i) writer.forward(seat.rank);
     for (int i = 0; i < seat.microbatches; ++i) writer.backward(seat.rank);
     return writer.take();
 }
 
 Order one_f_one_b(const Seat& seat) {
-    Writer writer(seat.ranks);
+    Writer writer(seat);
     const int warm_up = std::min(seat.microbatches, seat.ranks - seat.rank);
     for (int i = 0; i < warm_up; ++i) writer.forward(seat.rank);
     for (int i = warm_up; i < seat.microbatches; ++i) {
@@ -99,7 +101,7 @@ Order one_f_one_b(const Seat& seat) {
 }
 
 Order looped_bfs(const Seat& seat) {
-    Writer writer(seat.ranks * seat.stages_per_rank);
+    Writer writer(seat);
     for (int turn = 0; turn < seat.stages_per_rank; ++turn) {
         for (int i = 0; i < seat.microbatches; ++i) writer.forward(turn * seat.ranks + seat.rank);
     }
@@ -112,7 +114,7 @@ Order looped_bfs(const Seat& seat) {
 }
 
 Order interleaved(const Seat& seat) {
-    Writer writer(seat.ranks * seat.stages_per_rank);
+    Writer writer(seat);
     const Turns turns{seat, round_of(seat.ranks, seat.microbatches)};
     const int total = seat.microbatches * seat.stages_per_rank;
     const int warm_up = std::min(total, (seat.stages_per_rank - 1) * turns.round + 2 * (seat.ranks - 1 - seat.rank));
@@ -124,7 +126,7 @@ Order interleaved(const Seat& seat) {
 }
 
 Order interleaved_zero_bubble(const Seat& seat) {
-    Writer writer(seat.ranks * seat.stages_per_rank);
+    Writer writer(seat);
     const Turns turns{seat, round_of(seat.ranks, seat.microbatches)};
     const int total = seat.microbatches * seat.stages_per_rank;
     const int warm_up = std::min(total, (seat.stages_per_rank - 1) * turns.round + (seat.ranks - 1 - seat.rank));
@@ -142,7 +144,7 @@ Order interleaved_zero_bubble(const Seat& seat) {
 // back that they fill its end: no rank waits between its first and its last action, for the activations of 2P - 1
 // micro-batches.
 Order zb_h2(const Seat& seat) {
-    Writer writer(seat.ranks);
+    Writer writer(seat);
     const int warm_up = std::min(seat.microbatches, 2 * (seat.ranks - seat.rank) - 1);
     for (int i = 0; i < warm_up; ++i) writer.forward(seat.rank);
     for (int i = 0; i < seat.microbatches; ++i) {
@@ -159,7 +161,7 @@ Order zbv(const Seat& seat) {
     const int a = seat.rank;
     const int b = 2 * seat.ranks - 1 - seat.rank;
     const int count = std::max(m, 2 * seat.ranks - 1);
-    Writer writer(2 * seat.ranks);
+    Writer writer(seat);
     const auto backward = [&](int stage) {
         writer.input(stage, m);
         writer.weight_of(stage, m);
@@ -193,7 +195,7 @@ Order dual_pipe_v(const Seat& seat) {
     const int a = seat.rank;
     const int b = 2 * seat.ranks - 1 - seat.rank;
     const int behind = seat.ranks - seat.rank - 1;  // ranks
-    Writer writer(2 * seat.ranks);
+    Writer writer(seat);
     for (int i = 0; i < 2 * behind; ++i) writer.forward(a);
     for (int i = 0; i < seat.rank + 1; ++i) {
         writer.forward(a);
