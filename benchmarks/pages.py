@@ -266,6 +266,8 @@ BLOCKS: list[tuple[Path, str, Callable[[list[results.Case]], str], str]] = [
     (PERFORMANCE, "checkpoint_async", plain("checkpoint_async"), "\n\n"),
     (PERFORMANCE, "command", commands, "\n\n"),
     (PERFORMANCE, "plan", plain("plan"), "\n\n"),
+    (PERFORMANCE, "bindings", plain("bindings"), "\n\n"),
+    (PERFORMANCE, "read_path", plain("read_path"), "\n\n"),
     (README, "checkpoint", readme, ""),
     (README, "comm", readme_comm, ""),
     (SCALING, "scaling", scaling, "\n\n"),
