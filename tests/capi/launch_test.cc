@@ -67,7 +67,8 @@ TEST(LaunchApi, TheErrorThatTheMessageTellsOfIsRecordedWithItsCode) {
 TEST(LaunchApi, AnErrorThatTheProgramFoundIsRecordedWithItsCodeAndPeer) {
     const std::string text =
         recorded_by([] { return tsr_record_error_about("late", nullptr, TSR_E_TIMEOUT, 3) == TSR_OK; });
-    EXPECT_NE(text.find(R"("tessera":{"code":"TIMEOUT","rank":-1,"job_rank":-1,"peer":3,"pid":)"), std::string::npos) << text;
+    EXPECT_NE(text.find(R"("tessera":{"code":"TIMEOUT","rank":-1,"job_rank":-1,"peer":3,"pid":)"), std::string::npos)
+        << text;
     EXPECT_EQ(tsr_record_error_about(nullptr, nullptr, TSR_E_TIMEOUT, 3), TSR_E_INVALID_ARGUMENT);
     for (const tsr_status code : {-1, 0, 10000}) {
         EXPECT_EQ(tsr_record_error_about("late", nullptr, code, 3), TSR_E_INVALID_ARGUMENT) << code;
