@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
-import tessera as ts
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
+
+torch = pytest.importorskip("torch")
+
+import tessera as ts  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.1, weight_decay=0.1, amsgrad=True),
