@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "printable.hpp"
+#include "trace_events.hpp"
 
 namespace tsr::cli {
 
@@ -102,10 +103,6 @@ std::string xml_text(const std::string& text) {
     return escaped;
 }
 
-Json::Object event(const char* phase, size_t rank, int stage, const std::string& name) {
-    return {{"ph", phase}, {"pid", static_cast<int64_t>(rank)}, {"tid", stage}, {"name", name}};
-}
-
 }  // namespace
 
 Drawn drawn(std::string name, pipeline::Schedule schedule, const pipeline::Costs& costs) {
@@ -134,7 +131,7 @@ std::string text_of(const Drawn& drawn, const TextStyle& style) {
         for (const Action& action : order) cell_width = std::max(cell_width, label_of(drawn, action).size() + 1);
     }
     const size_t head = fmt::format("rank {}  ", grid.size() - 1).size();
-    const size_t room = std::max(static_cast<size_t>(style.width), head + cell_width) - head;
+    const size_t room = std::max(style.width, head + cell_width) - head;
     const size_t per_row = room / cell_width;
     std::string text = fmt::format("{}: {} ranks, {} stages, {} micro-batches\n", printable(drawn.name),
                                    drawn.schedule.ranks(), drawn.schedule.stages(), drawn.schedule.microbatches);
@@ -201,19 +198,18 @@ std::string trace_of(const Drawn& drawn) {
     constexpr double microseconds = 1000;
     Json::Array events;
     for (size_t rank = 0; rank < drawn.spans.size(); ++rank) {
-        Json::Object process = event("M", rank, 0, "process_name");
-        process.push_back({"args", Json::Object{{"name", fmt::format("rank {}", rank)}}});
-        events.emplace_back(std::move(process));
+        const auto process = static_cast<int>(rank);
+        events.push_back(trace_name("process_name", process, 0, fmt::format("rank {}", rank)));
         for (size_t i = 0; i < drawn.spans[rank].size(); ++i) {
             const Action& action = drawn.schedule.orders[rank][i];
             const Drawn::Span& span = drawn.spans[rank][i];
-            Json::Object of = event("X", rank, action.stage, text_of(action));
+            Json::Object of = trace_event("X", process, action.stage, text_of(action));
             of.push_back({"ts", span.begin * microseconds});
             of.push_back({"dur", (span.end - span.begin) * microseconds});
             events.emplace_back(std::move(of));
         }
     }
-    return Json(Json::Object{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}).dump() + "\n";
+    return trace_text(std::move(events));
 }
 
 std::string json_of(const Drawn& drawn) {

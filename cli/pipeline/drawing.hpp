@@ -27,7 +27,7 @@ struct Drawn {
 [[nodiscard]] std::string summary_of(const Drawn& drawn);
 
 struct TextStyle {
-    int width = 120;  // longer rows continue below all ranks
+    size_t width = 120;  // longer rows continue below all ranks
     bool colours = false;
 };
 // A row per rank, to scale: a cell is as long as the shortest action.

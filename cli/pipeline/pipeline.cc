@@ -1,16 +1,15 @@
 // `tessera pipeline`: draws pipeline schedules and says how much time and memory they cost.
 #include <fmt/core.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/terminal.hpp"
 #include "commands.hpp"
 #include "pipeline/drawing.hpp"
 
@@ -55,19 +54,11 @@ pipeline::Schedule read(const std::string& path) {
     }
 }
 
-int terminal_width() {
-    winsize size{};
-    return ::isatty(STDOUT_FILENO) == 1 && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0
-               ? size.ws_col
-               : TextStyle().width;
-}
-
 std::string output_of(const Arguments& arguments, pipeline::Schedule schedule) {
     if (arguments.csv || arguments.csv_comms) {
         return to_csv(schedule, arguments.csv ? pipeline::Csv::compute_only : pipeline::Csv::compute_comms);
     }
-    size_t actions = 0;
-    for (const auto& order : schedule.orders) actions += order.size();
+    const size_t actions = schedule.actions();
     if (!arguments.json && actions > most_drawn) {
         throw Error(Code::invalid_argument,
                     fmt::format("{} actions are too many to draw (at most {}); --json and --csv "
@@ -79,7 +70,10 @@ std::string output_of(const Arguments& arguments, pipeline::Schedule schedule) {
     if (arguments.svg) return svg_of(result);
     if (arguments.json) return json_of(result);
     if (arguments.trace) return trace_of(result);
-    return text_of(result, {terminal_width(), ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr});
+    TextStyle style;
+    if (const size_t width = terminal_width(STDOUT_FILENO); width > 0) style.width = width;
+    style.colours = wants_colours(STDOUT_FILENO);
+    return text_of(result, style);
 }
 
 int show(const Arguments& arguments) {

@@ -8,23 +8,14 @@
 
 #include "base/json.hpp"
 #include "tensor/dtype.hpp"
+#include "trace_events.hpp"
 
 namespace tsr::cli {
 
 namespace {
 
-Json::Object event(const char* phase, int rank, int lane, std::string_view name) {
-    return {{"ph", phase}, {"pid", rank}, {"tid", lane}, {"name", name}};
-}
-
-Json named(const char* what, int rank, int lane, const std::string& name) {
-    Json::Object of = event("M", rank, lane, what);
-    of.push_back({"args", Json::Object{{"name", name}}});
-    return Json(std::move(of));
-}
-
 Json operation_event(const Flown& flown, int rank, int lane, double zero, double end) {
-    Json::Object of = event("X", rank, lane, flown.headline());
+    Json::Object of = trace_event("X", rank, lane, flown.headline());
     of.push_back({"cat", std::string(name_of(flown.operation.collective))});
     of.push_back({"ts", *flown.started - zero});
     of.push_back({"dur", std::max(0.0, end - *flown.started)});
@@ -52,7 +43,7 @@ std::string trace_of(const Flights& flights) {
         for (const auto& [rank, flight] : ranks) {
             const std::string process = fmt::format("rank {} ({}, pid {})", rank, flight.host, flight.pid);
             if (named_ranks.insert(rank).second) {
-                events.push_back(named("process_name", rank, 0, process));
+                events.push_back(trace_name("process_name", rank, 0, process));
             }
             std::vector<double> busy;  // until when each lane of this communicator is taken
             int& next = lanes[rank];
@@ -67,8 +58,8 @@ std::string trace_of(const Flights& flights) {
                 auto free = std::ranges::find_if(busy, [&](double until) { return until <= *flown->started; });
                 if (free == busy.end()) {
                     const std::string which = busy.empty() ? "" : fmt::format(" ({})", busy.size() + 1);
-                    events.push_back(
-                        named("thread_name", rank, base + static_cast<int>(busy.size()), flight.origin.name + which));
+                    events.push_back(trace_name("thread_name", rank, base + static_cast<int>(busy.size()),
+                                                flight.origin.name + which));
                     free = busy.insert(busy.end(), 0);
                     ++next;
                 }
@@ -78,7 +69,7 @@ std::string trace_of(const Flights& flights) {
             }
         }
     }
-    return Json(Json::Object{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}).dump() + "\n";
+    return trace_text(std::move(events));
 }
 
 }  // namespace tsr::cli

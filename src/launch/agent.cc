@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
@@ -20,6 +19,7 @@
 
 #include "base/error.hpp"
 #include "base/proc.hpp"
+#include "base/terminal.hpp"
 #include "base/write_whole.hpp"
 #include "comm/host.hpp"
 #include "launch/departures.hpp"
@@ -80,12 +80,6 @@ std::string round_name(int round) { return fmt::format("round-{}", round); }
 
 // The name of a file in the directory of its round.
 std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
-
-// 0: no terminal.
-size_t terminal_width(int fd) {
-    winsize size{};
-    return ::ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
 
 std::string plural(int count, const char* noun) { return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s"); }
 

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/terminal.hpp"
 #include "base/write_whole.hpp"
 
 namespace tsr {
@@ -19,8 +19,6 @@ namespace {
 
 // Any pipe or terminal that poll() calls writable takes this much without blocking.
 constexpr size_t safe_write = 4096;
-
-bool wants_colours(int fd) { return ::isatty(fd) == 1 && std::getenv("NO_COLOR") == nullptr; }
 
 std::string prefix_of(int rank, const std::string& program, bool colours) {
     const std::string text = fmt::format("[rank {} {}]", rank, program);

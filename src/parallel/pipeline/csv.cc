@@ -108,8 +108,7 @@ void complete(Schedule& schedule) {
             schedule.microbatches = std::max(schedule.microbatches, static_cast<int>(action.microbatch) + 1);
         }
     }
-    size_t actions = 0;
-    for (const auto& order : schedule.orders) actions += order.size();
+    const size_t actions = schedule.actions();
     if (actions == 0) throw Error(Code::invalid_argument, "the schedule has no actions");
     // Before anything of that size is allocated.
     if (stages * static_cast<size_t>(schedule.microbatches) > actions) {

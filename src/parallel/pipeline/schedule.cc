@@ -134,8 +134,7 @@ struct Computed {
 }
 
 void check_action(const Schedule& schedule, int rank, const Action& action, std::vector<Computed>& computed) {
-    const std::string text = action.stage < schedule.stages() ? "" : text_of(action);
-    if (!text.empty() || action.microbatch >= static_cast<uint32_t>(schedule.microbatches)) {
+    if (action.stage >= schedule.stages() || action.microbatch >= static_cast<uint32_t>(schedule.microbatches)) {
         refuse(rank, fmt::format("{}: there are {} stages and {} micro-batches", text_of(action), schedule.stages(),
                                  schedule.microbatches));
     }
@@ -143,8 +142,7 @@ void check_action(const Schedule& schedule, int rank, const Action& action, std:
         refuse(rank, fmt::format("{}: stage {} is on rank {}", text_of(action), action.stage,
                                  schedule.rank_of_stage[action.stage]));
     }
-    Computed& one =
-        computed[static_cast<size_t>(action.stage) * static_cast<size_t>(schedule.microbatches) + action.microbatch];
+    Computed& one = computed[schedule.cell(action.stage, action.microbatch)];
     const auto need = [&](bool before, char letter) {
         if (!before)
             refuse(rank, fmt::format("{} without {}{}{} before it", text_of(action), action.stage, letter,
@@ -159,14 +157,11 @@ void check_action(const Schedule& schedule, int rank, const Action& action, std:
             one.forward = true;
             break;
         case Work::backward:
-            need(one.forward, 'F');
-            once(one.input);
-            one.input = one.weight = true;
-            break;
         case Work::backward_input:
             need(one.forward, 'F');
             once(one.input);
             one.input = true;
+            one.weight = action.work == Work::backward;
             break;
         case Work::backward_weight:
             need(one.input, 'I');
@@ -179,8 +174,7 @@ void check_action(const Schedule& schedule, int rank, const Action& action, std:
 void check_complete(const Schedule& schedule, const std::vector<Computed>& computed) {
     for (int stage = 0; stage < schedule.stages(); ++stage) {
         for (int i = 0; i < schedule.microbatches; ++i) {
-            const Computed& one = computed[static_cast<size_t>(stage) * static_cast<size_t>(schedule.microbatches) +
-                                           static_cast<size_t>(i)];
+            const Computed& one = computed[schedule.cell(static_cast<size_t>(stage), static_cast<size_t>(i))];
             if (one.forward && one.input && one.weight) continue;
             const char missing = !one.forward ? 'F' : !one.input ? 'B' : 'W';
             refuse(schedule.rank_of_stage[static_cast<size_t>(stage)],
@@ -223,6 +217,12 @@ std::string text_of(const Action& action) {
     return fmt::format("{}{}{}", action.stage, letter_of(action.work), action.microbatch);
 }
 
+size_t Schedule::actions() const {
+    size_t count = 0;
+    for (const auto& order : orders) count += order.size();
+    return count;
+}
+
 std::span<const Name> schedule_names() { return names; }
 
 Schedule make_schedule(std::string_view name, int ranks, int stages_per_rank, int microbatches) {
@@ -249,7 +249,7 @@ void validate(const Schedule& schedule) {
                         fmt::format("stage {} is on rank {}; there are {} ranks", stage, rank, schedule.ranks()));
         }
     }
-    std::vector<Computed> computed(static_cast<size_t>(schedule.stages()) * static_cast<size_t>(schedule.microbatches));
+    std::vector<Computed> computed(schedule.cells());
     for (int rank = 0; rank < schedule.ranks(); ++rank) {
         const auto& order = schedule.orders[static_cast<size_t>(rank)];
         for (const Action& action : order) check_action(schedule, rank, action, computed);

@@ -40,6 +40,13 @@ struct Schedule {
 
     [[nodiscard]] int ranks() const { return static_cast<int>(orders.size()); }
     [[nodiscard]] int stages() const { return static_cast<int>(rank_of_stage.size()); }
+    [[nodiscard]] size_t actions() const;  // of all ranks
+
+    // Places in an array with one element for each micro-batch of each stage.
+    [[nodiscard]] size_t cells() const { return cell(static_cast<size_t>(stages()), 0); }
+    [[nodiscard]] size_t cell(size_t stage, size_t microbatch) const {
+        return stage * static_cast<size_t>(microbatches) + microbatch;
+    }
 };
 
 inline constexpr int max_stages = 65535;

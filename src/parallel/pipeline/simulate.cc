@@ -18,8 +18,8 @@ class Walk {
         : schedule_(schedule),
           costs_(costs),
           on_action_(on_action),
-          activations_(cells(), never),
-          gradients_(cells(), never),
+          activations_(schedule.cells(), never),
+          gradients_(schedule.cells(), never),
           done_(static_cast<size_t>(schedule.ranks())),
           now_(static_cast<size_t>(schedule.ranks())),
           links_(static_cast<size_t>(schedule.ranks())) {
@@ -38,19 +38,12 @@ class Walk {
     }
 
    private:
-    [[nodiscard]] size_t cells() const {
-        return static_cast<size_t>(schedule_.stages()) * static_cast<size_t>(schedule_.microbatches);
-    }
-    [[nodiscard]] size_t cell(int stage, uint32_t microbatch) const {
-        return static_cast<size_t>(stage) * static_cast<size_t>(schedule_.microbatches) + microbatch;
-    }
-
     // When what the action needs from other stages is there.
     [[nodiscard]] double ready_at(const Action& action) const {
         switch (action.work) {
-            case Work::forward: return activations_[cell(action.stage, action.microbatch)];
+            case Work::forward: return activations_[schedule_.cell(action.stage, action.microbatch)];
             case Work::backward:
-            case Work::backward_input: return gradients_[cell(action.stage, action.microbatch)];
+            case Work::backward_input: return gradients_[schedule_.cell(action.stage, action.microbatch)];
             case Work::backward_weight: return 0;  // I, earlier in the same order
         }
         return never;
@@ -87,13 +80,14 @@ class Walk {
         if (action.work == Work::backward_weight) return;
         const bool is_forward = action.work == Work::forward;
         if (is_forward && action.stage + 1 == schedule_.stages()) {  // the loss
-            gradients_[cell(action.stage, action.microbatch)] = end;
+            gradients_[schedule_.cell(action.stage, action.microbatch)] = end;
             return;
         }
         const int stage = is_forward ? action.stage + 1 : action.stage - 1;
         if (stage < 0) return;
         const int receiver = schedule_.rank_of_stage[static_cast<size_t>(stage)];
-        double& arrival = (is_forward ? activations_ : gradients_)[cell(stage, action.microbatch)];
+        double& arrival =
+            (is_forward ? activations_ : gradients_)[schedule_.cell(static_cast<size_t>(stage), action.microbatch)];
         if (receiver == rank) {
             arrival = end;
             return;

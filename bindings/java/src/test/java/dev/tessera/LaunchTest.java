@@ -180,7 +180,7 @@ class LaunchTest {
         assertTrue(summary.contains("'s traceback"), out);
     }
 
-    /** Fails before it joins: at a buffer, or natively after a thread of its own failed. */
+    /** Fails before it joins: when it wraps a buffer, or in a native call after one of its threads failed. */
     public static final class Early {
         private Early() {}
 
