@@ -1,0 +1,69 @@
+// The CPU as a device: operations run on the caller's thread, so every event is done.
+#include <fmt/core.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "base/error.hpp"
+#include "base/page_size.hpp"
+#include "base/round_up.hpp"
+#include "device/device.hpp"
+
+namespace tsr {
+
+namespace {
+
+class DoneEvent final : public DeviceEvent {
+   public:
+    [[nodiscard]] bool done() const override { return true; }
+    void wait(Deadline /*deadline*/) const override {}
+};
+
+class Cpu final : public DeviceApi {
+   public:
+    [[nodiscard]] std::string_view name() const override { return "CPU"; }
+
+    [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size) override {
+        const size_t mapped = round_up(size + (size == 0 ? 1 : 0), page_size);
+        void* pages = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        if (pages == MAP_FAILED) {
+            throw Error(Code::no_memory, fmt::format("the CPU has no memory for {} bytes", size));
+        }
+        return {static_cast<std::byte*>(pages), [mapped](std::byte* data) { ::munmap(data, mapped); }};
+    }
+
+    void copy(std::byte* to, const std::byte* from, size_t size, StreamHandle stream) override {
+        refuse_stream(stream, name());
+        if (size > 0) std::memcpy(to, from, size);
+    }
+
+    void copy_rows(ByteRows to, ConstByteRows from, size_t rows, size_t row_size, StreamHandle stream) override {
+        if (to.stride == row_size && from.stride == row_size) return copy(to.data, from.data, rows * row_size, stream);
+        refuse_stream(stream, name());
+        if (row_size == 0) return;
+        for (size_t row = 0; row < rows; ++row) {
+            std::memcpy(to.data + row * to.stride, from.data + row * from.stride, row_size);
+        }
+    }
+
+    void zero(std::byte* to, size_t size, StreamHandle stream) override {
+        refuse_stream(stream, name());
+        if (size > 0) std::memset(to, 0, size);
+    }
+
+    [[nodiscard]] std::unique_ptr<DeviceEvent> record(StreamHandle stream) override {
+        refuse_stream(stream, name());
+        return std::make_unique<DoneEvent>();
+    }
+
+    void wait(StreamHandle stream, const DeviceEvent& /*event*/) override { refuse_stream(stream, name()); }
+};
+
+}  // namespace
+
+DeviceApi& cpu_device() {
+    static Cpu cpu;
+    return cpu;
+}
+
+}  // namespace tsr
