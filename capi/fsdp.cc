@@ -43,17 +43,9 @@ FsdpOptions core_options(const tsr_fsdp_options* options) {
     return core;
 }
 
-// A parameter without data gets its values later.
 NamedTensor param_in(const tsr_param& param, const std::string& unit, size_t index) {
     const std::string name = text(param.name, "a parameter's name");
-    const std::string what = fmt::format("parameter {} (\"{}\") of unit \"{}\"", index, name, unit);
-    if (param.tensor.data != nullptr) return {name, tensor_in(&param.tensor, what.c_str())};
-    tsr_tensor described = param.tensor;
-    alignas(16) std::byte anything{};
-    described.data = &anything;
-    Tensor tensor = tensor_in(&described, what.c_str());
-    tensor.data = nullptr;
-    return {name, tensor};
+    return {name, described_in(param.tensor, fmt::format("parameter {} (\"{}\") of unit \"{}\"", index, name, unit))};
 }
 
 FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
@@ -80,13 +72,6 @@ std::vector<FsdpUnit> units_in(const tsr_fsdp_unit* units, size_t n) {
     if (n > 0) required(units, "units");
     std::vector<FsdpUnit> out;
     for (size_t u = 0; u < n; ++u) out.push_back(unit_in(units[u], u));
-    return out;
-}
-
-// `shape` outlives the view.
-tsr_tensor view(const Tensor& tensor, const Dims& shape) {
-    tsr_tensor out = tensor_out(tensor);
-    out.shape = shape.data();
     return out;
 }
 
@@ -137,7 +122,8 @@ tsr_status tsr_fsdp_unit_name(const tsr_fsdp* fsdp, size_t unit, const char** na
 tsr_status tsr_fsdp_param(const tsr_fsdp* fsdp, size_t index, tsr_param* param, size_t* unit, int32_t* trained) {
     return guard([&] {
         const FsdpParam& found = object_of(fsdp, "fsdp")->param(index);
-        if (param != nullptr) *param = {found.name.c_str(), view({nullptr, found.shape, found.dtype, {}}, found.shape)};
+        if (param != nullptr)
+            *param = {found.name.c_str(), tensor_out({nullptr, found.shape, found.dtype, {}}, found.shape)};
         if (unit != nullptr) *unit = found.unit;
         if (trained != nullptr) *trained = found.trained ? 1 : 0;
     });
@@ -154,14 +140,14 @@ tsr_status tsr_fsdp_shard(const tsr_fsdp* fsdp, size_t index, tsr_param* shard) 
     return guard([&] {
         const auto& model = object_of(fsdp, "fsdp");
         const FsdpParam& param = model->param(index);
-        required(shard, "shard") = {param.name.c_str(), view(model->shard(index), param.shard_shape)};
+        required(shard, "shard") = {param.name.c_str(), tensor_out(model->shard(index), param.shard_shape)};
     });
 }
 
 tsr_status tsr_fsdp_shard_grad(const tsr_fsdp* fsdp, size_t index, tsr_tensor* grad) {
     return guard([&] {
         const auto& model = object_of(fsdp, "fsdp");
-        required(grad, "grad") = view(model->shard_grad(index), model->param(index).shard_shape);
+        required(grad, "grad") = tensor_out(model->shard_grad(index), model->param(index).shard_shape);
     });
 }
 
@@ -173,14 +159,14 @@ tsr_status tsr_fsdp_layout(const tsr_fsdp* fsdp, size_t index, tsr_layout** out)
 tsr_status tsr_fsdp_whole(tsr_fsdp* fsdp, size_t index, tsr_tensor* whole) {
     return guard([&] {
         const auto& model = object_of(fsdp, "fsdp");
-        required(whole, "whole") = view(model->whole(index), model->param(index).shape);
+        required(whole, "whole") = tensor_out(model->whole(index), model->param(index).shape);
     });
 }
 
 tsr_status tsr_fsdp_grad(tsr_fsdp* fsdp, size_t index, tsr_tensor* grad) {
     return guard([&] {
         const auto& model = object_of(fsdp, "fsdp");
-        required(grad, "grad") = view(model->grad(index), model->param(index).shape);
+        required(grad, "grad") = tensor_out(model->grad(index), model->param(index).shape);
     });
 }
 

@@ -102,6 +102,16 @@ Tensor tensor_in(const tsr_tensor* tensor, const char* what) {
     return out;
 }
 
+Tensor described_in(const tsr_tensor& tensor, const std::string& what) {
+    if (tensor.data != nullptr) return tensor_in(&tensor, what.c_str());
+    alignas(16) std::byte anything{};
+    tsr_tensor described = tensor;
+    described.data = &anything;
+    Tensor result = tensor_in(&described, what.c_str());
+    result.data = nullptr;
+    return result;
+}
+
 std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* what) {
     if (n > 0) required(tensors, what);
     std::vector<Tensor> out;
@@ -111,6 +121,12 @@ std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* 
     for (size_t i = 0; n > 1 && i < n; ++i) {
         out.push_back(tensor_in(&tensors[i], fmt::format("{}[{}]", what, i).c_str()));
     }
+    return out;
+}
+
+tsr_tensor tensor_out(const Tensor& tensor, const Dims& shape) {
+    tsr_tensor out = tensor_out(tensor);
+    out.shape = shape.data();
     return out;
 }
 

@@ -131,9 +131,13 @@ void text_out(const std::string& value, char* buf, size_t capacity, size_t* size
 
 // Checks and converts a tensor argument: known dtype, sane shape, contiguous, not NULL unless empty.
 Tensor tensor_in(const tsr_tensor* tensor, const char* what);
+// The same for a tensor that may have no data yet: then NULL is allowed, and the result's data is nullptr.
+Tensor described_in(const tsr_tensor& tensor, const std::string& what);
 std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* what);
 // A view of `tensor`; `tensor.shape` must outlive it.
 tsr_tensor tensor_out(const Tensor& tensor);
+// The same with `shape`, if `tensor` itself does not live long enough.
+tsr_tensor tensor_out(const Tensor& tensor, const Dims& shape);
 
 // Copies min(struct_size, sizeof) bytes of the caller's options over the defaults. Non-zero bytes beyond the fields
 // that this library knows are UNSUPPORTED; struct_size 0 is INVALID_ARGUMENT; NULL gives the defaults.

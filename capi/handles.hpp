@@ -20,6 +20,7 @@ class State;
 class Storage;
 class Store;
 class StoreServer;
+class TensorParallel;
 class Work;
 namespace capi {
 struct MeshObject;
@@ -39,6 +40,7 @@ struct tsr_grad_scaler : tsr::capi::Handle<tsr::GradScaler, 0x545352'5343414c> {
 struct tsr_sampler : tsr::capi::Handle<tsr::Sampler, 0x545352'53414d504c> {};
 struct tsr_ddp : tsr::capi::Handle<tsr::Ddp, 0x545352'444450> {};
 struct tsr_fsdp : tsr::capi::Handle<tsr::Fsdp, 0x545352'46534450> {};
+struct tsr_tp : tsr::capi::Handle<tsr::TensorParallel, 0x545352'5450> {};
 struct tsr_state : tsr::capi::Handle<tsr::State, 0x545352'5354415445> {};
 struct tsr_saver : tsr::capi::Handle<tsr::Saver, 0x545352'5341564552> {};
 struct tsr_checkpoint : tsr::capi::Handle<const tsr::Checkpoint, 0x545352'43484543> {};

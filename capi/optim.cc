@@ -83,6 +83,11 @@ tsr_status tsr_fsdp_sgd(tsr_fsdp* fsdp, const tsr_sgd_options* options, tsr_opti
         [&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return sgd(std::move(params), options); }); });
 }
 
+tsr_status tsr_tp_sgd(tsr_tp* tp, const tsr_sgd_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(tp, "tp", out, [&](auto params, auto) { return sgd(std::move(params), options); }); });
+}
+
 tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adam_options* options,
                            tsr_optimizer** out) {
     return guard([&] {
@@ -106,6 +111,14 @@ tsr_status tsr_fsdp_adam(tsr_fsdp* fsdp, const tsr_adam_options* options, tsr_op
     });
 }
 
+tsr_status tsr_tp_adam(tsr_tp* tp, const tsr_adam_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(tp, "tp", out, [&](auto params, auto) {
+            return adam(std::move(params), options, default_adam, Decay::in_gradient);
+        });
+    });
+}
+
 tsr_status tsr_adamw_create(const tsr_param* params, const tsr_tensor* grads, size_t n,
                             const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
@@ -124,6 +137,14 @@ tsr_status tsr_ddp_adamw(tsr_ddp* ddp, const tsr_adamw_options* options, tsr_opt
 tsr_status tsr_fsdp_adamw(tsr_fsdp* fsdp, const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
         create_over(fsdp, "fsdp", out, [&](auto params, auto) {
+            return adam(std::move(params), options, default_adamw, Decay::decoupled);
+        });
+    });
+}
+
+tsr_status tsr_tp_adamw(tsr_tp* tp, const tsr_adamw_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(tp, "tp", out, [&](auto params, auto) {
             return adam(std::move(params), options, default_adamw, Decay::decoupled);
         });
     });

@@ -154,6 +154,14 @@ tsr_status tsr_state_add_fsdp(tsr_state* state, const char* prefix, tsr_fsdp* fs
     });
 }
 
+tsr_status tsr_state_add_tp(tsr_state* state, const char* prefix, tsr_tp* tp) {
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(tp, "tp");
+        add_tp(to, prefix_in(prefix), added);
+    });
+}
+
 tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_optimizer* optimizer) {
     return guard([&] {
         State& to = *object_of(state, "state");

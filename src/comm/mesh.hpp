@@ -28,6 +28,11 @@ class DeviceMesh {
 
     [[nodiscard]] const MeshShape& shape() const { return shape_; }
     [[nodiscard]] int coordinate(int dim) const { return comm(dim)->rank(); }
+    // The mesh that this is a part of, over all ranks of the communicator that it was created from, and this rank there.
+    [[nodiscard]] const MeshShape& all() const { return all_; }
+    [[nodiscard]] int rank_of_all() const { return rank_; }
+    // The dimensions of all() that make up `dim`: one, or those that were flattened.
+    [[nodiscard]] std::span<const int> dims_of(int dim) const { return dims_[static_cast<size_t>(dim)]; }
     [[nodiscard]] const std::shared_ptr<Communicator>& comm(int dim) const { return comms_[static_cast<size_t>(dim)]; }
 
    private:

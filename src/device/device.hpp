@@ -34,6 +34,9 @@ struct ByteRows {
 struct ConstByteRows {
     const std::byte* data = nullptr;
     size_t stride = 0;
+
+    ConstByteRows(const std::byte* first, size_t distance) : data(first), stride(distance) {}
+    ConstByteRows(const ByteRows& rows) : data(rows.data), stride(rows.stride) {}
 };
 
 class DeviceApi {

@@ -31,6 +31,20 @@ void set_gate(Optimizer& optimizer, const std::shared_ptr<Model>& model, const c
     optimizer.set_model(model.get());
 }
 
+// Numbers over gradients are those of all ranks of `comm`, which hold parts of them.
+void join_norms(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm) {
+    const auto over_ranks = [comm](double own, Optimizer::Over how) {
+        const Tensor number = tensor_of(std::span<double>(&own, 1), DType::f64);
+        comm->run({.collective = Collective::all_reduce,
+                   .inputs = {},
+                   .outputs = {&number, 1},
+                   .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum,
+                   .label = "norm of gradients"});
+        return own;
+    };
+    optimizer.set_together(over_ranks, [comm](FunctionRef<void()> body) { comm->in_one_call(body); });
+}
+
 // Deletes an optimizer of a DDP model, after a bucket that is being updated is finished; no other update begins.
 struct Delete {
     std::shared_ptr<Optimizer> made;
@@ -66,15 +80,19 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Fsdp>& model, Make
     optimizer->set_has_grad(
         [model, numbers = std::move(numbers)](size_t param) { return model->has_grad(numbers[param]); },
         [model] { model->forget_gradients(); });
-    const auto over_ranks = [comm = model->comm()](double own, Optimizer::Over how) {
-        const Tensor number = tensor_of(std::span<double>(&own, 1), DType::f64);
-        comm->run({.collective = Collective::all_reduce,
-                   .outputs = {&number, 1},
-                   .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum,
-                   .label = "norm of gradients"});
-        return own;
-    };
-    optimizer->set_together(over_ranks, [comm = model->comm()](FunctionRef<void()> body) { comm->in_one_call(body); });
+    join_norms(*optimizer, model->comm());
+    return optimizer;
+}
+
+std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<TensorParallel>& model, MakeOptimizer make) {
+    std::vector<OptimizerParam> params;
+    for (size_t i = 0; i < model->params(); ++i) {
+        if (!is_floating(model->param(i).dtype)) continue;
+        params.push_back({model->param(i).name, model->slice(i), model->grad(i), model->held(i)});
+    }
+    std::shared_ptr<Optimizer> optimizer = make(std::move(params), nullptr);
+    set_gate(*optimizer, model, "the optimizer cannot use the gradients");
+    join_norms(*optimizer, model->comm());
     return optimizer;
 }
 

@@ -1,4 +1,4 @@
-// Optimizers over the parameters of a DDP model or the shards of an FSDP model.
+// Optimizers over the parameters of a DDP model, the shards of an FSDP model or the slices of a tensor-parallel one.
 #pragma once
 
 #include <memory>
@@ -8,6 +8,7 @@
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/ddp.hpp"
 #include "parallel/fsdp/fsdp.hpp"
+#include "parallel/tensor/tensor_parallel.hpp"
 
 namespace tsr {
 
@@ -21,6 +22,8 @@ using MakeOptimizer =
 [[nodiscard]] std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Ddp>& model, MakeOptimizer make);
 // Over the trained shards. It works only between steps, while no unit is unsharded.
 [[nodiscard]] std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Fsdp>& model, MakeOptimizer make);
+// Over the slices that have gradients, and their gradients.
+[[nodiscard]] std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<TensorParallel>& model, MakeOptimizer make);
 
 // Lets `optimizer` step in the model's backward pass; INVALID_ARGUMENT unless optimizer_of(model) created it.
 void step_in_backward(Ddp& model, Optimizer& optimizer);

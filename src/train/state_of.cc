@@ -199,6 +199,15 @@ void add_fsdp(State& state, const std::string& prefix, const std::shared_ptr<Fsd
     state.add_all(std::move(part));
 }
 
+void add_tp(State& state, const std::string& prefix, const std::shared_ptr<TensorParallel>& model) {
+    State part;
+    for (size_t i = 0; i < model->params(); ++i) {
+        add_held(part, fmt::format("{}.{}", prefix, model->param(i).name), model->slice(i), model->held(i));
+    }
+    part.keep(model);
+    state.add_all(std::move(part));
+}
+
 void add_optimizer(State& state, const std::string& prefix, const std::shared_ptr<Optimizer>& optimizer) {
     State part;
     part.add_source(std::make_shared<SettingsOf<Optimizer>>(prefix, below_optimizer, optimizer));

@@ -11,6 +11,7 @@
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/ddp.hpp"
 #include "parallel/fsdp/fsdp.hpp"
+#include "parallel/tensor/tensor_parallel.hpp"
 
 namespace tsr {
 
@@ -18,6 +19,8 @@ namespace tsr {
 void add_ddp(State& state, const std::string& prefix, const std::shared_ptr<Ddp>& model);
 // The same names, with this rank's shard of each tensor.
 void add_fsdp(State& state, const std::string& prefix, const std::shared_ptr<Fsdp>& model);
+// The same names, with this rank's slice of each tensor.
+void add_tp(State& state, const std::string& prefix, const std::shared_ptr<TensorParallel>& model);
 // PyTorch's names: "<prefix>.state.<parameter>.<moment>" and "<prefix>.param_groups.0.<setting>".
 void add_optimizer(State& state, const std::string& prefix, const std::shared_ptr<Optimizer>& optimizer);
 // "<prefix>.<setting>"

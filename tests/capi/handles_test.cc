@@ -58,7 +58,10 @@ namespace {
     F(tsr_state_set_value) F(tsr_status_name) F(tsr_storage_create) F(tsr_storage_destroy) F(tsr_store_add) \
     F(tsr_store_compare_set) F(tsr_store_delete) F(tsr_store_destroy) F(tsr_store_get) F(tsr_store_open) \
     F(tsr_store_options_init) F(tsr_store_serve) F(tsr_store_server_destroy) F(tsr_store_server_port) F(tsr_store_set) \
-    F(tsr_store_wait) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_staged) F(tsr_work_test) \
+    F(tsr_store_wait) F(tsr_state_add_tp) F(tsr_cross_entropy_options_init) F(tsr_tp_adam) F(tsr_tp_adamw) F(tsr_tp_create) F(tsr_tp_cross_entropy) \
+    F(tsr_tp_destroy) F(tsr_tp_embed) F(tsr_tp_embed_backward) F(tsr_tp_enter) F(tsr_tp_enter_backward) F(tsr_tp_gather) F(tsr_tp_grad) \
+    F(tsr_tp_layout) F(tsr_tp_leave) F(tsr_tp_leave_backward) F(tsr_tp_options_init) F(tsr_tp_param) F(tsr_tp_param_count) F(tsr_tp_sgd) \
+    F(tsr_tp_slice) F(tsr_tp_split) F(tsr_tp_sum_grads) F(tsr_tp_zero_grad) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_staged) F(tsr_work_test) \
     F(tsr_work_wait)
 // clang-format on
 
@@ -130,6 +133,7 @@ struct Handles {
     api::Owned<tsr_layout> layout;
     api::Owned<tsr_ddp> ddp;
     api::Owned<tsr_fsdp> fsdp;
+    api::Owned<tsr_tp> tp;
     api::Owned<tsr_optimizer> optimizer;
     api::Owned<tsr_grad_scaler> scaler;
     api::Owned<tsr_sampler> sampler;
@@ -163,6 +167,7 @@ struct Handles {
         EXPECT_OK(tsr_ddp_create(comm, &param, 1, nullptr, ddp.out()));
         const tsr_fsdp_unit unit{"u", &param, 1, nullptr, 1, {}};
         EXPECT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
+        EXPECT_OK(tsr_tp_create(mesh, &param, 1, nullptr, 0, nullptr, tp.out()));
         const tsr_tensor gradient = grad.tensor();
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
@@ -187,6 +192,7 @@ struct Handles {
         if constexpr (std::is_same_v<T, tsr_layout>) return layout;
         if constexpr (std::is_same_v<T, tsr_ddp>) return ddp;
         if constexpr (std::is_same_v<T, tsr_fsdp>) return fsdp;
+        if constexpr (std::is_same_v<T, tsr_tp>) return tp;
         if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
         if constexpr (std::is_same_v<T, tsr_grad_scaler>) return scaler;
         if constexpr (std::is_same_v<T, tsr_sampler>) return sampler;
@@ -202,9 +208,9 @@ constexpr bool is_handle =
     std::is_same_v<T, tsr_store_server> || std::is_same_v<T, tsr_store> || std::is_same_v<T, tsr_comm> ||
     std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
     std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
-    std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_grad_scaler> ||
-    std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> ||
-    std::is_same_v<T, tsr_checkpoint>;
+    std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_tp> || std::is_same_v<T, tsr_optimizer> ||
+    std::is_same_v<T, tsr_grad_scaler> || std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> ||
+    std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
 
 // Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
 // that can be written to for each pointer after it.
@@ -268,12 +274,23 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
     std::map<std::string, void*> dead;
     {
         Handles handles;
-        dead = {{"server", handles.server},       {"store", handles.store},           {"comm", handles.comm},
-                {"work", handles.work},           {"buffer", handles.buffer},         {"mesh", handles.mesh},
-                {"plan", handles.plan},           {"layout", handles.layout},         {"ddp", handles.ddp},
-                {"optimizer", handles.optimizer}, {"sampler", handles.sampler},       {"state", handles.state},
-                {"saver", handles.saver},         {"checkpoint", handles.checkpoint}, {"fsdp", handles.fsdp},
-                {"scaler", handles.scaler}};
+        dead = {{"server", handles.server},
+                {"store", handles.store},
+                {"comm", handles.comm},
+                {"work", handles.work},
+                {"buffer", handles.buffer},
+                {"mesh", handles.mesh},
+                {"plan", handles.plan},
+                {"layout", handles.layout},
+                {"ddp", handles.ddp},
+                {"optimizer", handles.optimizer},
+                {"sampler", handles.sampler},
+                {"state", handles.state},
+                {"saver", handles.saver},
+                {"checkpoint", handles.checkpoint},
+                {"fsdp", handles.fsdp},
+                {"scaler", handles.scaler},
+                {"tp", handles.tp}};
     }
     const auto destroyed = [&]<class T>() -> T* {
         const char* key = std::is_same_v<T, tsr_store_server>  ? "server"
@@ -286,6 +303,7 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                           : std::is_same_v<T, tsr_layout>      ? "layout"
                           : std::is_same_v<T, tsr_ddp>         ? "ddp"
                           : std::is_same_v<T, tsr_fsdp>        ? "fsdp"
+                          : std::is_same_v<T, tsr_tp>          ? "tp"
                           : std::is_same_v<T, tsr_optimizer>   ? "optimizer"
                           : std::is_same_v<T, tsr_grad_scaler> ? "scaler"
                           : std::is_same_v<T, tsr_sampler>     ? "sampler"
@@ -442,6 +460,7 @@ TEST(ForkedChild, MayReadAndDestroyWhatItInherits) {
                   handles->scaler.reset();
                   handles->optimizer.reset();
                   handles->fsdp.reset();
+                  handles->tp.reset();
                   handles->ddp.reset();
                   handles->layout.reset();
                   handles->plan.reset();

@@ -41,7 +41,7 @@ JAVA = {
 JAVA |= {jni: java for jni, java, _ in NUMBERS.values()} | {"void": "void"}
 # The Java types of enumerations.
 ENUMS = {"tsr_reduce_op": "ReduceOp", "tsr_ddp_hook_kind": "DdpOptions.Hook", "tsr_ddp_join_kind": "DdpOptions.Join"}
-ENUMS |= {"tsr_busy": "Saver.WhenBusy"}
+ENUMS |= {"tsr_busy": "Saver.WhenBusy", "tsr_loss_reduction": "CrossEntropyOptions.Reduction"}
 
 
 def camel(name: str, first: str = "") -> str:
@@ -269,7 +269,7 @@ def setter(api: Api, option: Option, spellings: dict[str, str]) -> list[str]:
         "uint64_t": ("long", f"with({at}, value)"),
         "double": ("double", f"with({at}, value)"),
     }.get(kind) or (ENUMS[kind], f"with({at}, value.{'number' if kind == 'tsr_reduce_op' else 'ordinal'}())")
-    constants = {c.name: re.sub(r"^TSR_(REDUCE|DDP_HOOK|DDP_JOIN|BUSY)_", "", c.name) for c in api.constants}
+    constants = {c.name: re.sub(r"^TSR_(REDUCE|DDP_HOOK|DDP_JOIN|BUSY|LOSS)_", "", c.name) for c in api.constants}
     text = described(option, constants, ("true", "false", "none"))
     text = re.sub(
         r"\b(tsr_\w+)\b",

@@ -54,7 +54,7 @@ def constant_type(name: str, enumerator: bool) -> str:
 
 
 # What takes numbers below zero; all else is a count.
-SIGNED = {"spin_count": "i32", "growth_interval": "i64"}
+SIGNED = {"spin_count": "i32", "growth_interval": "i64", "ignore_index": "i64"}
 # Setters that are written by hand: one is unsafe, one is two.
 BY_HAND = {("tsr_saver_options", "copy_on_demand"), ("tsr_fsdp_unit", "reshard_after_forward")}
 # The Rust types of enumerations.
@@ -63,6 +63,7 @@ ENUMS = {
     "tsr_ddp_hook_kind": "DdpHook",
     "tsr_ddp_join_kind": "DdpJoin",
     "tsr_busy": "WhenBusy",
+    "tsr_loss_reduction": "LossReduction",
 }
 
 

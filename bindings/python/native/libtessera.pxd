@@ -18,6 +18,7 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_layout
     ctypedef struct tsr_ddp
     ctypedef struct tsr_fsdp
+    ctypedef struct tsr_tp
     ctypedef struct tsr_optimizer
     ctypedef struct tsr_grad_scaler
     ctypedef struct tsr_sampler
@@ -474,14 +475,17 @@ cdef extern from "tessera/optim.h" nogil:
     tsr_status tsr_sgd_create(const tsr_param *params, const tsr_tensor *grads, size_t n, const tsr_sgd_options *options, tsr_optimizer **out)
     tsr_status tsr_ddp_sgd(tsr_ddp *ddp, const tsr_sgd_options *options, tsr_optimizer **out)
     tsr_status tsr_fsdp_sgd(tsr_fsdp *fsdp, const tsr_sgd_options *options, tsr_optimizer **out)
+    tsr_status tsr_tp_sgd(tsr_tp *tp, const tsr_sgd_options *options, tsr_optimizer **out)
     tsr_status tsr_adam_options_init(tsr_adam_options *options, size_t struct_size)
     tsr_status tsr_adam_create(const tsr_param *params, const tsr_tensor *grads, size_t n, const tsr_adam_options *options, tsr_optimizer **out)
     tsr_status tsr_ddp_adam(tsr_ddp *ddp, const tsr_adam_options *options, tsr_optimizer **out)
     tsr_status tsr_fsdp_adam(tsr_fsdp *fsdp, const tsr_adam_options *options, tsr_optimizer **out)
+    tsr_status tsr_tp_adam(tsr_tp *tp, const tsr_adam_options *options, tsr_optimizer **out)
     tsr_status tsr_adamw_options_init(tsr_adamw_options *options, size_t struct_size)
     tsr_status tsr_adamw_create(const tsr_param *params, const tsr_tensor *grads, size_t n, const tsr_adamw_options *options, tsr_optimizer **out)
     tsr_status tsr_ddp_adamw(tsr_ddp *ddp, const tsr_adamw_options *options, tsr_optimizer **out)
     tsr_status tsr_fsdp_adamw(tsr_fsdp *fsdp, const tsr_adamw_options *options, tsr_optimizer **out)
+    tsr_status tsr_tp_adamw(tsr_tp *tp, const tsr_adamw_options *options, tsr_optimizer **out)
     tsr_status tsr_optimizer_step(tsr_optimizer *optimizer)
     tsr_status tsr_optimizer_zero_grad(tsr_optimizer *optimizer)
     tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p, double *norm)
@@ -525,6 +529,7 @@ cdef extern from "tessera/state.h" nogil:
     tsr_status tsr_state_add_sharded(tsr_state *state, const char *name, const tsr_layout *layout, tsr_dtype dtype, const tsr_tensor *pieces, int32_t rank)
     tsr_status tsr_state_add_ddp(tsr_state *state, const char *prefix, tsr_ddp *ddp)
     tsr_status tsr_state_add_fsdp(tsr_state *state, const char *prefix, tsr_fsdp *fsdp)
+    tsr_status tsr_state_add_tp(tsr_state *state, const char *prefix, tsr_tp *tp)
     tsr_status tsr_state_add_optimizer(tsr_state *state, const char *prefix, tsr_optimizer *optimizer)
     tsr_status tsr_state_add_grad_scaler(tsr_state *state, const char *prefix, tsr_grad_scaler *scaler)
     tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler)
@@ -600,6 +605,58 @@ cdef extern from "tessera/store.h" nogil:
     tsr_status tsr_store_add(const tsr_store *store, const char *key, int64_t delta, int64_t *result)
     tsr_status tsr_store_compare_set(const tsr_store *store, const char *key, const void *expected, size_t expected_size, const void *desired, size_t desired_size, tsr_flag *swapped)
     tsr_status tsr_store_delete(const tsr_store *store, const char *key, tsr_flag *existed)
+
+
+cdef extern from "tessera/tp.h" nogil:
+    ctypedef int32_t tsr_tp_style
+    ctypedef int32_t tsr_loss_reduction
+    int TSR_TP_REPLICATE
+    int TSR_TP_COLUMN
+    int TSR_TP_ROW
+    int TSR_TP_VOCABULARY
+    int TSR_TP_SEQUENCE
+    int TSR_TP_SHARD
+    int TSR_TP_LAYOUT
+    int TSR_LOSS_NONE
+    int TSR_LOSS_MEAN
+    int TSR_LOSS_SUM
+    ctypedef struct tsr_tp_rule:
+        const char *pattern
+        tsr_tp_style style
+        int32_t dim
+        const tsr_layout *layout
+    ctypedef struct tsr_tp_options:
+        size_t struct_size
+        tsr_flag sync_values
+        tsr_flag sequence_parallel
+    ctypedef struct tsr_cross_entropy_options:
+        size_t struct_size
+        int64_t ignore_index
+        double label_smoothing
+        tsr_loss_reduction reduction
+        const tsr_tensor *class_weights
+        double grad_scale
+        tsr_comm *data_ranks
+    tsr_status tsr_tp_options_init(tsr_tp_options *options, size_t struct_size)
+    tsr_status tsr_tp_create(tsr_mesh *mesh, const tsr_param *params, size_t n, const tsr_tp_rule *rules, size_t n_rules, const tsr_tp_options *options, tsr_tp **out)
+    tsr_status tsr_tp_param_count(const tsr_tp *tp, size_t *count)
+    tsr_status tsr_tp_param(const tsr_tp *tp, size_t index, tsr_param *param, tsr_tp_style *style, int32_t *cut)
+    tsr_status tsr_tp_slice(const tsr_tp *tp, size_t index, tsr_param *slice)
+    tsr_status tsr_tp_grad(tsr_tp *tp, size_t index, tsr_tensor *grad)
+    tsr_status tsr_tp_layout(const tsr_tp *tp, size_t index, tsr_layout **out)
+    tsr_status tsr_tp_enter(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out, void *stream, tsr_work **work)
+    tsr_status tsr_tp_enter_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim, const tsr_tensor *out, void *stream, tsr_work **work)
+    tsr_status tsr_tp_leave(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *bias, const tsr_tensor *out, void *stream, tsr_work **work)
+    tsr_status tsr_tp_leave_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim, const tsr_tensor *out, void *stream, tsr_work **work)
+    tsr_status tsr_tp_gather(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out, void *stream, tsr_work **work)
+    tsr_status tsr_tp_split(const tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out, void *stream)
+    tsr_status tsr_tp_embed(tsr_tp *tp, size_t index, const tsr_tensor *ids, int32_t dim, const tsr_tensor *out, void *stream, tsr_work **work)
+    tsr_status tsr_tp_embed_backward(tsr_tp *tp, size_t index, const tsr_tensor *ids, const tsr_tensor *grad, int32_t dim, const tsr_tensor *sum, void *stream, tsr_work **work)
+    tsr_status tsr_cross_entropy_options_init(tsr_cross_entropy_options *options, size_t struct_size)
+    tsr_status tsr_tp_cross_entropy(tsr_tp *tp, const tsr_tensor *logits, int64_t vocabulary, const tsr_tensor *targets, const tsr_cross_entropy_options *options, const tsr_tensor *loss, const tsr_tensor *grad, void *stream, tsr_work **work)
+    tsr_status tsr_tp_sum_grads(tsr_tp *tp, tsr_work **work)
+    tsr_status tsr_tp_zero_grad(tsr_tp *tp)
+    void tsr_tp_destroy(tsr_tp *tp)
 
 
 cdef extern from "tessera/version.h" nogil:

@@ -1,4 +1,4 @@
-# optim.h: optimizers, each over a DDP, an FSDP, or the caller's parameters and gradients.
+# optim.h: optimizers, each over a DDP, an FSDP, a TensorParallel, or the caller's parameters and gradients.
 
 cdef class Optimizer(Handle):
     cdef void free(self) noexcept nogil:
@@ -8,18 +8,23 @@ cdef class Optimizer(Handle):
 @cython.final
 @cython.no_gc_clear
 cdef class Trained:
-    """What an optimizer updates: a DDP or an FSDP, borrowed for one call, or arrays of parameters and gradients."""
+    """What an optimizer updates: a model, borrowed for one call, or arrays of parameters and gradients."""
 
     cdef Lease lease
     cdef TensorArray params
     cdef TensorArray grads
     cdef tsr_ddp *ddp
     cdef tsr_fsdp *fsdp
+    cdef tsr_tp *tp
 
     def __cinit__(self, *over):
         if len(over) == 1 and isinstance(over[0], FSDP):
             self.lease = use(<FSDP>over[0])
             self.fsdp = <tsr_fsdp *>self.lease.ptr
+            return
+        if len(over) == 1 and isinstance(over[0], TensorParallel):
+            self.lease = use(<TensorParallel>over[0])
+            self.tp = <tsr_tp *>self.lease.ptr
             return
         if len(over) == 1:
             self.lease = use(<DDP?>over[0])
@@ -40,7 +45,7 @@ cdef class Trained:
 
 
 def sgd(*over, **given):
-    """Takes a DDP, an FSDP, or `names, params, grads`, like `adam` and `adamw`."""
+    """Takes a DDP, an FSDP, a TensorParallel, or `names, params, grads`, like `adam` and `adamw`."""
     cdef Trained on = Trained(*over)
     cdef tsr_sgd_options o
     cdef tsr_optimizer *out = NULL
@@ -50,6 +55,8 @@ def sgd(*over, **given):
             check(tsr_ddp_sgd(on.ddp, &o, &out))
         elif on.fsdp != NULL:
             check(tsr_fsdp_sgd(on.fsdp, &o, &out))
+        elif on.tp != NULL:
+            check(tsr_tp_sgd(on.tp, &o, &out))
         else:
             check(tsr_sgd_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
     return on.optimizer(out)
@@ -65,6 +72,8 @@ def adam(*over, **given):
             check(tsr_ddp_adam(on.ddp, &o, &out))
         elif on.fsdp != NULL:
             check(tsr_fsdp_adam(on.fsdp, &o, &out))
+        elif on.tp != NULL:
+            check(tsr_tp_adam(on.tp, &o, &out))
         else:
             check(tsr_adam_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
     return on.optimizer(out)
@@ -80,6 +89,8 @@ def adamw(*over, **given):
             check(tsr_ddp_adamw(on.ddp, &o, &out))
         elif on.fsdp != NULL:
             check(tsr_fsdp_adamw(on.fsdp, &o, &out))
+        elif on.tp != NULL:
+            check(tsr_tp_adamw(on.tp, &o, &out))
         else:
             check(tsr_adamw_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
     return on.optimizer(out)

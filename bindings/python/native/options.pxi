@@ -313,3 +313,37 @@ cdef list store_options(tsr_store_options *o, dict given):
         else:
             no_option(name, "tsr_store_options")
     return keep
+
+
+cdef list tp_options(tsr_tp_options *o, dict given):
+    cdef list keep = []
+    check(tsr_tp_options_init(o, sizeof(tsr_tp_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "sync_values":
+            o.sync_values = bool(value)
+        elif name == "sequence_parallel":
+            o.sequence_parallel = bool(value)
+        else:
+            no_option(name, "tsr_tp_options")
+    return keep
+
+
+cdef list cross_entropy_options(tsr_cross_entropy_options *o, dict given):
+    cdef list keep = []
+    check(tsr_cross_entropy_options_init(o, sizeof(tsr_cross_entropy_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "ignore_index":
+            o.ignore_index = int64(value, "ignore_index")
+        elif name == "label_smoothing":
+            o.label_smoothing = real(value, "label_smoothing")
+        elif name == "reduction":
+            o.reduction = int32(value, "reduction")
+        elif name == "grad_scale":
+            o.grad_scale = real(value, "grad_scale")
+        else:
+            no_option(name, "tsr_cross_entropy_options")
+    return keep

@@ -50,6 +50,14 @@ def state_add_ddp(State state not None, object prefix, DDP ddp not None):
     pin(state, ddp)
 
 
+def state_add_tp(State state not None, object prefix, TensorParallel tp not None):
+    cdef Lease lease = use(state)
+    cdef Lease tp_lease = use(tp)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_tp(<tsr_state *>lease.ptr, encoded, <tsr_tp *>tp_lease.ptr))
+    pin(state, tp)
+
+
 def state_add_fsdp(State state not None, object prefix, FSDP fsdp not None):
     cdef Lease lease = use(state)
     cdef Lease fsdp_lease = use(fsdp)

@@ -57,6 +57,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_sgd(tsr_ddp *ddp, const tsr_sgd_options 
  *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_sgd(tsr_fsdp *fsdp, const tsr_sgd_options *options, tsr_optimizer **out);
 
+/** The same over this rank's slices of the floating-point parameters of `tp` and their gradients (tsr_tp_grad); the
+ *  optimizer's state is cut likewise. It steps after tsr_tp_sum_grads.
+ *  @param tp       borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_sgd(tsr_tp *tp, const tsr_sgd_options *options, tsr_optimizer **out);
+
 /** Options of Adam. `_init` writes the defaults; afterwards every field is taken literally. */
 typedef struct tsr_adam_options {
     size_t struct_size;
@@ -106,6 +115,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_adam(tsr_ddp *ddp, const tsr_adam_option
  *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adam(tsr_fsdp *fsdp, const tsr_adam_options *options, tsr_optimizer **out);
 
+/** The same over this rank's slices of the floating-point parameters of `tp` and their gradients (tsr_tp_grad); the
+ *  optimizer's state is cut likewise. It steps after tsr_tp_sum_grads.
+ *  @param tp       borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_adam(tsr_tp *tp, const tsr_adam_options *options, tsr_optimizer **out);
+
 /** Options of AdamW. `_init` writes the defaults; afterwards every field is taken literally. */
 typedef struct tsr_adamw_options {
     size_t struct_size;
@@ -154,6 +172,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_adamw(tsr_ddp *ddp, const tsr_adamw_opti
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
  *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adamw(tsr_fsdp *fsdp, const tsr_adamw_options *options, tsr_optimizer **out);
+
+/** The same over this rank's slices of the floating-point parameters of `tp` and their gradients (tsr_tp_grad); the
+ *  optimizer's state is cut likewise. It steps after tsr_tp_sum_grads.
+ *  @param tp       borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_adamw(tsr_tp *tp, const tsr_adamw_options *options, tsr_optimizer **out);
 
 /** Update every parameter from its gradient. Gradients stay unchanged.
  *  @param optimizer  borrowed for the call

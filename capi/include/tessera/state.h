@@ -53,6 +53,16 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_ddp(tsr_state *state, const char *
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_fsdp(tsr_state *state, const char *prefix, tsr_fsdp *fsdp);
 
+/** Add the slices of a tensor-parallel model's parameters as `<prefix>.<parameter>`: this rank's slice is saved and loaded
+ *  in place, whatever the layout and number of ranks of the checkpoint. The saver's communicator has the ranks of the one
+ *  that the mesh was created from.
+ *  @param state   borrowed for the call
+ *  @param prefix  for example "model"; borrowed for the call
+ *  @param tp      borrowed until destroy of the state
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_tp(tsr_state *state, const char *prefix, tsr_tp *tp);
+
 /** Add an optimizer's moments as `<prefix>.state.<parameter>.<moment>` and its settings as
  *  `<prefix>.param_groups.0.<setting>`. A load also sets the settings; the step count continues from the moments.
  *  @param state      borrowed for the call

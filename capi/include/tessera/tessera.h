@@ -19,6 +19,7 @@
 #include "state.h"
 #include "storage.h"
 #include "store.h"
+#include "tp.h"
 #include "types.h"
 #include "version.h"
 

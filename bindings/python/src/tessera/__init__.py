@@ -42,6 +42,7 @@ from .state import PerRank, Sharded, State, Stateful
 from .storage import Storage
 from .store import Store, StoreServer
 from .tensor import DType
+from .tp import TensorParallel
 from .work import Save, Work
 
 __version__ = _abi.VERSION
@@ -81,6 +82,7 @@ __all__ = [
     "Store",
     "StoreServer",
     "TensorInfo",
+    "TensorParallel",
     "Work",
     "init",
     "log",

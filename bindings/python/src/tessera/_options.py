@@ -111,3 +111,14 @@ SGD = {
     'weight_decay': Option('float', 'Multiplied by the parameter and added to the gradient; default 0.'),
     'nesterov': Option('bool', 'True: Nesterov momentum; needs momentum > 0 and dampening 0; default False.'),
 }
+
+
+class TensorParallelOptions(TypedDict, total=False):
+    sync_values: bool | None
+    sequence_parallel: bool | None
+
+
+TP = {
+    'sync_values': Option('bool', "True (default): slices are cut from rank 0's values; False: each rank cuts its own."),
+    'sequence_parallel': Option('bool', "True: between regions, activations are cut along the sequence (dim >= 0 in `TensorParallel.enter` and `TensorParallel.call`), so the gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE; default False."),
+}

@@ -1,4 +1,4 @@
-"""Optimizers for a DDP or FSDP model, or any parameters and gradients: SGD, Adam and AdamW, as PyTorch defines them.
+"""Optimizers for a DDP, FSDP or tensor-parallel model, or any parameters and gradients: SGD, Adam and AdamW, as PyTorch defines them.
 
 Settings default to the library's values, which are PyTorch's.
 """
@@ -14,6 +14,7 @@ from .ddp import DDP, Params, named
 from .errors import InvalidArgument
 from .fsdp import FSDP
 from .tensor import tensor
+from .tp import TensorParallel
 
 if TYPE_CHECKING:
     from ._options import SGDOptions
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
 
-def _over(params: DDP | FSDP | Params, grads: Params | None) -> tuple[Any, ...]:
-    """The arguments from which `_core` makes an optimizer: a DDP, an FSDP, or names, parameters and gradients."""
-    if isinstance(params, (DDP, FSDP)):
+def _over(params: DDP | FSDP | TensorParallel | Params, grads: Params | None) -> tuple[Any, ...]:
+    """The arguments from which `_core` makes an optimizer: a model, or names, parameters and gradients."""
+    if isinstance(params, (DDP, FSDP, TensorParallel)):
         if grads is not None:
             raise TypeError(
                 f"grads is {grads!r}, but a {type(params).__name__} has its own gradients; pass settings by name, such "
@@ -32,7 +33,7 @@ def _over(params: DDP | FSDP | Params, grads: Params | None) -> tuple[Any, ...]:
         return (params._handle,)
     names, arrays = named(params)
     if grads is None:
-        raise InvalidArgument("gradients are missing; pass a DDP, an FSDP, or parameters and gradients")
+        raise InvalidArgument("gradients are missing; pass a DDP, an FSDP, a TensorParallel, or parameters and gradients")
     grad_names, grad_arrays = named(grads, "grads")
     by_name = dict(zip(grad_names, grad_arrays, strict=True))
     missing = [name for name in names if name not in by_name]
@@ -53,8 +54,9 @@ class SGD(Optimizer):
 
     Parameters
     ----------
-    params : DDP, FSDP, or named arrays as for `DDP`
-        Contiguous arrays of float32 or float64. Over an `FSDP` the optimizer's state is sharded like the parameters.
+    params : DDP, FSDP, TensorParallel, or named arrays as for `DDP`
+        Contiguous arrays of float32 or float64. Over an `FSDP` or a `TensorParallel` the optimizer's state is sharded
+        like the parameters.
     grads : named arrays, optional
         Required without a model: a gradient for each parameter, with the same name.
     <options>
@@ -62,7 +64,7 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        params: DDP | FSDP | Params,
+        params: DDP | FSDP | TensorParallel | Params,
         grads: Params | None = None,
         **options: Unpack[SGDOptions],
     ) -> None:
@@ -101,7 +103,7 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        params: DDP | FSDP | Params,
+        params: DDP | FSDP | TensorParallel | Params,
         grads: Params | None = None,
         *,
         lr: float | None = None,
@@ -133,7 +135,7 @@ class AdamW(Optimizer):
 
     def __init__(
         self,
-        params: DDP | FSDP | Params,
+        params: DDP | FSDP | TensorParallel | Params,
         grads: Params | None = None,
         *,
         lr: float | None = None,

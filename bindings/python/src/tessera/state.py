@@ -22,6 +22,7 @@ from .data import Sampler
 from .ddp import DDP
 from .errors import InvalidArgument
 from .fsdp import FSDP
+from .tp import TensorParallel
 from .grad_scaler import GradScaler
 from .layout import Layout
 from .optim import Optimizer
@@ -368,7 +369,7 @@ def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, A
 
 
 def _is_leaf(part: Any) -> bool:
-    return isinstance(part, (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded)) or is_array(part)
+    return isinstance(part, (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded, TensorParallel)) or is_array(part)
 
 
 def _is_namespace(part: Any, depth: int = 0) -> bool:
@@ -391,6 +392,8 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
         _core.state_add_ddp(handle, name, part._handle)
     elif isinstance(part, FSDP):
         _core.state_add_fsdp(handle, name, part._handle)
+    elif isinstance(part, TensorParallel):
+        _core.state_add_tp(handle, name, part._handle)
     elif isinstance(part, Optimizer):
         _core.state_add_optimizer(handle, name, part._handle)
     elif isinstance(part, GradScaler):

@@ -17,6 +17,10 @@ pub type tsr_busy = i32;
 pub type tsr_ddp_hook_kind = i32;
 /// `tsr_ddp_join_kind`.
 pub type tsr_ddp_join_kind = i32;
+/// `tsr_tp_style`.
+pub type tsr_tp_style = i32;
+/// `tsr_loss_reduction`.
+pub type tsr_loss_reduction = i32;
 /// `tsr_destroy_fn`.
 pub type tsr_destroy_fn =
     Option<unsafe extern "C" fn(user_data: *mut c_void)>;
@@ -141,6 +145,7 @@ handles! {
     tsr_layout
     tsr_ddp
     tsr_fsdp
+    tsr_tp
     tsr_optimizer
     tsr_grad_scaler
     tsr_sampler
@@ -244,6 +249,16 @@ constants! {
     TSR_STORAGE_PUT_IF_ABSENT: i32 = 2;
     TSR_STORAGE_OBJECT: i32 = 1;
     TSR_STORAGE_DIRECTORY: i32 = 2;
+    TSR_TP_REPLICATE: i32 = 1;
+    TSR_TP_COLUMN: i32 = 2;
+    TSR_TP_ROW: i32 = 3;
+    TSR_TP_VOCABULARY: i32 = 4;
+    TSR_TP_SEQUENCE: i32 = 5;
+    TSR_TP_SHARD: i32 = 6;
+    TSR_TP_LAYOUT: i32 = 7;
+    TSR_LOSS_NONE: i32 = 0;
+    TSR_LOSS_MEAN: i32 = 1;
+    TSR_LOSS_SUM: i32 = 2;
     TSR_VERSION_MAJOR: u32 = 0;
     TSR_VERSION_MINOR: u32 = 1;
     TSR_VERSION_PATCH: u32 = 0;
@@ -463,6 +478,26 @@ structs! {
         job_id: *const c_char,
         epoch: u64,
     }
+    struct tsr_tp_rule {
+        pattern: *const c_char,
+        style: tsr_tp_style,
+        dim: i32,
+        layout: *const tsr_layout,
+    }
+    struct tsr_tp_options {
+        struct_size: usize,
+        sync_values: tsr_flag,
+        sequence_parallel: tsr_flag,
+    }
+    struct tsr_cross_entropy_options {
+        struct_size: usize,
+        ignore_index: i64,
+        label_smoothing: f64,
+        reduction: tsr_loss_reduction,
+        class_weights: *const tsr_tensor,
+        grad_scale: f64,
+        data_ranks: *mut tsr_comm,
+    }
 }
 
 #[cfg(target_pointer_width = "64")]
@@ -656,6 +691,23 @@ const _: () = {
     assert!(offset_of!(tsr_store_options, token) == 16);
     assert!(offset_of!(tsr_store_options, job_id) == 24);
     assert!(offset_of!(tsr_store_options, epoch) == 32);
+    assert!(size_of::<tsr_tp_rule>() == 24 && align_of::<tsr_tp_rule>() == 8);
+    assert!(offset_of!(tsr_tp_rule, pattern) == 0);
+    assert!(offset_of!(tsr_tp_rule, style) == 8);
+    assert!(offset_of!(tsr_tp_rule, dim) == 12);
+    assert!(offset_of!(tsr_tp_rule, layout) == 16);
+    assert!(size_of::<tsr_tp_options>() == 16 && align_of::<tsr_tp_options>() == 8);
+    assert!(offset_of!(tsr_tp_options, struct_size) == 0);
+    assert!(offset_of!(tsr_tp_options, sync_values) == 8);
+    assert!(offset_of!(tsr_tp_options, sequence_parallel) == 12);
+    assert!(size_of::<tsr_cross_entropy_options>() == 56 && align_of::<tsr_cross_entropy_options>() == 8);
+    assert!(offset_of!(tsr_cross_entropy_options, struct_size) == 0);
+    assert!(offset_of!(tsr_cross_entropy_options, ignore_index) == 8);
+    assert!(offset_of!(tsr_cross_entropy_options, label_smoothing) == 16);
+    assert!(offset_of!(tsr_cross_entropy_options, reduction) == 24);
+    assert!(offset_of!(tsr_cross_entropy_options, class_weights) == 32);
+    assert!(offset_of!(tsr_cross_entropy_options, grad_scale) == 40);
+    assert!(offset_of!(tsr_cross_entropy_options, data_ranks) == 48);
 };
 
 functions! {
@@ -1070,6 +1122,7 @@ functions! {
     ) -> tsr_status;
     fn tsr_ddp_sgd(ddp: *mut tsr_ddp, options: *const tsr_sgd_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_fsdp_sgd(fsdp: *mut tsr_fsdp, options: *const tsr_sgd_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_tp_sgd(tp: *mut tsr_tp, options: *const tsr_sgd_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_adam_options_init(options: *mut tsr_adam_options, struct_size: usize) -> tsr_status;
     fn tsr_adam_create(
         params: *const tsr_param,
@@ -1080,6 +1133,7 @@ functions! {
     ) -> tsr_status;
     fn tsr_ddp_adam(ddp: *mut tsr_ddp, options: *const tsr_adam_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_fsdp_adam(fsdp: *mut tsr_fsdp, options: *const tsr_adam_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_tp_adam(tp: *mut tsr_tp, options: *const tsr_adam_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_adamw_options_init(options: *mut tsr_adamw_options, struct_size: usize) -> tsr_status;
     fn tsr_adamw_create(
         params: *const tsr_param,
@@ -1094,6 +1148,7 @@ functions! {
         options: *const tsr_adamw_options,
         out: *mut *mut tsr_optimizer,
     ) -> tsr_status;
+    fn tsr_tp_adamw(tp: *mut tsr_tp, options: *const tsr_adamw_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_step(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_zero_grad(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_clip_grad_norm(optimizer: *mut tsr_optimizer, max_norm: f64, p: f64, norm: *mut f64) -> tsr_status;
@@ -1132,6 +1187,7 @@ functions! {
     ) -> tsr_status;
     fn tsr_state_add_ddp(state: *mut tsr_state, prefix: *const c_char, ddp: *mut tsr_ddp) -> tsr_status;
     fn tsr_state_add_fsdp(state: *mut tsr_state, prefix: *const c_char, fsdp: *mut tsr_fsdp) -> tsr_status;
+    fn tsr_state_add_tp(state: *mut tsr_state, prefix: *const c_char, tp: *mut tsr_tp) -> tsr_status;
     fn tsr_state_add_optimizer(
         state: *mut tsr_state,
         prefix: *const c_char,
@@ -1211,6 +1267,110 @@ functions! {
         swapped: *mut tsr_flag,
     ) -> tsr_status;
     fn tsr_store_delete(store: *const tsr_store, key: *const c_char, existed: *mut tsr_flag) -> tsr_status;
+    "tp.h":
+    fn tsr_tp_options_init(options: *mut tsr_tp_options, struct_size: usize) -> tsr_status;
+    fn tsr_tp_create(
+        mesh: *mut tsr_mesh,
+        params: *const tsr_param,
+        n: usize,
+        rules: *const tsr_tp_rule,
+        n_rules: usize,
+        options: *const tsr_tp_options,
+        out: *mut *mut tsr_tp,
+    ) -> tsr_status;
+    fn tsr_tp_param_count(tp: *const tsr_tp, count: *mut usize) -> tsr_status;
+    fn tsr_tp_param(
+        tp: *const tsr_tp,
+        index: usize,
+        param: *mut tsr_param,
+        style: *mut tsr_tp_style,
+        cut: *mut i32,
+    ) -> tsr_status;
+    fn tsr_tp_slice(tp: *const tsr_tp, index: usize, slice: *mut tsr_param) -> tsr_status;
+    fn tsr_tp_grad(tp: *mut tsr_tp, index: usize, grad: *mut tsr_tensor) -> tsr_status;
+    fn tsr_tp_layout(tp: *const tsr_tp, index: usize, out: *mut *mut tsr_layout) -> tsr_status;
+    fn tsr_tp_enter(
+        tp: *mut tsr_tp,
+        r#in: *const tsr_tensor,
+        dim: i32,
+        out: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_tp_enter_backward(
+        tp: *mut tsr_tp,
+        grad: *const tsr_tensor,
+        dim: i32,
+        out: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_tp_leave(
+        tp: *mut tsr_tp,
+        r#in: *const tsr_tensor,
+        dim: i32,
+        bias: *const tsr_tensor,
+        out: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_tp_leave_backward(
+        tp: *mut tsr_tp,
+        grad: *const tsr_tensor,
+        dim: i32,
+        out: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_tp_gather(
+        tp: *mut tsr_tp,
+        r#in: *const tsr_tensor,
+        dim: i32,
+        out: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_tp_split(
+        tp: *const tsr_tp,
+        r#in: *const tsr_tensor,
+        dim: i32,
+        out: *const tsr_tensor,
+        stream: *mut c_void,
+    ) -> tsr_status;
+    fn tsr_tp_embed(
+        tp: *mut tsr_tp,
+        index: usize,
+        ids: *const tsr_tensor,
+        dim: i32,
+        out: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_tp_embed_backward(
+        tp: *mut tsr_tp,
+        index: usize,
+        ids: *const tsr_tensor,
+        grad: *const tsr_tensor,
+        dim: i32,
+        sum: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_cross_entropy_options_init(options: *mut tsr_cross_entropy_options, struct_size: usize) -> tsr_status;
+    fn tsr_tp_cross_entropy(
+        tp: *mut tsr_tp,
+        logits: *const tsr_tensor,
+        vocabulary: i64,
+        targets: *const tsr_tensor,
+        options: *const tsr_cross_entropy_options,
+        loss: *const tsr_tensor,
+        grad: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_tp_sum_grads(tp: *mut tsr_tp, work: *mut *mut tsr_work) -> tsr_status;
+    fn tsr_tp_zero_grad(tp: *mut tsr_tp) -> tsr_status;
+    fn tsr_tp_destroy(tp: *mut tsr_tp);
     "version.h":
     fn tsr_abi_version() -> u32;
     fn tsr_version() -> *const c_char;

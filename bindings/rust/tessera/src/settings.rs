@@ -888,3 +888,89 @@ macro_rules! store_setters {
     };
 }
 pub(crate) use store_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TpSettings {
+    pub(crate) sync_values: Option<bool>,
+    pub(crate) sequence_parallel: Option<bool>,
+}
+
+impl TpSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_tp_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_tp_options_init) }?;
+        raw::set(&mut raw.sync_values, self.sync_values.map(i32::from));
+        raw::set(&mut raw.sequence_parallel, self.sequence_parallel.map(i32::from));
+        body(&mut raw)
+    }
+}
+
+macro_rules! tp_setters {
+    () => {
+        #[doc = "True (default): slices are cut from rank 0's values; false: each rank cuts its own."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn sync_values(mut self, value: bool) -> Self {
+            self.settings.sync_values = Some(value);
+            self
+        }
+        #[doc = "True: between regions, activations are cut along the sequence (dim >= 0 in `tsr_tp_enter` and `tsr_tp_leave`), so the gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE; default false."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn sequence_parallel(mut self, value: bool) -> Self {
+            self.settings.sequence_parallel = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use tp_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CrossEntropySettings {
+    pub(crate) ignore_index: Option<i64>,
+    pub(crate) label_smoothing: Option<f64>,
+    pub(crate) reduction: Option<LossReduction>,
+    pub(crate) grad_scale: Option<f64>,
+}
+
+impl CrossEntropySettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_cross_entropy_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_cross_entropy_options_init) }?;
+        raw::set(&mut raw.ignore_index, self.ignore_index);
+        raw::set(&mut raw.label_smoothing, self.label_smoothing);
+        raw::set(&mut raw.reduction, self.reduction.map(|value| value as i32));
+        raw::set(&mut raw.grad_scale, self.grad_scale);
+        body(&mut raw)
+    }
+}
+
+macro_rules! cross_entropy_setters {
+    () => {
+        #[doc = "Rows with this target do not count; default -100."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn ignore_index(mut self, value: i64) -> Self {
+            self.settings.ignore_index = Some(value);
+            self
+        }
+        #[doc = "0 (default) to 1, over the whole vocabulary."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn label_smoothing(mut self, value: f64) -> Self {
+            self.settings.label_smoothing = Some(value);
+            self
+        }
+        #[doc = "`Mean` (default): by the weights of the targets, like PyTorch."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn reduction(mut self, value: LossReduction) -> Self {
+            self.settings.reduction = Some(value);
+            self
+        }
+        #[doc = "Multiplies the gradient; default 1."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn grad_scale(mut self, value: f64) -> Self {
+            self.settings.grad_scale = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use cross_entropy_setters;

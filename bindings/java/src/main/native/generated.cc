@@ -100,6 +100,14 @@ static_assert(offsetof(tsr_store_options, insecure) == 12);
 static_assert(offsetof(tsr_store_options, token) == 16);
 static_assert(offsetof(tsr_store_options, job_id) == 24);
 static_assert(offsetof(tsr_store_options, epoch) == 32);
+static_assert(sizeof(tsr_tp_options) == 16);
+static_assert(offsetof(tsr_tp_options, sync_values) == 8);
+static_assert(offsetof(tsr_tp_options, sequence_parallel) == 12);
+static_assert(sizeof(tsr_cross_entropy_options) == 56);
+static_assert(offsetof(tsr_cross_entropy_options, ignore_index) == 8);
+static_assert(offsetof(tsr_cross_entropy_options, label_smoothing) == 16);
+static_assert(offsetof(tsr_cross_entropy_options, reduction) == 24);
+static_assert(offsetof(tsr_cross_entropy_options, grad_scale) == 40);
 
 void saver_options_init(JNIEnv* env, jclass, jobject options) {
     shim(env, [&] {
@@ -974,6 +982,14 @@ jlong fsdp_sgd(JNIEnv* env, jclass, jlong fsdp, jobject options) {
     });
 }
 
+jlong tp_sgd(JNIEnv* env, jclass, jlong tp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_tp_sgd(as<tsr_tp>(tp), options_of<tsr_sgd_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
 void adam_options_init(JNIEnv* env, jclass, jobject options) {
     shim(env, [&] {
         check(env, tsr_adam_options_init(options_of<tsr_adam_options>(env, options), sizeof(tsr_adam_options)));
@@ -1007,6 +1023,14 @@ jlong fsdp_adam(JNIEnv* env, jclass, jlong fsdp, jobject options) {
     });
 }
 
+jlong tp_adam(JNIEnv* env, jclass, jlong tp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_tp_adam(as<tsr_tp>(tp), options_of<tsr_adam_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
 void adamw_options_init(JNIEnv* env, jclass, jobject options) {
     shim(env, [&] {
         check(env, tsr_adamw_options_init(options_of<tsr_adamw_options>(env, options), sizeof(tsr_adamw_options)));
@@ -1036,6 +1060,14 @@ jlong fsdp_adamw(JNIEnv* env, jclass, jlong fsdp, jobject options) {
     return shim(env, [&]() -> jlong {
         tsr_optimizer* out_out = nullptr;
         check(env, tsr_fsdp_adamw(as<tsr_fsdp>(fsdp), options_of<tsr_adamw_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong tp_adamw(JNIEnv* env, jclass, jlong tp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_tp_adamw(as<tsr_tp>(tp), options_of<tsr_adamw_options>(env, options), &out_out));
         return as_long(out_out);
     });
 }
@@ -1151,6 +1183,13 @@ void state_add_fsdp(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong f
     shim(env, [&] {
         const Text prefix_text(env, prefix);
         check(env, tsr_state_add_fsdp(as<tsr_state>(state), prefix_text.c_str(), as<tsr_fsdp>(fsdp)));
+    });
+}
+
+void state_add_tp(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong tp) {
+    shim(env, [&] {
+        const Text prefix_text(env, prefix);
+        check(env, tsr_state_add_tp(as<tsr_state>(state), prefix_text.c_str(), as<tsr_tp>(tp)));
     });
 }
 
@@ -1339,6 +1378,140 @@ jboolean store_delete(JNIEnv* env, jclass, jlong store, jbyteArray key) {
     });
 }
 
+void tp_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_tp_options_init(options_of<tsr_tp_options>(env, options), sizeof(tsr_tp_options)));
+    });
+}
+
+jlong tp_param_count(JNIEnv* env, jclass, jlong tp) {
+    return shim(env, [&]() -> jlong {
+        size_t count_out = 0;
+        check(env, tsr_tp_param_count(as<tsr_tp>(tp), &count_out));
+        return static_cast<jlong>(count_out);
+    });
+}
+
+jlongArray tp_grad(JNIEnv* env, jclass, jlong tp, jlong index) {
+    return shim(env, [&]() -> jlongArray {
+        tsr_tensor grad_out{};
+        check(env, tsr_tp_grad(as<tsr_tp>(tp), static_cast<size_t>(index), &grad_out));
+        return descriptor_of(env, grad_out);
+    });
+}
+
+jlong tp_layout(JNIEnv* env, jclass, jlong tp, jlong index) {
+    return shim(env, [&]() -> jlong {
+        tsr_layout* out_out = nullptr;
+        check(env, tsr_tp_layout(as<tsr_tp>(tp), static_cast<size_t>(index), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong tp_enter(JNIEnv* env, jclass, jlong tp, jlongArray in, jint dim, jlongArray out, jboolean async) {
+    return shim(env, [&]() -> jlong {
+        const Tensors in_list(env, in);
+        const Tensors out_list(env, out);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_tp_enter(as<tsr_tp>(tp), in_list.data(), dim, out_list.data(), nullptr, work);
+        });
+    });
+}
+
+jlong tp_enter_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray out, jboolean async) {
+    return shim(env, [&]() -> jlong {
+        const Tensors grad_list(env, grad);
+        const Tensors out_list(env, out);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_tp_enter_backward(as<tsr_tp>(tp), grad_list.data(), dim, out_list.data(), nullptr, work);
+        });
+    });
+}
+
+jlong tp_leave(JNIEnv* env, jclass, jlong tp, jlongArray in, jint dim, jlongArray bias, jlongArray out, jboolean async) {
+    return shim(env, [&]() -> jlong {
+        const Tensors in_list(env, in);
+        const Tensors bias_list(env, bias);
+        const Tensors out_list(env, out);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_tp_leave(as<tsr_tp>(tp), in_list.data(), dim, bias_list.data(), out_list.data(), nullptr, work);
+        });
+    });
+}
+
+jlong tp_leave_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray out, jboolean async) {
+    return shim(env, [&]() -> jlong {
+        const Tensors grad_list(env, grad);
+        const Tensors out_list(env, out);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_tp_leave_backward(as<tsr_tp>(tp), grad_list.data(), dim, out_list.data(), nullptr, work);
+        });
+    });
+}
+
+jlong tp_gather(JNIEnv* env, jclass, jlong tp, jlongArray in, jint dim, jlongArray out, jboolean async) {
+    return shim(env, [&]() -> jlong {
+        const Tensors in_list(env, in);
+        const Tensors out_list(env, out);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_tp_gather(as<tsr_tp>(tp), in_list.data(), dim, out_list.data(), nullptr, work);
+        });
+    });
+}
+
+void tp_split(JNIEnv* env, jclass, jlong tp, jlongArray in, jint dim, jlongArray out) {
+    shim(env, [&] {
+        const Tensors in_list(env, in);
+        const Tensors out_list(env, out);
+        check(env, tsr_tp_split(as<tsr_tp>(tp), in_list.data(), dim, out_list.data(), nullptr));
+    });
+}
+
+jlong tp_embed(JNIEnv* env, jclass, jlong tp, jlong index, jlongArray ids, jint dim, jlongArray out, jboolean async) {
+    return shim(env, [&]() -> jlong {
+        const Tensors ids_list(env, ids);
+        const Tensors out_list(env, out);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_tp_embed(as<tsr_tp>(tp), static_cast<size_t>(index), ids_list.data(), dim, out_list.data(), nullptr, work);
+        });
+    });
+}
+
+jlong tp_embed_backward(JNIEnv* env, jclass, jlong tp, jlong index, jlongArray ids, jlongArray grad, jint dim, jlongArray sum, jboolean async) {
+    return shim(env, [&]() -> jlong {
+        const Tensors ids_list(env, ids);
+        const Tensors grad_list(env, grad);
+        const Tensors sum_list(env, sum);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_tp_embed_backward(as<tsr_tp>(tp), static_cast<size_t>(index), ids_list.data(), grad_list.data(), dim, sum_list.data(), nullptr, work);
+        });
+    });
+}
+
+void cross_entropy_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_cross_entropy_options_init(options_of<tsr_cross_entropy_options>(env, options), sizeof(tsr_cross_entropy_options)));
+    });
+}
+
+jlong tp_sum_grads(JNIEnv* env, jclass, jlong tp, jboolean async) {
+    return shim(env, [&]() -> jlong {
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_tp_sum_grads(as<tsr_tp>(tp), work);
+        });
+    });
+}
+
+void tp_zero_grad(JNIEnv* env, jclass, jlong tp) {
+    shim(env, [&] {
+        check(env, tsr_tp_zero_grad(as<tsr_tp>(tp)));
+    });
+}
+
+void tp_destroy(JNIEnv*, jclass, jlong tp) {
+    tsr_tp_destroy(as<tsr_tp>(tp));
+}
+
 jint abi_version(JNIEnv*, jclass) { return static_cast<jint>(tsr_abi_version()); }
 
 jbyteArray version(JNIEnv* env, jclass) {
@@ -1476,14 +1649,17 @@ Methods plain_methods() {
         method<sgd_create>("sgdCreate"),
         method<ddp_sgd>("ddpSgd"),
         method<fsdp_sgd>("fsdpSgd"),
+        method<tp_sgd>("tpSgd"),
         method<adam_options_init>("adamOptionsInit"),
         method<adam_create>("adamCreate"),
         method<ddp_adam>("ddpAdam"),
         method<fsdp_adam>("fsdpAdam"),
+        method<tp_adam>("tpAdam"),
         method<adamw_options_init>("adamwOptionsInit"),
         method<adamw_create>("adamwCreate"),
         method<ddp_adamw>("ddpAdamw"),
         method<fsdp_adamw>("fsdpAdamw"),
+        method<tp_adamw>("tpAdamw"),
         method<optimizer_step>("optimizerStep"),
         method<optimizer_zero_grad>("optimizerZeroGrad"),
         method<optimizer_clip_grad_norm>("optimizerClipGradNorm"),
@@ -1501,6 +1677,7 @@ Methods plain_methods() {
         method<state_add_tensor>("stateAddTensor"),
         method<state_add_ddp>("stateAddDdp"),
         method<state_add_fsdp>("stateAddFsdp"),
+        method<state_add_tp>("stateAddTp"),
         method<state_add_optimizer>("stateAddOptimizer"),
         method<state_add_grad_scaler>("stateAddGradScaler"),
         method<state_add_sampler>("stateAddSampler"),
@@ -1526,6 +1703,22 @@ Methods plain_methods() {
         method<store_add>("storeAdd"),
         method<store_compare_set>("storeCompareSet"),
         method<store_delete>("storeDelete"),
+        method<tp_options_init>("tpOptionsInit"),
+        method<tp_param_count>("tpParamCount"),
+        method<tp_grad>("tpGrad"),
+        method<tp_layout>("tpLayout"),
+        method<tp_enter>("tpEnter"),
+        method<tp_enter_backward>("tpEnterBackward"),
+        method<tp_leave>("tpLeave"),
+        method<tp_leave_backward>("tpLeaveBackward"),
+        method<tp_gather>("tpGather"),
+        method<tp_split>("tpSplit"),
+        method<tp_embed>("tpEmbed"),
+        method<tp_embed_backward>("tpEmbedBackward"),
+        method<cross_entropy_options_init>("crossEntropyOptionsInit"),
+        method<tp_sum_grads>("tpSumGrads"),
+        method<tp_zero_grad>("tpZeroGrad"),
+        method<tp_destroy>("tpDestroy"),
         method<abi_version>("abiVersion"),
         method<version>("version"),
         method<library_path>("libraryPath"),

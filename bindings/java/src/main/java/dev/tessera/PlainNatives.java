@@ -159,14 +159,17 @@ abstract class PlainNatives {
     static native long sgdCreate(byte[][] names, long[] params, long[] grads, Object options);
     static native long ddpSgd(long ddp, Object options);
     static native long fsdpSgd(long fsdp, Object options);
+    static native long tpSgd(long tp, Object options);
     static native void adamOptionsInit(Object options);
     static native long adamCreate(byte[][] names, long[] params, long[] grads, Object options);
     static native long ddpAdam(long ddp, Object options);
     static native long fsdpAdam(long fsdp, Object options);
+    static native long tpAdam(long tp, Object options);
     static native void adamwOptionsInit(Object options);
     static native long adamwCreate(byte[][] names, long[] params, long[] grads, Object options);
     static native long ddpAdamw(long ddp, Object options);
     static native long fsdpAdamw(long fsdp, Object options);
+    static native long tpAdamw(long tp, Object options);
     static native void optimizerStep(long optimizer);
     static native void optimizerZeroGrad(long optimizer);
     static native double optimizerClipGradNorm(long optimizer, double maxNorm, double p);
@@ -188,6 +191,7 @@ abstract class PlainNatives {
     static native void stateAddTensor(long state, byte[] name, long[] tensor);
     static native void stateAddDdp(long state, byte[] prefix, long ddp);
     static native void stateAddFsdp(long state, byte[] prefix, long fsdp);
+    static native void stateAddTp(long state, byte[] prefix, long tp);
     static native void stateAddOptimizer(long state, byte[] prefix, long optimizer);
     static native void stateAddGradScaler(long state, byte[] prefix, long scaler);
     static native void stateAddSampler(long state, byte[] prefix, long sampler);
@@ -217,6 +221,24 @@ abstract class PlainNatives {
     static native long storeAdd(long store, byte[] key, long delta);
     static native boolean storeCompareSet(long store, byte[] key, byte[] expected, byte[] desired);
     static native boolean storeDelete(long store, byte[] key);
+
+    // tp.h
+    static native void tpOptionsInit(Object options);
+    static native long tpParamCount(long tp);
+    static native long[] tpGrad(long tp, long index);
+    static native long tpLayout(long tp, long index);
+    static native long tpEnter(long tp, long[] in, int dim, long[] out, boolean async);
+    static native long tpEnterBackward(long tp, long[] grad, int dim, long[] out, boolean async);
+    static native long tpLeave(long tp, long[] in, int dim, long[] bias, long[] out, boolean async);
+    static native long tpLeaveBackward(long tp, long[] grad, int dim, long[] out, boolean async);
+    static native long tpGather(long tp, long[] in, int dim, long[] out, boolean async);
+    static native void tpSplit(long tp, long[] in, int dim, long[] out);
+    static native long tpEmbed(long tp, long index, long[] ids, int dim, long[] out, boolean async);
+    static native long tpEmbedBackward(long tp, long index, long[] ids, long[] grad, int dim, long[] sum, boolean async);
+    static native void crossEntropyOptionsInit(Object options);
+    static native long tpSumGrads(long tp, boolean async);
+    static native void tpZeroGrad(long tp);
+    static native void tpDestroy(long tp);
 
     // version.h
     static native int abiVersion();

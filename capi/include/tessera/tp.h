@@ -1,0 +1,323 @@
+/* Tessera: tensor-parallel training. Each rank of a group holds a slice of every large parameter and computes with it;
+ * between such regions of the model, activations are gathered, summed or split.
+ *
+ * A two-layer perceptron whose first weight is cut by columns and whose second by rows needs one sum in forward and one
+ * in backward:
+ *
+ *     tsr_tp_rule rules[] = {{"fc1", TSR_TP_COLUMN, 0, NULL}, {"fc2", TSR_TP_ROW, 0, NULL}};
+ *     tsr_tp_create(mesh, params, n, rules, 2, NULL, &tp);
+ *     h = relu(x @ fc1.T)            my outputs of fc1
+ *     y = h @ fc2.T                  my summand
+ *     tsr_tp_leave(tp, &y, -1, &fc2_bias, &y, NULL, NULL)
+ *     dx = (dy @ fc2 * relu') @ fc1  my summand
+ *     tsr_tp_enter_backward(tp, &dx, -1, &dx, NULL, NULL)
+ *
+ * docs/TENSOR_PARALLEL.md has complete examples. */
+#ifndef TESSERA_TP_H
+#define TESSERA_TP_H
+
+#include "layout.h"
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What a rule does with a parameter. Weights are [outputs, inputs, ...]. Dimensions are cut like torch.chunk (equal
+ *  parts of ceil(size / ranks), then a shorter one, then empty ones), so sizes need not be divisible by the number of
+ *  ranks. */
+enum {
+    TSR_TP_REPLICATE = 1,  /* every rank holds it; the default for parameters that no rule matches */
+    TSR_TP_COLUMN = 2,     /* cut along dimension 0, weights and biases: each rank computes some of the outputs */
+    TSR_TP_ROW = 3,        /* weights are cut along dimension 1: each rank takes some of the inputs; biases, which have
+                            * one dimension, are replicated and added once, after the sum (tsr_tp_leave) */
+    TSR_TP_VOCABULARY = 4, /* the weight [words, features] of an embedding, cut along dimension 0 (tsr_tp_embed) */
+    TSR_TP_SEQUENCE = 5,   /* replicated, used where each rank has a part of the sequence, such as the weight of a norm:
+                            * tsr_tp_sum_grads sums its gradient over the ranks */
+    TSR_TP_SHARD = 6,      /* cut along the rule's `dim` */
+    TSR_TP_LAYOUT = 7      /* cut as the rule's `layout` says: for weights that join several, such as q, k and v */
+};
+typedef int32_t tsr_tp_style;
+
+/** One entry of a plan. The pattern is a shell pattern for each dotted part of a name: '*' matches any characters but
+ *  dots, '?' one character, "[abc]" one of a set. It matches a parameter, or all parameters of a module:
+ *  "layers.*.attn.w[qkv]" matches "layers.0.attn.wq.weight" and "layers.0.attn.wq.bias". */
+typedef struct tsr_tp_rule {
+    const char *pattern; /* UTF-8 */
+    tsr_tp_style style;  /* a TSR_TP_ value */
+    int32_t dim;         /* of TSR_TP_SHARD; otherwise 0 */
+    /* of TSR_TP_LAYOUT: of the parameter, over the ranks of the group; its boxes are whole in all dimensions but one, and
+     * a rank's slice has its boxes one after another along that dimension. Otherwise NULL */
+    const tsr_layout *layout;
+} tsr_tp_rule;
+
+/** Options, the same on every rank. `_init` writes the defaults; afterwards every field is taken literally. */
+typedef struct tsr_tp_options {
+    size_t struct_size;
+    tsr_flag sync_values; /* 1 (default): slices are cut from rank 0's values; 0: each rank cuts its own */
+    /* 1: between regions, activations are cut along the sequence (dim >= 0 in tsr_tp_enter and tsr_tp_leave), so the
+     * gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE; default 0 */
+    tsr_flag sequence_parallel;
+} tsr_tp_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_tp_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_options_init(tsr_tp_options *options, size_t struct_size);
+
+/** Cut the parameters of a model over the ranks of a mesh dimension, check that the ranks' plans are equal, and give each
+ *  rank its slices.
+ *  @param mesh     of one dimension, such as a slice (tsr_mesh_slice) of a larger one; its communicator is used until
+ *                  destroy
+ *  @param params   n contiguous tensors with unique names and the shapes of the whole parameters; borrowed for the call.
+ *                  Their values are read on rank 0 (without sync_values on every rank); data may be NULL on the others.
+ *                  If it is NULL there too, the slices are zeros, for example until a checkpoint is loaded
+ *  @param n        at least 1
+ *  @param rules    borrowed for the call; NULL if n_rules is 0
+ *  @param n_rules  number of rules
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the tensor-parallel model
+ *  @return TSR_OK, INVALID_ARGUMENT (also: a pattern that matches nothing, a parameter that several match, or one that
+ *          cannot have its style; on all ranks, naming the rank), MISMATCH (names the first difference between plans),
+ *          TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, INTERRUPTED
+ *  @threadsafety exclusive mesh  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_create(tsr_mesh *mesh, const tsr_param *params, size_t n,
+                                              const tsr_tp_rule *rules, size_t n_rules, const tsr_tp_options *options,
+                                              tsr_tp **out);
+
+/** The number of parameters.
+ *  @param tp     borrowed for the call
+ *  @param count  out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_param_count(const tsr_tp *tp, size_t *count);
+
+/** A parameter as registered.
+ *  @param tp     borrowed for the call
+ *  @param index  0 to count - 1, in the order of registration
+ *  @param param  out, may be NULL: name, whole shape and dtype, borrowed until destroy; data is NULL
+ *  @param style  out, may be NULL: a TSR_TP_ value
+ *  @param cut    out, may be NULL: the dimension along which it is cut; -1: it is replicated
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_param(const tsr_tp *tp, size_t index, tsr_param *param, tsr_tp_style *style,
+                                             int32_t *cut);
+
+/** This rank's slice of a parameter. It may be empty. The trainer and its optimizer write it.
+ *  @param tp     borrowed for the call
+ *  @param index  0 to count - 1
+ *  @param slice  out: name, shape and memory, aligned to 64 bytes, borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_slice(const tsr_tp *tp, size_t index, tsr_param *slice);
+
+/** The gradient of this rank's slice, which the trainer writes. Its memory exists from the first call of this function.
+ *  @param tp     borrowed for the call
+ *  @param index  0 to count - 1
+ *  @param grad   out: shape and memory, aligned to 64 bytes and initially zero, borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (not a floating-point parameter), NO_MEMORY
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_grad(tsr_tp *tp, size_t index, tsr_tensor *grad);
+
+/** The layout of a parameter: which rank holds which part, over all ranks of the communicator that the mesh, or the mesh
+ *  that it is a slice of, was created from.
+ *  @param tp     borrowed for the call
+ *  @param index  0 to count - 1
+ *  @param out    the layout, to be destroyed by the caller
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_layout(const tsr_tp *tp, size_t index, tsr_layout **out);
+
+/* Activations. `dim` is the dimension along which an activation is cut over the ranks outside of the region; -1: every
+ * rank has all of it there. It is cut like torch.chunk and may be any dimension. All tensors are contiguous, of one
+ * dtype, and borrowed until the work is done. */
+
+/** Enter a region, in which every rank has all of an activation: forward. With `dim` it gathers the ranks' parts,
+ *  otherwise it copies (in place: does nothing).
+ *  @param tp      borrowed until the work is done
+ *  @param in      this rank's part along `dim`
+ *  @param dim     the dimension, or -1
+ *  @param out     the whole activation; without `dim` it may be `in`
+ *  @param stream  CUDA stream, or NULL on the CPU
+ *  @param work    out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
+ *          INTERRUPTED
+ *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_enter(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out,
+                                             void *stream, tsr_work **work);
+
+/** The adjoint of tsr_tp_enter: the sum over the ranks of their gradients of the activation, and with `dim` this rank's
+ *  part of it.
+ *  @param tp      borrowed until the work is done
+ *  @param grad    this rank's gradient of the whole activation
+ *  @param dim     as in forward
+ *  @param out     the gradient of tsr_tp_enter's `in`, in its shape; without `dim` it may be `grad`
+ *  @param stream  CUDA stream, or NULL on the CPU
+ *  @param work    out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
+ *          INTERRUPTED
+ *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_enter_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim,
+                                                      const tsr_tensor *out, void *stream, tsr_work **work);
+
+/** Leave a region, in which each rank computed a summand of an activation: forward. The result is the sum over the ranks,
+ *  and with `dim` this rank's part of it; then the bias is added, once.
+ *  @param tp      borrowed until the work is done
+ *  @param in      this rank's summand
+ *  @param dim     the dimension, or -1
+ *  @param bias    NULL, or as many elements as the last dimension of `out`; borrowed until the work is done
+ *  @param out     the sum, or this rank's part; without `dim` it may be `in`
+ *  @param stream  CUDA stream, or NULL on the CPU
+ *  @param work    out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
+ *          INTERRUPTED
+ *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_leave(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *bias,
+                                             const tsr_tensor *out, void *stream, tsr_work **work);
+
+/** The adjoint of tsr_tp_leave: the gradient of every rank's summand, which with `dim` is gathered from the ranks' parts.
+ *  @param tp      borrowed until the work is done
+ *  @param grad    the gradient of tsr_tp_leave's `out`
+ *  @param dim     as in forward
+ *  @param out     the gradient of tsr_tp_leave's `in`; without `dim` it may be `grad`
+ *  @param stream  CUDA stream, or NULL on the CPU
+ *  @param work    out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
+ *          INTERRUPTED
+ *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_leave_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim,
+                                                      const tsr_tensor *out, void *stream, tsr_work **work);
+
+/** Gather an activation that is cut along `dim` inside of a region, such as the outputs of a TSR_TP_COLUMN weight. Its
+ *  adjoint is tsr_tp_split if every rank then computes the same, otherwise tsr_tp_enter_backward.
+ *  @param tp      borrowed until the work is done
+ *  @param in      this rank's part along `dim`
+ *  @param dim     at least 0
+ *  @param out     the whole activation
+ *  @param stream  CUDA stream, or NULL on the CPU
+ *  @param work    out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
+ *          INTERRUPTED
+ *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_gather(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out,
+                                              void *stream, tsr_work **work);
+
+/** Take this rank's part of an activation that every rank has, such as the input of a TSR_TP_ROW weight. Its adjoint is
+ *  tsr_tp_gather.
+ *  @param tp      borrowed for the call
+ *  @param in      the whole activation
+ *  @param dim     at least 0
+ *  @param out     this rank's part along `dim`
+ *  @param stream  CUDA stream, or NULL on the CPU
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_split(const tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out,
+                                             void *stream);
+
+/** Look up words in an embedding that is cut over the ranks (TSR_TP_VOCABULARY) or whole. The results of the ranks are
+ *  added, which is exact, since all but one are zeros.
+ *  @param tp      borrowed until the work is done
+ *  @param index   the parameter, [words, features]
+ *  @param ids     i32 or i64, of any shape with at most 7 dimensions, the same on every rank; borrowed until the work is
+ *                 done
+ *  @param dim     the dimension along which the result is cut over the ranks, or -1
+ *  @param out     ids' shape and the features as the last dimension; with `dim` this rank's part
+ *  @param stream  CUDA stream, or NULL on the CPU
+ *  @param work    out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT (also: an id outside of the vocabulary), INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST,
+ *          MISMATCH, UNSUPPORTED, NO_MEMORY, INTERRUPTED
+ *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_embed(tsr_tp *tp, size_t index, const tsr_tensor *ids, int32_t dim,
+                                             const tsr_tensor *out, void *stream, tsr_work **work);
+
+/** The adjoint of tsr_tp_embed: adds the gradients of this rank's words to `sum`, in the order of the ids.
+ *  @param tp      borrowed until the work is done
+ *  @param index   the parameter
+ *  @param ids     as in forward
+ *  @param grad    the gradient of tsr_tp_embed's `out`
+ *  @param dim     as in forward
+ *  @param sum     of the slice's shape and dtype, such as tsr_tp_grad's; borrowed until the work is done
+ *  @param stream  CUDA stream, or NULL on the CPU
+ *  @param work    out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
+ *          INTERRUPTED
+ *  @threadsafety exclusive  @collective with dim  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_embed_backward(tsr_tp *tp, size_t index, const tsr_tensor *ids,
+                                                      const tsr_tensor *grad, int32_t dim, const tsr_tensor *sum,
+                                                      void *stream, tsr_work **work);
+
+/** How the losses of the rows are joined. */
+enum { TSR_LOSS_NONE = 0, TSR_LOSS_MEAN = 1, TSR_LOSS_SUM = 2 };
+typedef int32_t tsr_loss_reduction;
+
+/** Options of tsr_tp_cross_entropy, those of torch.nn.functional.cross_entropy. `_init` writes the defaults. */
+typedef struct tsr_cross_entropy_options {
+    size_t struct_size;
+    int64_t ignore_index;         /* rows with this target do not count; default -100 */
+    double label_smoothing;       /* 0 (default) to 1, over the whole vocabulary */
+    tsr_loss_reduction reduction; /* TSR_LOSS_MEAN (default): by the weights of the targets, like PyTorch */
+    /* NULL (default), or f32 or f64 with a weight for each class of the whole vocabulary; borrowed until the work is done */
+    const tsr_tensor *class_weights;
+    double grad_scale; /* multiplies the gradient; default 1 */
+    /* NULL (default), or the communicator of the ranks that have other rows of the batch, such as a mesh's "dp": the mean
+     * is then over the rows of all of them, each rank's loss is its own rows' part, and losses and gradients of these ranks
+     * add up (reduce them by TSR_REDUCE_SUM, not AVG). Borrowed for the call, which blocks until these ranks have called */
+    tsr_comm *data_ranks;
+} tsr_cross_entropy_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_cross_entropy_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_cross_entropy_options_init(tsr_cross_entropy_options *options, size_t struct_size);
+
+/** Cross-entropy of logits whose vocabulary is cut over the ranks, and its gradient, by two sums of a few numbers a row
+ *  (Shoeybi et al. 2019). It computes in f32, or in f64 for f64 logits.
+ *  @param tp          borrowed until the work is done
+ *  @param logits      [..., classes of this rank], f16, bf16, f32 or f64: the vocabulary is cut like torch.chunk, and a rank
+ *                     may have no classes; borrowed until the work is done
+ *  @param vocabulary  the number of classes over all ranks
+ *  @param targets     i32 or i64 [...], the same on every rank; borrowed until the work is done
+ *  @param options     borrowed for the call; NULL: all defaults
+ *  @param loss        f32, or f64 for f64 logits; of no dimension, or with TSR_LOSS_NONE of the targets' shape. The mean
+ *                     over no rows is NaN, like PyTorch's. Borrowed until the work is done
+ *  @param grad        NULL, or of the logits' shape and dtype (it may be their memory): receives the gradient of the loss
+ *                     (TSR_LOSS_NONE: of each row's loss); borrowed until the work is done
+ *  @param stream      CUDA stream, or NULL on the CPU
+ *  @param work        out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT (also: a target that is neither a class nor ignore_index), INVALID_STATE, TIMEOUT,
+ *          ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_cross_entropy(tsr_tp *tp, const tsr_tensor *logits, int64_t vocabulary,
+                                                     const tsr_tensor *targets,
+                                                     const tsr_cross_entropy_options *options, const tsr_tensor *loss,
+                                                     const tsr_tensor *grad, void *stream, tsr_work **work);
+
+/** Sum over the ranks the gradients of which each rank has a part: those of TSR_TP_SEQUENCE and, with sequence_parallel,
+ *  of TSR_TP_ROW's biases. Call it once a step, after backward and before clipping and the optimizer's step. All other
+ *  gradients are complete on their rank.
+ *  @param tp    borrowed until the work is done
+ *  @param work  out; NULL: the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, INTERRUPTED
+ *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_sum_grads(tsr_tp *tp, tsr_work **work);
+
+/** Set the gradients of all slices to zero.
+ *  @param tp  borrowed for the call
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_zero_grad(tsr_tp *tp);
+
+/** Free the tensor-parallel model. NULL is ignored. Views become invalid; optimizers and states created from it keep the
+ *  slices.
+ *  @param tp  transferred
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API void tsr_tp_destroy(tsr_tp *tp);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

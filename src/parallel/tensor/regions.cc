@@ -1,0 +1,197 @@
+#include "parallel/tensor/regions.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "tensor/layout.hpp"
+
+namespace tsr {
+
+namespace {
+
+// A tensor as rows that are cut: `outer` rows of `length` items of `item` bytes, of which rank r has those of
+// chunk(length, ranks, r).
+struct Cut {
+    size_t outer = 1;
+    size_t length = 0;
+    size_t item = 0;
+    size_t ranks = 1;
+
+    Cut(const Tensor& whole, int dim, int world_size)
+        : length(static_cast<size_t>(whole.shape[dim])),
+          item(size_of(whole.dtype)),
+          ranks(static_cast<size_t>(world_size)) {
+        for (int d = 0; d < dim; ++d) outer *= static_cast<size_t>(whole.shape[d]);
+        for (int d = dim + 1; d < whole.shape.ndim(); ++d) item *= static_cast<size_t>(whole.shape[d]);
+    }
+
+    // Items of the largest part, to which all are padded in the scratch memory.
+    [[nodiscard]] size_t padded() const { return (length + ranks - 1) / ranks; }
+    [[nodiscard]] size_t part_size() const { return outer * padded() * item; }
+    [[nodiscard]] bool is_even() const { return length % ranks == 0; }
+    [[nodiscard]] bool is_outermost() const { return outer == 1; }
+    [[nodiscard]] Range range(size_t rank) const {
+        return chunk(static_cast<int64_t>(length), static_cast<int64_t>(ranks), static_cast<int64_t>(rank));
+    }
+    [[nodiscard]] size_t row(size_t rank) const {
+        return static_cast<size_t>(range(rank).end - range(rank).begin) * item;
+    }
+    // Where the part of `rank` lies in the whole tensor.
+    [[nodiscard]] ByteRows in(std::byte* whole, size_t rank) const {
+        return {whole + static_cast<size_t>(range(rank).begin) * item, length * item};
+    }
+};
+
+Tensor flat(std::byte* data, size_t size, const Tensor& like) {
+    return {data, Dims{static_cast<int64_t>(size / size_of(like.dtype))}, like.dtype, like.device};
+}
+
+Tensor flat(const Tensor& tensor) { return flat(tensor.data, tensor.size_bytes(), tensor); }
+
+[[noreturn]] void refuse(const Tensor& in, const Tensor& out, const std::string& why) {
+    throw Error(Code::invalid_argument, fmt::format("an activation {} {} cannot become {} {}: {}", name_of(in.dtype),
+                                                    in.shape.str(), name_of(out.dtype), out.shape.str(), why));
+}
+
+void check_alike(const Tensor& in, const Tensor& out) {
+    if (in.dtype != out.dtype) refuse(in, out, "the dtypes differ");
+    if (in.device != out.device) refuse(in, out, "the devices differ");
+}
+
+}  // namespace
+
+void TpMoves::check_same(const Tensor& in, const Tensor& out) const {
+    check_alike(in, out);
+    if (in.shape != out.shape) refuse(in, out, "the shapes differ");
+}
+
+void TpMoves::check_part(const Tensor& in, const Tensor& out, Part part, int dim) const {
+    check_alike(in, out);
+    const Dims& whole = part == Part::in ? out.shape : in.shape;
+    if (dim < 0 || dim >= whole.ndim()) {
+        refuse(
+            in, out,
+            fmt::format("there is no dimension {}; a tensor of {} has 0 to {}", dim, whole.ndim(), whole.ndim() - 1));
+    }
+    Dims expected = whole;
+    const Range range = chunk(whole[dim], comm_->world_size(), comm_->rank());
+    expected[dim] = range.end - range.begin;
+    if ((part == Part::in ? in.shape : out.shape) == expected) return;
+    refuse(in, out,
+           fmt::format("along dimension {}, rank {} of {} has {} of the {} elements, so its part must be {}", dim,
+                       comm_->rank(), comm_->world_size(), expected[dim], whole[dim], expected.str()));
+}
+
+std::byte* TpMoves::scratch(size_t size) {
+    if (!scratch_ || scratch_->size() < size) {
+        scratch_.reset();
+        scratch_ = comm_->allocate(std::bit_ceil(size));
+    }
+    return scratch_->data();
+}
+
+Tensor TpMoves::temporary(const Dims& shape, DType dtype, Device device) {
+    Tensor tensor{nullptr, shape, dtype, device};
+    if (!temporary_ || temporary_size_ < tensor.size_bytes()) {
+        temporary_.reset();
+        temporary_ = device_api(device).allocate(tensor.size_bytes());
+        temporary_size_ = tensor.size_bytes();
+    }
+    tensor.data = temporary_.get();
+    return tensor;
+}
+
+void TpMoves::copy(const Tensor& in, const Tensor& out, StreamHandle stream) const {
+    check_same(in, out);
+    if (in.data != out.data) device_api(in.device).copy(out.data, in.data, in.size_bytes(), stream);
+}
+
+void TpMoves::sum(const Tensor& in, const Tensor& out, StreamHandle stream) {
+    copy(in, out, stream);
+    comm_->run({.collective = Collective::all_reduce,
+                .inputs = {},
+                .outputs = {&out, 1},
+                .op = ReduceOp::sum,
+                .label = "sum of activations"});
+}
+
+void TpMoves::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) {
+    check_part(in, out, Part::in, dim);
+    const Cut cut(out, dim, comm_->world_size());
+    const auto gather = [&](Collective how, const Tensor& part, std::span<const Tensor> whole) {
+        comm_->run({.collective = how, .inputs = {&part, 1}, .outputs = whole, .label = "gather of activations"});
+    };
+    const Tensor whole = flat(out);
+    if (cut.is_outermost() && cut.is_even()) return gather(Collective::all_gather, flat(in), {&whole, 1});
+    if (cut.is_outermost()) {
+        std::vector<Tensor> parts;
+        for (size_t r = 0; r < cut.ranks; ++r) parts.push_back(flat(cut.in(out.data, r).data, cut.row(r), out));
+        return gather(Collective::all_gather_v, flat(in), parts);
+    }
+    DeviceApi& device = device_api(in.device);
+    const auto own = static_cast<size_t>(comm_->rank());
+    std::byte* const parts = scratch(cut.ranks * cut.part_size());
+    const auto part_of = [&](size_t r) { return ByteRows{parts + r * cut.part_size(), cut.padded() * cut.item}; };
+    device.copy_rows(part_of(own), {in.data, cut.row(own)}, cut.outer, cut.row(own), stream);
+    const Tensor all = flat(parts, cut.ranks * cut.part_size(), in);
+    gather(Collective::all_gather, flat(part_of(own).data, cut.part_size(), in), {&all, 1});
+    for (size_t r = 0; r < cut.ranks; ++r) {
+        device.copy_rows(cut.in(out.data, r), part_of(r), cut.outer, cut.row(r), stream);
+    }
+}
+
+void TpMoves::sum_scatter(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) {
+    check_part(in, out, Part::out, dim);
+    const Cut cut(in, dim, comm_->world_size());
+    const auto reduce = [&](const Tensor& whole, const Tensor& part) {
+        comm_->run({.collective = Collective::reduce_scatter,
+                    .inputs = {&whole, 1},
+                    .outputs = {&part, 1},
+                    .op = ReduceOp::sum,
+                    .label = "sum of activations"});
+    };
+    if (cut.is_outermost() && cut.is_even()) return reduce(flat(in), flat(out));
+    DeviceApi& device = device_api(in.device);
+    const auto own = static_cast<size_t>(comm_->rank());
+    std::byte* const parts = scratch(cut.ranks * cut.part_size());
+    const auto part_of = [&](size_t r) { return ByteRows{parts + r * cut.part_size(), cut.padded() * cut.item}; };
+    for (size_t r = 0; r < cut.ranks; ++r) {
+        if (cut.row(r) < part_of(r).stride) device.zero(part_of(r).data, cut.part_size(), stream);
+        device.copy_rows(part_of(r), cut.in(in.data, r), cut.outer, cut.row(r), stream);
+    }
+    reduce(flat(parts, cut.ranks * cut.part_size(), in), flat(part_of(own).data, cut.part_size(), in));
+    device.copy_rows({out.data, cut.row(own)}, part_of(own), cut.outer, cut.row(own), stream);
+}
+
+void TpMoves::split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const {
+    check_part(in, out, Part::out, dim);
+    const Cut cut(in, dim, comm_->world_size());
+    const auto own = static_cast<size_t>(comm_->rank());
+    device_api(in.device).copy_rows({out.data, cut.row(own)}, cut.in(in.data, own), cut.outer, cut.row(own), stream);
+}
+
+void TpQueue::run(std::function<void(TpMoves& moves)> body, StreamHandle stream, Device device, WorkPtr* work) {
+    Communicator& comm = *moves_->comm();
+    if (work == nullptr) {
+        // Jobs use the same scratch memory. Each has a deadline of its own.
+        if (last_ && !last_->done()) last_->wait(Deadline::in(std::chrono::hours{24 * 365}));
+        last_.reset();
+        return comm.in_one_call([&] { body(*moves_); });
+    }
+    std::shared_ptr<DeviceEvent> ready = device_api(device).record(stream);
+    const milliseconds timeout = comm.options().timeout;
+    last_ = comm.submit_job([body = std::move(body), ready = std::move(ready), moves = moves_, timeout] {
+        ready->wait(Deadline::in(timeout));
+        body(*moves);
+    });
+    *work = last_;
+}
+
+}  // namespace tsr

@@ -1,0 +1,69 @@
+// The collectives between the regions of a tensor-parallel model, along any dimension of an activation. A cut dimension
+// is split like torch.chunk, so its size need not divide by the number of ranks; what a rank holds may be empty.
+//
+// Where the transport cannot read or write a tensor's parts in place (an inner dimension, an uneven split) they pass
+// through memory of the communicator, which grows to the largest of them.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "comm/communicator.hpp"
+#include "device/device.hpp"
+#include "tensor/tensor.hpp"
+
+namespace tsr {
+
+// Moves activations at once, on the calling thread. All tensors of a call are contiguous and of one dtype and device.
+// Collective, except copy and split. Throws INVALID_ARGUMENT for shapes that do not belong together.
+class TpMoves {
+   public:
+    explicit TpMoves(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {}
+
+    void copy(const Tensor& in, const Tensor& out, StreamHandle stream) const;
+    // `out` is the sum of all ranks' `in`, which may be the same memory.
+    void sum(const Tensor& in, const Tensor& out, StreamHandle stream);
+    // `out` has all ranks' parts of dimension `dim`, in rank order.
+    void gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream);
+    // `out` is this rank's part, along `dim`, of the sum of all ranks' `in`.
+    void sum_scatter(const Tensor& in, const Tensor& out, int dim, StreamHandle stream);
+    // `out` is this rank's part of `in`.
+    void split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const;
+
+    // What the operations above check first.
+    void check_same(const Tensor& in, const Tensor& out) const;
+    enum class Part { in, out };  // which of the two is this rank's part of the other
+    void check_part(const Tensor& in, const Tensor& out, Part part, int dim) const;
+
+    // Memory of this process, until the next call of this function.
+    [[nodiscard]] Tensor temporary(const Dims& shape, DType dtype, Device device);
+
+    [[nodiscard]] const std::shared_ptr<Communicator>& comm() const { return comm_; }
+
+   private:
+    // Memory that peers on this host read without a copy. All ranks ask for the same sizes in the same order.
+    [[nodiscard]] std::byte* scratch(size_t size);
+
+    std::shared_ptr<Communicator> comm_;
+    std::shared_ptr<Buffer> scratch_;
+    std::shared_ptr<std::byte> temporary_;
+    size_t temporary_size_ = 0;
+};
+
+// Runs moves in the order of the calls. Owned by one thread.
+class TpQueue {
+   public:
+    explicit TpQueue(std::shared_ptr<Communicator> comm) : moves_(std::make_shared<TpMoves>(std::move(comm))) {}
+
+    // Without `work`: on this thread, once what was issued before is done. With it: as a job of the communicator, which
+    // begins when the stream's earlier operations are done; `*work` is what to wait for.
+    void run(std::function<void(TpMoves& moves)> body, StreamHandle stream, Device device, WorkPtr* work);
+
+    [[nodiscard]] const TpMoves& moves() const { return *moves_; }
+
+   private:
+    std::shared_ptr<TpMoves> moves_;  // jobs keep it
+    WorkPtr last_;                    // the job issued last
+};
+
+}  // namespace tsr

@@ -1,0 +1,347 @@
+#include "parallel/tensor/tensor_parallel.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/round_up.hpp"
+#include "comm/fingerprint.hpp"
+#include "device/device.hpp"
+#include "tensor/arithmetic.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t alignment = 64;                    // of a slice, in bytes: a cache line
+constexpr size_t values_at_once = size_t{4} << 20;  // bytes that rank 0 sends to each rank in one operation
+
+// Copies between a whole parameter and the slice of `rank`, which has its ranges one after another.
+template <class Copy>
+void for_ranges(const TpParam& param, int rank, Copy&& copy) {
+    size_t rows = 1;
+    size_t item = size_of(param.dtype);
+    const int cut = std::max(param.cut, 0);
+    for (int d = 0; d < cut; ++d) rows *= static_cast<size_t>(param.shape[d]);
+    for (int d = cut + 1; d < param.shape.ndim(); ++d) item *= static_cast<size_t>(param.shape[d]);
+    const size_t whole = param.shape.ndim() == 0 ? item : static_cast<size_t>(param.shape[cut]) * item;
+    if (param.cut < 0) return copy(0, 0, rows, whole, whole, whole);
+    const std::vector<Range> ranges = param.ranges(rank);
+    const size_t slice = static_cast<size_t>(param.slice_shape(rank)[cut]) * item;
+    size_t at = 0;
+    for (const Range& range : ranges) {
+        const size_t size = static_cast<size_t>(range.end - range.begin) * item;
+        copy(static_cast<size_t>(range.begin) * item, at, rows, size, whole, slice);
+        at += size;
+    }
+}
+
+void cut_slice(const TpParam& param, int rank, const std::byte* whole, std::byte* slice) {
+    DeviceApi& device = cpu_device();
+    for_ranges(param, rank, [&](size_t from, size_t to, size_t rows, size_t size, size_t whole_row, size_t slice_row) {
+        device.copy_rows({slice + to, slice_row}, {whole + from, whole_row}, rows, size, nullptr);
+    });
+}
+
+void add_to_rows(const Tensor& out, const Tensor& bias) {
+    if (out.numel() == 0) return;
+    Tensor row = bias;
+    const size_t size = bias.size_bytes();
+    const size_t rows = out.size_bytes() / size;
+    for (size_t i = 0; i < rows; ++i) {
+        row.data = out.data + i * size;
+        add(row, bias);
+    }
+}
+
+void check_bias(const Tensor& out, const Tensor& bias) {
+    const int64_t features = out.shape.ndim() == 0 ? 1 : out.shape[out.shape.ndim() - 1];
+    if (bias.dtype == out.dtype && bias.numel() == features && is_floating(out.dtype)) return;
+    throw Error(
+        Code::invalid_argument,
+        fmt::format("the bias {} {} cannot be added to {} {}: it must have the last dimension's {} elements, of "
+                    "the same floating-point dtype",
+                    name_of(bias.dtype), bias.shape.str(), name_of(out.dtype), out.shape.str(), features));
+}
+
+std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor> params, std::span<const TpRule> rules,
+                             const TpOptions& options) {
+    TensorParallel::check_mesh(mesh);
+    Communicator& comm = *mesh.comm(0);
+    std::vector<TpParam> plan = or_refuse_on_all_ranks(comm, Compared::models, [&] {
+        check_params(params);
+        return plan_slices(params, rules, comm.world_size(), options.sequence_parallel);
+    });
+    std::vector<std::string> lines = description(plan);
+    lines.push_back(fmt::format("sync_values {}", options.sync_values));
+    check_same_on_all_ranks(comm, Compared::models, lines, "the tensor-parallel plans of the ranks differ");
+    return plan;
+}
+
+}  // namespace
+
+TensorParallel::TensorParallel(const DeviceMesh& mesh, std::span<const NamedTensor> params,
+                               std::span<const TpRule> rules, const TpOptions& options)
+    : options_(options), plan_(planned(mesh, params, rules, options)), mesh_(mesh), queue_(mesh.comm(0)) {
+    for (size_t i = 0; i < plan_.size(); ++i) {
+        shapes_.push_back(plan_[i].slice_shape(comm()->rank()));
+        at_.push_back(size_);
+        size_ = round_up(size_ + slice_size(i, comm()->rank()), alignment);
+    }
+    slices_ = cpu_device().allocate(size_);
+    cpu_device().zero(slices_.get(), size_, nullptr);
+    if (options_.sync_values) {
+        scatter(params);
+    } else {
+        cut_own(params);
+    }
+}
+
+TensorParallel::~TensorParallel() = default;
+
+void TensorParallel::check_mesh(const DeviceMesh& mesh) {
+    const MeshShape& shape = mesh.shape();
+    if (shape.ndim() == 1) return;
+    throw Error(Code::invalid_argument,
+                fmt::format("the mesh ({}) has {} dimensions; pass a slice of one, such as \"{}\"", shape.str(),
+                            shape.ndim(), shape.name(shape.ndim() - 1)));
+}
+
+const TpParam& TensorParallel::param(size_t index) const {
+    if (index < plan_.size()) return plan_[index];
+    throw no_such("parameter", index, plan_.size());
+}
+
+size_t TensorParallel::slice_size(size_t index, int rank) const {
+    const TpParam& param = plan_[index];
+    return static_cast<size_t>(param.slice_shape(rank).product()) * size_of(param.dtype);
+}
+
+Tensor TensorParallel::slice(size_t index) const {
+    const TpParam& what = param(index);
+    return {slices_.get() + at_[index], shapes_[index], what.dtype, {}};
+}
+
+const Dims& TensorParallel::slice_shape(size_t index) const {
+    (void)param(index);
+    return shapes_[index];
+}
+
+Tensor TensorParallel::grad(size_t index) {
+    const TpParam& what = param(index);
+    if (!is_floating(what.dtype)) {
+        throw Error(Code::invalid_state, fmt::format("parameter \"{}\" is {}; only floating-point parameters have a "
+                                                     "gradient",
+                                                     what.name, name_of(what.dtype)));
+    }
+    if (!grads_) {
+        grads_ = cpu_device().allocate(size_);
+        cpu_device().zero(grads_.get(), size_, nullptr);
+    }
+    return {grads_.get() + at_[index], shapes_[index], what.dtype, {}};
+}
+
+Held TensorParallel::held(size_t index) const {
+    const TpParam& what = param(index);
+    const MeshShape& all = mesh_.all();
+    const int replica = what.replica(comm()->rank());
+    const std::span<const int> dims = mesh_.dims_of(0);
+    if (what.layout || (what.cut >= 0 && dims.size() > 1)) {
+        std::vector<Box> boxes;
+        std::vector<int> counts;
+        for (int rank = 0; rank < all.rank_count(); ++rank) {
+            int place = 0;  // in the group
+            for (const int dim : dims) place = place * all.size(dim) + all.coordinate(rank, dim);
+            const std::vector<Box> own = what.boxes(place);
+            boxes.insert(boxes.end(), own.begin(), own.end());
+            counts.push_back(static_cast<int>(own.size()));
+        }
+        return {Layout::from_boxes(what.shape, boxes, counts), mesh_.rank_of_all(), replica};
+    }
+    std::vector<int> sizes;
+    std::vector<Placement> placements;
+    for (int dim = 0; dim < all.ndim(); ++dim) {
+        sizes.push_back(all.size(dim));
+        placements.push_back(what.cut >= 0 && dim == dims[0] ? Placement::shard(what.cut) : Placement::replicate());
+    }
+    return {Layout::placed(what.shape, sizes, placements), mesh_.rank_of_all(), replica};
+}
+
+// --- values
+
+void TensorParallel::cut_own(std::span<const NamedTensor> params) {
+    for (size_t i = 0; i < plan_.size(); ++i) {
+        if (params[i].tensor.data == nullptr) continue;
+        cut_slice(plan_[i], comm()->rank(), params[i].tensor.data, slices_.get() + at_[i]);
+    }
+}
+
+// Sends the slices of rank 0's values, many small ones together.
+void TensorParallel::scatter(std::span<const NamedTensor> params) {
+    std::vector<uint8_t> given;
+    for (const NamedTensor& param : params) given.push_back(param.tensor.data != nullptr ? 1 : 0);
+    const Tensor flags = tensor_of(std::span(given), DType::u8);
+    comm()->run({.collective = Collective::broadcast,
+                 .inputs = {},
+                 .outputs = {&flags, 1},
+                 .peer = 0,
+                 .label = "which parameters have values"});
+    std::vector<size_t> some;
+    size_t size = 0;
+    const auto flush = [&] {
+        if (!some.empty()) scatter_some(params, some);
+        some.clear();
+        size = 0;
+    };
+    for (size_t i = 0; i < plan_.size(); ++i) {
+        if (given[i] == 0) continue;
+        const size_t more = slice_size(i, 0);
+        if (size + more > values_at_once) flush();
+        some.push_back(i);
+        size += more;
+    }
+    flush();
+}
+
+void TensorParallel::scatter_some(std::span<const NamedTensor> params, std::span<const size_t> which) {
+    Communicator& comm = *this->comm();
+    // Every rank's slices have as much room as the largest.
+    size_t room = 0;
+    for (int rank = 0; rank < comm.world_size(); ++rank) {
+        size_t size = 0;
+        for (const size_t i : which) size += slice_size(i, rank);
+        room = std::max(room, size);
+    }
+    if (room == 0) return;
+    const auto ranks = static_cast<size_t>(comm.world_size());
+    const bool is_root = comm.rank() == 0;
+    const std::shared_ptr<std::byte> own = cpu_device().allocate(room);
+    const std::shared_ptr<std::byte> all = is_root ? cpu_device().allocate(room * ranks) : nullptr;
+    for (size_t rank = 0; is_root && rank < ranks; ++rank) {
+        std::byte* to = all.get() + rank * room;
+        for (const size_t i : which) {
+            cut_slice(plan_[i], static_cast<int>(rank), params[i].tensor.data, to);
+            to += slice_size(i, static_cast<int>(rank));
+        }
+    }
+    const Tensor output{own.get(), Dims{static_cast<int64_t>(room)}, DType::u8, {}};
+    const Tensor input{all.get(), Dims{static_cast<int64_t>(room * ranks)}, DType::u8, {}};
+    comm.run({.collective = Collective::scatter,
+              .inputs = is_root ? std::span(&input, 1) : std::span<const Tensor>{},
+              .outputs = {&output, 1},
+              .peer = 0,
+              .label = "values of rank 0"});
+    const std::byte* from = own.get();
+    for (const size_t i : which) {
+        const size_t size = slice_size(i, comm.rank());
+        cpu_device().copy(slices_.get() + at_[i], from, size, nullptr);
+        from += size;
+    }
+}
+
+// --- activations
+
+void TensorParallel::enter(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work) {
+    if (dim >= 0) return gather(in, out, dim, stream, work);
+    const Reentry once = enter_call();
+    moves().check_same(in, out);
+    queue_.run([=](TpMoves& moves) { moves.copy(in, out, stream); }, stream, in.device, work);
+}
+
+void TensorParallel::enter_backward(const Tensor& grad, const Tensor& out, int dim, StreamHandle stream,
+                                    WorkPtr* work) {
+    leave(grad, out, dim, nullptr, stream, work);
+}
+
+void TensorParallel::leave(const Tensor& in, const Tensor& out, int dim, const Tensor* bias, StreamHandle stream,
+                           WorkPtr* work) {
+    const Reentry once = enter_call();
+    if (dim >= 0) {
+        moves().check_part(in, out, TpMoves::Part::out, dim);
+    } else {
+        moves().check_same(in, out);
+    }
+    if (bias != nullptr) check_bias(out, *bias);
+    const std::optional<Tensor> added = bias == nullptr ? std::nullopt : std::optional(*bias);
+    const auto body = [=](TpMoves& moves) {
+        if (dim >= 0) {
+            moves.sum_scatter(in, out, dim, stream);
+        } else {
+            moves.sum(in, out, stream);
+        }
+        if (added) add_to_rows(out, *added);
+    };
+    queue_.run(body, stream, in.device, work);
+}
+
+void TensorParallel::leave_backward(const Tensor& grad, const Tensor& out, int dim, StreamHandle stream,
+                                    WorkPtr* work) {
+    enter(grad, out, dim, stream, work);
+}
+
+void TensorParallel::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work) {
+    const Reentry once = enter_call();
+    moves().check_part(in, out, TpMoves::Part::in, dim);
+    queue_.run([=](TpMoves& moves) { moves.gather(in, out, dim, stream); }, stream, in.device, work);
+}
+
+void TensorParallel::split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const {
+    moves().split(in, out, dim, stream);
+}
+
+// --- gradients
+
+void TensorParallel::sum_grads(WorkPtr* work) {
+    const Reentry once = enter_call();
+    // One operation for each dtype, in the parameters' order.
+    std::vector<std::vector<Tensor>> lists;
+    for (size_t i = 0; i < plan_.size(); ++i) {
+        if (!plan_[i].sums_grad || !is_floating(plan_[i].dtype)) continue;
+        const Tensor own = grad(i);
+        const auto same = std::ranges::find_if(lists, [&](const auto& list) { return list[0].dtype == own.dtype; });
+        (same == lists.end() ? lists.emplace_back() : *same).push_back(own);
+    }
+    queue_.run(
+        [lists = std::move(lists)](TpMoves& moves) {
+            for (const std::vector<Tensor>& list : lists) {
+                moves.comm()->run({.collective = Collective::all_reduce,
+                                   .inputs = {},
+                                   .outputs = list,
+                                   .op = ReduceOp::sum,
+                                   .label = "gradients of the sequence"});
+            }
+        },
+        nullptr, {}, work);
+    summing_ = work == nullptr ? nullptr : *work;
+    ++sums_;
+}
+
+void TensorParallel::check_idle(const char* what) const {
+    if (!summing_ || summing_->done()) return;
+    throw Error(Code::invalid_state,
+                fmt::format("rank {}: {} while gradients are being summed; wait for the work of the sum first",
+                            comm()->rank(), what))
+        .with_rank(comm()->rank());
+}
+
+void TensorParallel::check_reduced_after(int64_t steps) const {
+    check_idle("the optimizer cannot step");
+    if (sums_ > steps) return;
+    const auto part = std::ranges::find_if(plan_, &TpParam::sums_grad);
+    if (part == plan_.end()) return;
+    throw Error(
+        Code::invalid_state,
+        fmt::format("rank {}: each rank has a part of the gradient of \"{}\" ({}), and the parts were not summed since "
+                    "the last step; call sum_grads before each step",
+                    comm()->rank(), part->name, name_of(part->style)))
+        .with_rank(comm()->rank());
+}
+
+void TensorParallel::zero_grad() {
+    if (grads_) cpu_device().zero(grads_.get(), size_, nullptr);
+}
+
+}  // namespace tsr

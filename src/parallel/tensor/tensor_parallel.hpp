@@ -1,0 +1,98 @@
+// Tensor-parallel training: each rank of a group computes with a slice of a model's parameters. The plan (plan.hpp) says
+// how each parameter is cut; between the regions that it creates, activations are gathered, summed or split
+// (regions.hpp). The trainer multiplies; this object holds the slices and moves the bytes.
+//
+// Owned by one thread.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/reentry.hpp"
+#include "comm/mesh.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/params.hpp"
+#include "parallel/tensor/plan.hpp"
+#include "parallel/tensor/regions.hpp"
+
+namespace tsr {
+
+struct TpOptions {
+    bool sync_values = true;         // slices are cut from rank 0's values; false: each rank cuts its own
+    bool sequence_parallel = false;  // between regions, activations are cut along the sequence
+};
+
+class TensorParallel {
+   public:
+    // Collective over the mesh, which has one dimension: checks that the ranks' plans are equal and cuts the values. A
+    // parameter whose data is nullptr on rank 0 (without sync_values: on this rank) gets zeros. Tensors are read only in
+    // the constructor.
+    TensorParallel(const DeviceMesh& mesh, std::span<const NamedTensor> params, std::span<const TpRule> rules,
+                   const TpOptions& options);
+    ~TensorParallel();
+    static void check_mesh(const DeviceMesh& mesh);  // throws INVALID_ARGUMENT unless it has one dimension
+    TensorParallel(const TensorParallel&) = delete;
+    TensorParallel& operator=(const TensorParallel&) = delete;
+
+    [[nodiscard]] const std::shared_ptr<Communicator>& comm() const { return moves().comm(); }
+    [[nodiscard]] size_t params() const { return plan_.size(); }
+    [[nodiscard]] const TpParam& param(size_t index) const;
+
+    // This rank's slice, and its gradient; valid for the life of the object. Gradients begin as zeros.
+    [[nodiscard]] Tensor slice(size_t index) const;
+    [[nodiscard]] const Dims& slice_shape(size_t index) const;
+    [[nodiscard]] Tensor grad(size_t index);  // INVALID_STATE unless the parameter is a floating-point tensor
+    // Where the slice lies, over all ranks from which the mesh was created.
+    [[nodiscard]] Held held(size_t index) const;
+
+    // Activations. `dim` is the dimension along which they are cut outside of the region; -1: they are whole there.
+    // Each `_backward` is the adjoint: it takes the gradient of what the other returned. If `work` is not null, a call
+    // returns at once and its tensors must live until the work is done.
+
+    // Into a region, where each rank has all of an activation.
+    void enter(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work);
+    void enter_backward(const Tensor& grad, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work);
+    // Out of a region, in which each rank computed a summand. `bias` is added once, after the sum; it has the size of the
+    // last dimension.
+    void leave(const Tensor& in, const Tensor& out, int dim, const Tensor* bias, StreamHandle stream, WorkPtr* work);
+    void leave_backward(const Tensor& grad, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work);
+    // All ranks' parts along `dim`, and back. Each is the other's adjoint.
+    void gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work);
+    void split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const;
+
+    // Sums over the ranks the gradients of which each rank has a part (TpParam::sums_grad). Once a step, after backward.
+    void sum_grads(WorkPtr* work);
+    // Throws INVALID_STATE while gradients are being summed; `what` begins the message.
+    void check_idle(const char* what) const;
+    // The same for an optimizer's step, and if gradients that need it were not summed since `steps` sums.
+    void check_reduced_after(int64_t steps) const;
+    [[nodiscard]] int64_t synced_steps() const { return sums_; }
+    void zero_grad();
+
+    // For operations of other files.
+    [[nodiscard]] TpQueue& queue() { return queue_; }
+    [[nodiscard]] const TpMoves& moves() const { return queue_.moves(); }
+
+   private:
+    void cut_own(std::span<const NamedTensor> params);
+    void scatter(std::span<const NamedTensor> params);
+    void scatter_some(std::span<const NamedTensor> params, std::span<const size_t> which);
+    [[nodiscard]] size_t slice_size(size_t index, int rank) const;
+    [[nodiscard]] Reentry enter_call() const { return {this, "the model of communicator", comm()->name()}; }
+
+    TpOptions options_;
+    std::vector<TpParam> plan_;
+    // The mesh from which this group's was sliced, and what is needed to say what each of its ranks holds.
+    DeviceMesh mesh_;
+    TpQueue queue_;
+    std::vector<Dims> shapes_;  // of the slices
+    std::vector<size_t> at_;    // the offset in bytes of each slice, and of its gradient
+    size_t size_ = 0;
+    std::shared_ptr<std::byte> slices_;
+    std::shared_ptr<std::byte> grads_;  // from the first use of one
+    int64_t sums_ = 0;
+    WorkPtr summing_;  // the sum issued last, unless its call waited for it
+};
+
+}  // namespace tsr

@@ -1,0 +1,324 @@
+// tessera/tp.h through the C ABI: a perceptron cut by columns and rows, its optimizer and its checkpoint.
+#include <cmath>
+
+#include "api.hpp"
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t rows = 3;
+constexpr int64_t hidden = 5;
+constexpr int64_t features = 4;
+
+api::Owned<tsr_mesh> mesh_of(tsr_comm* comm) {
+    const char* name = "tp";
+    int32_t size = 0;
+    EXPECT_OK(tsr_comm_world_size(comm, &size));
+    api::Owned<tsr_mesh> mesh;
+    EXPECT_OK(tsr_mesh_create(comm, &name, &size, 1, mesh.out()));
+    return mesh;
+}
+
+struct Model {
+    api::Array<double> w1{{hidden, features}, 0};
+    api::Array<double> w2{{features, hidden}, 0};
+    api::Array<double> b2{{features}, 0.25};
+
+    Model() {
+        for (size_t i = 0; i < w1.values.size(); ++i) w1.values[i] = 0.1 * static_cast<double>(i % 7) - 0.2;
+        for (size_t i = 0; i < w2.values.size(); ++i) w2.values[i] = 0.1 * static_cast<double>(i % 5) - 0.1;
+    }
+    [[nodiscard]] std::array<tsr_param, 3> params() {
+        return {tsr_param{"fc1.weight", w1.tensor()}, tsr_param{"fc2.weight", w2.tensor()},
+                tsr_param{"fc2.bias", b2.tensor()}};
+    }
+};
+
+constexpr std::array<tsr_tp_rule, 2> rules{tsr_tp_rule{"fc1", TSR_TP_COLUMN, 0, nullptr},
+                                           tsr_tp_rule{"fc2", TSR_TP_ROW, 0, nullptr}};
+
+std::span<double> values_of(const tsr_tensor& tensor) {
+    size_t count = 1;
+    for (int32_t d = 0; d < tensor.ndim; ++d) count *= static_cast<size_t>(tensor.shape[d]);
+    return {static_cast<double*>(tensor.data), count};
+}
+
+api::Owned<tsr_tp> cut(tsr_mesh* mesh, Model& model) {
+    api::Owned<tsr_tp> tp;
+    const auto params = model.params();
+    EXPECT_OK(tsr_tp_create(mesh, params.data(), params.size(), rules.data(), rules.size(), nullptr, tp.out()));
+    return tp;
+}
+
+// y = x W1^T W2^T + b2 for x of ones, and the step of a loss that is the sum of y.
+void step(tsr_tp* tp, tsr_optimizer* optimizer, std::vector<double>& y) {
+    tsr_param w1;
+    tsr_param w2;
+    tsr_param b2;
+    ASSERT_OK(tsr_tp_slice(tp, 0, &w1));
+    ASSERT_OK(tsr_tp_slice(tp, 1, &w2));
+    ASSERT_OK(tsr_tp_slice(tp, 2, &b2));
+    const auto width = static_cast<size_t>(w1.tensor.shape[0]);
+    std::vector<double> h(width, 0);
+    for (size_t i = 0; i < width; ++i) {
+        for (size_t k = 0; k < features; ++k) h[i] += values_of(w1.tensor)[i * features + k];
+    }
+    api::Array<double> out{{rows, features}, 0};
+    for (size_t r = 0; r < rows; ++r) {
+        for (size_t j = 0; j < features; ++j) {
+            for (size_t i = 0; i < width; ++i)
+                out.values[r * features + j] += h[i] * values_of(w2.tensor)[j * width + i];
+        }
+    }
+    const tsr_tensor tensor = out.tensor();
+    ASSERT_OK(tsr_tp_leave(tp, &tensor, -1, &b2.tensor, &tensor, nullptr, nullptr));
+    y = out.values;
+    tsr_tensor g1;
+    tsr_tensor g2;
+    tsr_tensor gb;
+    ASSERT_OK(tsr_tp_grad(tp, 0, &g1));
+    ASSERT_OK(tsr_tp_grad(tp, 1, &g2));
+    ASSERT_OK(tsr_tp_grad(tp, 2, &gb));
+    for (size_t i = 0; i < width; ++i) {
+        double column = 0;
+        for (size_t j = 0; j < features; ++j) {
+            column += values_of(w2.tensor)[j * width + i];
+            values_of(g2)[j * width + i] = rows * h[i];
+        }
+        for (size_t k = 0; k < features; ++k) values_of(g1)[i * features + k] = rows * column;
+    }
+    for (double& g : values_of(gb)) g = rows;
+    ASSERT_OK(tsr_tp_sum_grads(tp, nullptr));
+    double norm = 0;
+    ASSERT_OK(tsr_optimizer_clip_grad_norm(optimizer, 0.5, 2, &norm));
+    EXPECT_GT(norm, 0.5);
+    ASSERT_OK(tsr_optimizer_step(optimizer));
+}
+
+// Three steps; a checkpoint of two ranks after the second, from which one rank goes on.
+TEST(TpApi, TrainsLikeOneRankAndResumesOnAnyNumberOfRanks) {
+    const api::TemporaryDirectory directory;
+    std::vector<double> expected;
+    api::run_ranks(1, [&](tsr_comm* comm, int32_t) {
+        const auto mesh = mesh_of(comm);
+        Model model;
+        const auto tp = cut(mesh, model);
+        api::Owned<tsr_optimizer> adam;
+        ASSERT_OK(tsr_tp_adamw(tp, nullptr, adam.out()));
+        for (int i = 0; i < 3; ++i) step(tp, adam, expected);
+    });
+    const auto state_of = [](tsr_tp* tp, tsr_optimizer* adam) {
+        api::Owned<tsr_state> state;
+        EXPECT_OK(tsr_state_create(state.out()));
+        EXPECT_OK(tsr_state_add_tp(state, "model", tp));
+        EXPECT_OK(tsr_state_add_optimizer(state, "optim", adam));
+        return state;
+    };
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t) {
+        const auto mesh = mesh_of(comm);
+        Model model;
+        const auto tp = cut(mesh, model);
+        api::Owned<tsr_optimizer> adam;
+        ASSERT_OK(tsr_tp_adamw(tp, nullptr, adam.out()));
+        std::vector<double> y;
+        for (int i = 0; i < 2; ++i) step(tp, adam, y);
+        const auto state = state_of(tp, adam);
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));
+        ASSERT_OK(tsr_saver_save(saver, 2, state));
+        step(tp, adam, y);
+        for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], expected[i], 1e-12);
+    });
+    for (const int32_t ranks : {1, 3}) {
+        api::run_ranks(ranks, [&](tsr_comm* comm, int32_t) {
+            const auto mesh = mesh_of(comm);
+            Model model;
+            auto params = model.params();
+            for (tsr_param& param : params) param.tensor.data = nullptr;  // they come from the checkpoint
+            api::Owned<tsr_tp> tp;
+            ASSERT_OK(tsr_tp_create(mesh, params.data(), params.size(), rules.data(), rules.size(), nullptr, tp.out()));
+            api::Owned<tsr_optimizer> adam;
+            ASSERT_OK(tsr_tp_adamw(tp, nullptr, adam.out()));
+            const auto state = state_of(tp, adam);
+            api::Owned<tsr_checkpoint> checkpoint;
+            ASSERT_OK(tsr_checkpoint_open(directory.path().c_str(), checkpoint.out()));
+            ASSERT_OK(tsr_checkpoint_load(checkpoint, state, nullptr));
+            std::vector<double> y;
+            step(tp, adam, y);
+            for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], expected[i], 1e-12);
+        });
+    }
+}
+
+TEST(TpApi, ParametersAreAsRegistered) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        const auto mesh = mesh_of(comm);
+        Model model;
+        const auto tp = cut(mesh, model);
+        size_t count = 0;
+        EXPECT_OK(tsr_tp_param_count(tp, &count));
+        EXPECT_EQ(count, 3U);
+        tsr_param param;
+        tsr_tp_style style = 0;
+        int32_t dim = -2;
+        EXPECT_OK(tsr_tp_param(tp, 1, &param, &style, &dim));
+        EXPECT_STREQ(param.name, "fc2.weight");
+        EXPECT_EQ(param.tensor.shape[1], hidden);
+        EXPECT_EQ(param.tensor.data, nullptr);
+        EXPECT_EQ(style, TSR_TP_ROW);
+        EXPECT_EQ(dim, 1);
+        EXPECT_OK(tsr_tp_param(tp, 2, nullptr, nullptr, &dim));
+        EXPECT_EQ(dim, -1);
+        EXPECT_OK(tsr_tp_slice(tp, 0, &param));
+        EXPECT_EQ(param.tensor.shape[0], rank == 0 ? 3 : 2);
+        EXPECT_FAILS(tsr_tp_slice(tp, 3, &param), TSR_E_INVALID_ARGUMENT, "parameter 3 does not exist");
+        api::Owned<tsr_layout> layout;
+        EXPECT_OK(tsr_tp_layout(tp, 0, layout.out()));
+        tsr_box box;
+        EXPECT_OK(tsr_layout_box(layout, 1, 0, &box));
+        EXPECT_EQ(box.offsets[0], 3);
+        EXPECT_EQ(box.sizes[0], 2);
+        tsr_tensor grad;
+        EXPECT_OK(tsr_tp_grad(tp, 0, &grad));
+        values_of(grad)[0] = 5;
+        EXPECT_OK(tsr_tp_zero_grad(tp));
+        EXPECT_EQ(values_of(grad)[0], 0);
+    });
+}
+
+TEST(TpApi, BadRulesAreRefused) {
+    const api::Owned<tsr_comm> comm = api::alone();
+    const auto mesh = mesh_of(comm);
+    Model model;
+    const auto params = model.params();
+    api::Owned<tsr_tp> tp;
+    const auto with = [&](const tsr_tp_rule& rule) {
+        return tsr_tp_create(mesh, params.data(), params.size(), &rule, 1, nullptr, tp.out());
+    };
+    EXPECT_FAILS(with({"fc1", 9, 0, nullptr}), TSR_E_INVALID_ARGUMENT, "unknown style 9");
+    EXPECT_FAILS(with({"fc1", TSR_TP_ROW, 1, nullptr}), TSR_E_INVALID_ARGUMENT, "dim is 1");
+    EXPECT_FAILS(with({"fc1", TSR_TP_LAYOUT, 0, nullptr}), TSR_E_INVALID_ARGUMENT, "layout of a rule is NULL");
+    EXPECT_FAILS(with({nullptr, TSR_TP_ROW, 0, nullptr}), TSR_E_INVALID_ARGUMENT, "pattern of rule 0 is NULL");
+    EXPECT_FAILS(with({"fc9", TSR_TP_ROW, 0, nullptr}), TSR_E_INVALID_ARGUMENT, "\"fc9\"");
+    EXPECT_FAILS(tsr_tp_create(mesh, params.data(), 3, nullptr, 1, nullptr, tp.out()), TSR_E_INVALID_ARGUMENT,
+                 "rules is NULL");
+    EXPECT_FAILS(tsr_tp_create(mesh, nullptr, 3, nullptr, 0, nullptr, tp.out()), TSR_E_INVALID_ARGUMENT,
+                 "params is NULL");
+    EXPECT_FAILS(tsr_tp_create(mesh, params.data(), 0, nullptr, 0, nullptr, tp.out()), TSR_E_INVALID_ARGUMENT,
+                 "no parameters");
+    tsr_tp_options options;
+    EXPECT_OK(tsr_tp_options_init(&options, sizeof options));
+    options.sequence_parallel = 2;
+    EXPECT_FAILS(tsr_tp_create(mesh, params.data(), 3, nullptr, 0, &options, tp.out()), TSR_E_INVALID_ARGUMENT,
+                 "sequence_parallel is 2");
+    const int64_t shape = 4;
+    const int32_t one = 1;
+    const tsr_placement whole{TSR_PLACE_REPLICATE, 0};
+    api::Owned<tsr_layout> layout;
+    EXPECT_OK(tsr_layout_create(&shape, 1, &one, &whole, 1, layout.out()));
+    EXPECT_FAILS(with({"fc1", TSR_TP_ROW, 0, layout}), TSR_E_INVALID_ARGUMENT, "only TSR_TP_LAYOUT has a layout");
+    EXPECT_OK(with({"fc2.bias", TSR_TP_LAYOUT, 0, layout}));
+}
+
+TEST(TpApi, ActivationsMoveInTheBackground) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        const auto mesh = mesh_of(comm);
+        Model model;
+        const auto tp = cut(mesh, model);
+        api::Array<double> part{{2, 1}, rank + 1.0};
+        api::Array<double> whole{{2, 2}, 0};
+        const tsr_tensor in = part.tensor();
+        const tsr_tensor out = whole.tensor();
+        api::Owned<tsr_work> work;
+        ASSERT_OK(tsr_tp_enter(tp, &in, 1, &out, nullptr, work.out()));
+        ASSERT_OK(tsr_work_wait(work, tsr::testing::patience_ms(20000)));
+        EXPECT_THAT(whole.values, ::testing::ElementsAre(1, 2, 1, 2));
+        ASSERT_OK(tsr_tp_enter_backward(tp, &out, 1, &in, nullptr, work.out()));
+        ASSERT_OK(tsr_work_wait(work, tsr::testing::patience_ms(20000)));
+        EXPECT_THAT(part.values, ::testing::ElementsAre(2 * (rank + 1), 2 * (rank + 1)));
+        ASSERT_OK(tsr_tp_leave_backward(tp, &in, 1, &out, nullptr, nullptr));
+        EXPECT_THAT(whole.values, ::testing::ElementsAre(2, 4, 2, 4));
+        ASSERT_OK(tsr_tp_gather(tp, &in, 1, &out, nullptr, nullptr));
+        ASSERT_OK(tsr_tp_split(tp, &out, 1, &in, nullptr));
+        EXPECT_EQ(part.values[0], 2.0 * (rank + 1));
+        EXPECT_FAILS(tsr_tp_enter(tp, &in, -2, &out, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "dim is -2");
+        EXPECT_FAILS(tsr_tp_gather(tp, &out, 1, &out, nullptr, work.out()), TSR_E_INVALID_ARGUMENT, "must be [2, 1]");
+        EXPECT_EQ(static_cast<tsr_work*>(work), nullptr);
+    });
+}
+
+TEST(TpApi, EmbedsAndComputesTheLossOfACutVocabulary) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        const auto mesh = mesh_of(comm);
+        api::Array<double> words{{3, 2}, 0};
+        for (size_t i = 0; i < 6; ++i) words.values[i] = static_cast<double>(i);
+        const tsr_param param{"tok.weight", words.tensor()};
+        const tsr_tp_rule rule{"tok", TSR_TP_VOCABULARY, 0, nullptr};
+        api::Owned<tsr_tp> tp;
+        ASSERT_OK(tsr_tp_create(mesh, &param, 1, &rule, 1, nullptr, tp.out()));
+        api::Array<int64_t> ids(std::vector<int64_t>{2, 0});
+        api::Array<double> out{{2, 2}, -1};
+        const tsr_tensor of_ids = ids.tensor();
+        const tsr_tensor of_out = out.tensor();
+        ASSERT_OK(tsr_tp_embed(tp, 0, &of_ids, -1, &of_out, nullptr, nullptr));
+        EXPECT_THAT(out.values, ::testing::ElementsAre(4, 5, 0, 1));
+        tsr_tensor grad;
+        ASSERT_OK(tsr_tp_grad(tp, 0, &grad));
+        ASSERT_OK(tsr_tp_embed_backward(tp, 0, &of_ids, &of_out, -1, &grad, nullptr, nullptr));
+        EXPECT_EQ(values_of(grad)[1], rank == 0 ? 1 : 5);
+        ids.values[1] = 3;
+        EXPECT_FAILS(tsr_tp_embed(tp, 0, &of_ids, -1, &of_out, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+                     "id 3 at position 1");
+
+        ids.values = {2, -100};
+        api::Array<double> logits{{2, rank == 0 ? 2 : 1}, 0};
+        api::Array<double> d_logits{{2, rank == 0 ? 2 : 1}, -1};
+        double loss = 0;
+        const tsr_tensor of_logits = logits.tensor();
+        const tsr_tensor of_grad = d_logits.tensor();
+        const tsr_tensor of_loss{&loss, nullptr, nullptr, 0, TSR_DTYPE_F64, TSR_DEVICE_CPU, 0, 0, {}};
+        ASSERT_OK(tsr_tp_cross_entropy(tp, &of_logits, 3, &of_ids, nullptr, &of_loss, &of_grad, nullptr, nullptr));
+        EXPECT_NEAR(loss, std::log(3.0), 1e-12);
+        EXPECT_NEAR(d_logits.values[0], rank == 0 ? 1.0 / 3 : -2.0 / 3, 1e-12);
+        EXPECT_EQ(d_logits.values.back(), 0);  // of the row that is ignored
+        tsr_cross_entropy_options options;
+        ASSERT_OK(tsr_cross_entropy_options_init(&options, sizeof options));
+        options.reduction = TSR_LOSS_SUM;
+        options.grad_scale = 3;
+        ASSERT_OK(tsr_tp_cross_entropy(tp, &of_logits, 3, &of_ids, &options, &of_loss, &of_grad, nullptr, nullptr));
+        EXPECT_NEAR(d_logits.values[0], rank == 0 ? 1 : -2, 1e-12);
+        EXPECT_FAILS(tsr_tp_cross_entropy(tp, &of_logits, 4, &of_ids, nullptr, &of_loss, nullptr, nullptr, nullptr),
+                     TSR_E_INVALID_ARGUMENT, "logits are");
+    });
+}
+
+// A step with gradients of which each rank has only a part would train wrongly.
+TEST(TpApi, AStepWithoutTheSumOfItsGradientsIsRefused) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        const auto mesh = mesh_of(comm);
+        api::Array<double> weight{{2}, 1};
+        const tsr_param param{"norm.weight", weight.tensor()};
+        const tsr_tp_rule rule{"norm", TSR_TP_SEQUENCE, 0, nullptr};
+        api::Owned<tsr_tp> tp;
+        ASSERT_OK(tsr_tp_create(mesh, &param, 1, &rule, 1, nullptr, tp.out()));
+        api::Owned<tsr_optimizer> sgd;
+        tsr_sgd_options options;
+        ASSERT_OK(tsr_sgd_options_init(&options, sizeof options));
+        options.lr = 1;
+        ASSERT_OK(tsr_tp_sgd(tp, &options, sgd.out()));
+        tsr_tensor grad;
+        ASSERT_OK(tsr_tp_grad(tp, 0, &grad));
+        values_of(grad)[0] = 0.25;
+        EXPECT_FAILS(tsr_optimizer_step(sgd), TSR_E_INVALID_STATE, "\"norm.weight\"");
+        ASSERT_OK(tsr_tp_sum_grads(tp, nullptr));
+        ASSERT_OK(tsr_optimizer_step(sgd));
+        tsr_param slice;
+        ASSERT_OK(tsr_tp_slice(tp, 0, &slice));
+        EXPECT_EQ(values_of(slice.tensor)[0], 0.5);
+        EXPECT_FAILS(tsr_optimizer_step(sgd), TSR_E_INVALID_STATE, "sum_grads");
+    });
+}
+
+}  // namespace
