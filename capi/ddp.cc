@@ -29,7 +29,8 @@ constexpr tsr_ddp_options default_options{.struct_size = sizeof(tsr_ddp_options)
                                           .powersgd_rank = 1,
                                           .powersgd_start_step = 1000,
                                           .join = TSR_DDP_JOIN_OFF,
-                                          .share_params = 0};
+                                          .share_params = 0,
+                                          .tp = nullptr};
 
 DdpOptions core_options(const tsr_ddp_options* options) {
     const auto o = options_in(options, default_options, "options");
@@ -47,6 +48,7 @@ DdpOptions core_options(const tsr_ddp_options* options) {
     core.power_sgd_start_step = o.powersgd_start_step;
     core.join = static_cast<DdpJoin>(o.join);
     core.share_params = flag(o.share_params, "share_params");
+    if (o.tp != nullptr) core.slices = object_of(o.tp, "tp");
     return core;
 }
 

@@ -22,7 +22,8 @@ constexpr tsr_fsdp_options default_options{.struct_size = sizeof(tsr_fsdp_option
                                            .reduce_dtype = 0,
                                            .op = TSR_REDUCE_AVG,
                                            .pre_divide = 1,
-                                           .sync_values = 1};
+                                           .sync_values = 1,
+                                           .tp = nullptr};
 
 std::optional<DType> dtype_in(int32_t dtype) {
     return dtype == 0 ? std::nullopt : std::optional(static_cast<DType>(dtype));
@@ -40,6 +41,7 @@ FsdpOptions core_options(const tsr_fsdp_options* options) {
     core.op = static_cast<ReduceOp>(o.op);
     core.pre_divide = o.pre_divide;
     core.sync_values = flag(o.sync_values, "sync_values");
+    if (o.tp != nullptr) core.slices = object_of(o.tp, "tp");
     return core;
 }
 

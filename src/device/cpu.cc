@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.hpp"
@@ -23,14 +24,8 @@ class Cpu final : public DeviceApi {
    public:
     [[nodiscard]] std::string_view name() const override { return "CPU"; }
 
-    [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size) override {
-        const size_t mapped = round_up(size + (size == 0 ? 1 : 0), page_size);
-        void* pages = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-        if (pages == MAP_FAILED) {
-            throw Error(Code::no_memory, fmt::format("the CPU has no memory for {} bytes", size));
-        }
-        return {static_cast<std::byte*>(pages), [mapped](std::byte* data) { ::munmap(data, mapped); }};
-    }
+    [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size) override { return mapped(size, MAP_POPULATE); }
+    [[nodiscard]] std::shared_ptr<std::byte> allocate_zeroed(size_t size) override { return mapped(size, 0); }
 
     void copy(std::byte* to, const std::byte* from, size_t size, StreamHandle stream) override {
         refuse_stream(stream, name());
@@ -57,6 +52,16 @@ class Cpu final : public DeviceApi {
     }
 
     void wait(StreamHandle stream, const DeviceEvent& /*event*/) override { refuse_stream(stream, name()); }
+
+   private:
+    static std::shared_ptr<std::byte> mapped(size_t size, int flags) {
+        const size_t length = std::max(round_up(size, page_size), page_size);
+        void* pages = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+        if (pages == MAP_FAILED) {
+            throw Error(Code::no_memory, fmt::format("the CPU has no memory for {} bytes", size));
+        }
+        return {static_cast<std::byte*>(pages), [length](std::byte* data) { ::munmap(data, length); }};
+    }
 };
 
 }  // namespace

@@ -14,9 +14,8 @@ void DeviceApi::refuse_stream(StreamHandle stream, std::string_view device) {
 
 DeviceApi& device_api(Device device) {
     if (device.type == DeviceType::cpu) return cpu_device();
-    throw Error(Code::unsupported,
-                fmt::format("device type {} is not supported; use the CPU ({})", static_cast<int>(device.type),
-                            static_cast<int>(DeviceType::cpu)));
+    throw Error(Code::unsupported, fmt::format("device type {} is not supported; use the CPU ({})",
+                                               static_cast<int>(device.type), static_cast<int>(DeviceType::cpu)));
 }
 
 }  // namespace tsr

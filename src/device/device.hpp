@@ -48,6 +48,9 @@ class DeviceApi {
     // Throws NO_MEMORY with the size.
     [[nodiscard]] virtual std::shared_ptr<std::byte> allocate(size_t size) = 0;
 
+    // The same, zeroed, but pages become resident only when they are written.
+    [[nodiscard]] virtual std::shared_ptr<std::byte> allocate_zeroed(size_t size) = 0;
+
     // The ranges must not overlap.
     virtual void copy(std::byte* to, const std::byte* from, size_t size, StreamHandle stream) = 0;
     virtual void copy_rows(ByteRows to, ConstByteRows from, size_t rows, size_t row_size, StreamHandle stream) = 0;

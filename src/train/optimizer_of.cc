@@ -16,7 +16,7 @@ std::vector<OptimizerParam> params_in(const Ddp& ddp) {
     std::vector<OptimizerParam> out;
     out.reserve(ddp.params().size());
     for (size_t i = 0; i < ddp.params().size(); ++i) {
-        out.push_back({ddp.param(i).name, ddp.param(i).tensor, ddp.grad(i)});
+        out.push_back({ddp.param(i).name, ddp.param(i).tensor, ddp.grad(i), ddp.held(i)});
     }
     return out;
 }
@@ -31,18 +31,24 @@ void set_gate(Optimizer& optimizer, const std::shared_ptr<Model>& model, const c
     optimizer.set_model(model.get());
 }
 
-// Numbers over gradients are those of all ranks of `comm`, which hold parts of them.
-void join_norms(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm) {
-    const auto over_ranks = [comm](double own, Optimizer::Over how) {
+// Numbers over gradients are those of all ranks, which hold parts of them: each communicator joins what the ones before
+// have joined.
+void join_norms(Optimizer& optimizer, const std::vector<std::shared_ptr<Communicator>>& comms) {
+    const auto over_ranks = [comms](double own, Optimizer::Over how) {
         const Tensor number = tensor_of(std::span<double>(&own, 1), DType::f64);
-        comm->run({.collective = Collective::all_reduce,
-                   .inputs = {},
-                   .outputs = {&number, 1},
-                   .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum,
-                   .label = "norm of gradients"});
+        for (const std::shared_ptr<Communicator>& comm : comms) {
+            comm->run({.collective = Collective::all_reduce,
+                       .inputs = {},
+                       .outputs = {&number, 1},
+                       .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum,
+                       .label = "norm of gradients"});
+        }
         return own;
     };
-    optimizer.set_together(over_ranks, [comm](FunctionRef<void()> body) { comm->in_one_call(body); });
+    optimizer.set_together(over_ranks, [comms](FunctionRef<void()> body) {
+        if (comms.size() == 1) return comms[0]->in_one_call(body);
+        comms[0]->in_one_call([&] { comms[1]->in_one_call(body); });
+    });
 }
 
 // Deletes an optimizer of a DDP model, after a bucket that is being updated is finished; no other update begins.
@@ -62,6 +68,7 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Ddp>& model, MakeO
     std::shared_ptr<Optimizer> made = make(params_in(*model), model->host_copy());
     std::shared_ptr<Optimizer> optimizer(made.get(), Delete{made, model});
     set_gate(*optimizer, model, "the optimizer cannot use the gradients");
+    if (model->slices()) join_norms(*optimizer, {model->slices()->comm()});
     if (model->host_copy()) model->step_in_backward(*optimizer);
     return optimizer;
 }
@@ -80,7 +87,9 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Fsdp>& model, Make
     optimizer->set_has_grad(
         [model, numbers = std::move(numbers)](size_t param) { return model->has_grad(numbers[param]); },
         [model] { model->forget_gradients(); });
-    join_norms(*optimizer, model->comm());
+    std::vector<std::shared_ptr<Communicator>> comms{model->comm()};
+    if (model->slices()) comms.push_back(model->slices()->comm());
+    join_norms(*optimizer, comms);
     return optimizer;
 }
 
@@ -92,7 +101,7 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<TensorParallel>& m
     }
     std::shared_ptr<Optimizer> optimizer = make(std::move(params), nullptr);
     set_gate(*optimizer, model, "the optimizer cannot use the gradients");
-    join_norms(*optimizer, model->comm());
+    join_norms(*optimizer, {model->comm()});
     return optimizer;
 }
 

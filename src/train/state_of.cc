@@ -183,8 +183,14 @@ void add_whole(State& state, const std::string& name, const Tensor& tensor, cons
 
 void add_ddp(State& state, const std::string& prefix, const std::shared_ptr<Ddp>& model) {
     State part;
-    for (const NamedTensor& param : model->params()) {
-        add_whole(part, fmt::format("{}.{}", prefix, param.name), param.tensor, model->host_copy());
+    for (size_t i = 0; i < model->params().size(); ++i) {
+        const NamedTensor& param = model->param(i);
+        const std::string name = fmt::format("{}.{}", prefix, param.name);
+        if (const std::optional<Held> held = model->held(i)) {
+            add_held(part, name, param.tensor, *held);
+        } else {
+            add_whole(part, name, param.tensor, model->host_copy());
+        }
     }
     part.keep(model);
     state.add_all(std::move(part));

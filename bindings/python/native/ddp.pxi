@@ -5,16 +5,21 @@ cdef class DDP(Handle):
         tsr_ddp_destroy(<tsr_ddp *>self.ptr)
 
 
-def ddp_create(Comm comm not None, list names not None, list tensors not None, **given):
+def ddp_create(Comm comm not None, list names not None, list tensors not None, TensorParallel tp=None, **given):
     cdef Lease lease = use(comm)
     cdef TensorArray params = tensor_array(tensors, names)
     cdef tsr_ddp_options o
     cdef tsr_ddp *out = NULL
     cdef list keep = ddp_options(&o, given)
+    cdef Lease slices
+    if tp is not None:
+        slices = use(tp)
+        o.tp = <tsr_tp *>slices.ptr
     with nogil:
         check(tsr_ddp_create(<tsr_comm *>lease.ptr, params.params, params.count, &o, &out))
     # With share_params the host's copy has the values: the registered arrays need not stay alive.
-    return adopt(DDP.__new__(DDP), out, comm if o.share_params else (comm, params))
+    return adopt(DDP.__new__(DDP), out, comm if o.share_params else (comm, params),
+                 None if tp is None else [tp])
 
 
 def ddp_param_count(DDP ddp not None):

@@ -61,18 +61,22 @@ def described(tuple shape not None, int dtype):
     return tensor
 
 
-def fsdp_create(Comm comm not None, list units not None, **given):
+def fsdp_create(Comm comm not None, list units not None, TensorParallel tp=None, **given):
     cdef Lease lease = use(comm)
     cdef UnitArray array = unit_array(units)
     cdef tsr_fsdp_options o
     cdef tsr_fsdp *out = NULL
     cdef FSDP fsdp
     cdef list keep = fsdp_options(&o, given)
+    cdef Lease slices
+    if tp is not None:
+        slices = use(tp)
+        o.tp = <tsr_tp *>slices.ptr
     with nogil:
         check(tsr_fsdp_create(<tsr_comm *>lease.ptr, array.units, array.count, &o, &out))
     fsdp = FSDP.__new__(FSDP)
     fsdp.views = [0] * array.count
-    return adopt(fsdp, out, comm)
+    return adopt(fsdp, out, comm, None if tp is None else [tp])
 
 
 def fsdp_unit_count(FSDP fsdp not None):

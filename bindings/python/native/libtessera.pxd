@@ -243,6 +243,7 @@ cdef extern from "tessera/ddp.h" nogil:
         int32_t powersgd_start_step
         tsr_ddp_join_kind join
         tsr_flag share_params
+        tsr_tp *tp
     ctypedef struct tsr_bucket_stats:
         size_t struct_size
         size_t size_bytes
@@ -349,6 +350,7 @@ cdef extern from "tessera/fsdp.h" nogil:
         tsr_reduce_op op
         double pre_divide
         tsr_flag sync_values
+        tsr_tp *tp
     tsr_status tsr_fsdp_unit_init(tsr_fsdp_unit *unit, size_t struct_size)
     tsr_status tsr_fsdp_options_init(tsr_fsdp_options *options, size_t struct_size)
     tsr_status tsr_fsdp_create(tsr_comm *comm, const tsr_fsdp_unit *units, size_t n, const tsr_fsdp_options *options, tsr_fsdp **out)

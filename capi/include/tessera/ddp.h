@@ -57,6 +57,10 @@ typedef struct tsr_ddp_options {
     /* 1: the ranks of a host share one copy of the parameters and of the optimizer's state, and each updates a slice of
      * it; default 0. For what changes then, see docs/DDP.md */
     tsr_flag share_params;
+    /* NULL (default), or the tensor-parallel model whose slices the parameters are, by name: `comm` has the ranks with
+     * the same slices, such as a mesh's "dp". Optimizers, norms and states are then those of the whole model, and
+     * tsr_tp_sum_grads is not needed. Borrowed until destroy */
+    tsr_tp *tp;
 } tsr_ddp_options;
 
 /** Write the defaults into `options`.

@@ -68,6 +68,10 @@ typedef struct tsr_fsdp_options {
      * applied afterwards, which keeps f16 sums in range; default 1 */
     double pre_divide;
     tsr_flag sync_values; /* 1 (default): shards begin with rank 0's values; 0: with each rank's own values */
+    /* NULL (default), or the tensor-parallel model whose slices the parameters are, by name: `comm` has the ranks with
+     * the same slices, such as a mesh's "dp". Layouts, optimizers, norms and states are then those of the whole model,
+     * and tsr_tp_sum_grads is not needed. Borrowed until destroy */
+    tsr_tp *tp;
 } tsr_fsdp_options;
 
 /** Write the defaults into `options`.

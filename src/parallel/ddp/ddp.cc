@@ -8,6 +8,7 @@
 
 #include "base/reentry.hpp"
 #include "comm/fingerprint.hpp"
+#include "parallel/tensor/tensor_parallel.hpp"
 
 namespace tsr {
 
@@ -22,10 +23,15 @@ Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, co
     for (NamedTensor& param : params_) param.name = without_wrappers(std::move(param.name));
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(params_, options_);
+        if (options_.slices) options_.slices->check_data_ranks(*comm_);
+        for (size_t i = 0; options_.slices && i < params_.size(); ++i) {
+            slice_of_.push_back(options_.slices->find_slice(params_[i]));
+        }
         return description(params_, options_);
     });
     check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' models differ");
     lay_out_gradients();
+    if (options_.slices) reducer_->set_parts(options_.slices->grad_parts(slice_of_));
     broadcast_values(0);
     if (options_.share_params) share_params();
     reducer_->zero_memory();
@@ -42,6 +48,11 @@ const NamedTensor& Ddp::param(size_t index) const {
 const Tensor& Ddp::grad(size_t index) const {
     (void)param(index);
     return grads_[index];
+}
+
+std::optional<Held> Ddp::held(size_t index) const {
+    if (!options_.slices) return std::nullopt;
+    return options_.slices->held(slice_of_[index]);
 }
 
 // --- a step

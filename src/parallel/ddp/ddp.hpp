@@ -59,6 +59,9 @@ class Ddp {
     [[nodiscard]] const std::vector<NamedTensor>& params() const { return params_; }
     [[nodiscard]] const NamedTensor& param(size_t index) const;
     [[nodiscard]] const Tensor& grad(size_t index) const;
+    // The tensor-parallel model whose slices the parameters are, and where a slice lies; none: whole parameters.
+    [[nodiscard]] const std::shared_ptr<TensorParallel>& slices() const { return options_.slices; }
+    [[nodiscard]] std::optional<Held> held(size_t index) const;
     [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
 
     void ready(size_t index);
@@ -154,6 +157,7 @@ class Ddp {
     std::shared_ptr<Communicator> comm_;
     std::vector<NamedTensor> params_;
     DdpOptions options_;
+    std::vector<size_t> slice_of_;  // of each parameter: its index in options_.slices
     std::vector<Bucket> buckets_;
     std::vector<size_t> bucket_of_;     // of each parameter
     std::shared_ptr<Reducer> reducer_;  // shared with the jobs in the queue

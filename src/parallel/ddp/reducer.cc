@@ -124,9 +124,19 @@ void Reducer::reduce_in_dtype(const BucketView& bucket) {
     each([&](const Tensor& range, std::byte* at) { convert(at, wanted, range.data, own, range.numel()); });
 }
 
+void Reducer::sum_parts(const BucketView& bucket) const {
+    if (!parts_) return;
+    std::vector<Tensor> grads;
+    for (size_t i = 0; i < bucket.grads.size(); ++i) {
+        if (parts_->is_summed(bucket.params[i])) grads.push_back(bucket.grads[i]);
+    }
+    parts_->sum(grads);
+}
+
 void Reducer::reduce(size_t index, int64_t step) {
     const BucketView& bucket = buckets_[index];
     times_[index].start = Clock::now();
+    sum_parts(bucket);
     if (hook_) {
         hook_(bucket);
     } else if (power_sgd_ && step >= options_.power_sgd_start_step) {

@@ -14,6 +14,7 @@
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/options.hpp"
 #include "parallel/ddp/power_sgd.hpp"
+#include "parallel/tensor/grad_parts.hpp"
 
 namespace tsr {
 
@@ -48,6 +49,8 @@ class Reducer {
     // Between steps. Collective: allocates the scratch memory for conversions.
     void set_buckets(std::vector<BucketView> buckets);
     void set_hook(BucketHook hook) { hook_ = std::move(hook); }
+    // What is summed over a tensor-parallel group before the reduction; may be null.
+    void set_parts(std::shared_ptr<GradParts> parts) { parts_ = std::move(parts); }
 
     [[nodiscard]] const std::vector<BucketView>& buckets() const { return buckets_; }
     // Access between steps, and to `ready` of a bucket before it is queued.
@@ -73,6 +76,7 @@ class Reducer {
     void share_used();
 
    private:
+    void sum_parts(const BucketView& bucket) const;
     void reduce_in_dtype(const BucketView& bucket);
     void all_reduce(std::span<const Tensor> tensors, ReduceOp op, std::string_view label);
     [[nodiscard]] int divisor() const;
@@ -86,6 +90,7 @@ class Reducer {
     std::shared_ptr<Buffer> scratch_;  // holds one bucket in reduce_dtype
     size_t scratch_size_ = 0;
     BucketHook hook_;
+    std::shared_ptr<GradParts> parts_;
     std::optional<PowerSgd> power_sgd_;
     std::vector<uint8_t> used_;
     int active_;

@@ -10,6 +10,7 @@
 #include "comm/fingerprint.hpp"
 #include "comm/inner_options.hpp"
 #include "parallel/fsdp/unwritten.hpp"
+#include "parallel/tensor/tensor_parallel.hpp"
 
 namespace tsr {
 
@@ -44,6 +45,12 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     }
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(units, options_, comm_->world_size());
+        if (options_.slices) options_.slices->check_data_ranks(*comm_);
+        for (const FsdpUnit& unit : units) {
+            for (const NamedTensor& param : unit.params) {
+                if (options_.slices) slice_of_.push_back(options_.slices->find_slice(param));
+            }
+        }
         return description(units, options_);
     });
     check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' models differ");
@@ -86,6 +93,7 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     const auto replicas = ranks < comm_->world_size() ? own_communicator(*comm_, "replicas", shard) : nullptr;
     scatter_ = std::make_shared<GradientScatter>(own_communicator(*comm_, "gradients", group), replicas, plan_,
                                                  ScatterOptions{options_.op, options_.pre_divide}, shard_grads_);
+    if (options_.slices) scatter_->set_parts(options_.slices->grad_parts(slice_of_));
     for (size_t u = 0; u < units.size(); ++u) order_.push_back(u);
     for (auto* flags : {&unused_, &written_, &used_, &has_grad_}) flags->assign(plan_->params.size(), 0);
     take_values(units);
@@ -175,9 +183,31 @@ Tensor Fsdp::shard_grad(size_t param) const {
     return {shard_grads_.get() + what.shard_grad_at, what.shard_shape, what.dtype, {}};
 }
 
+// Ranks with other slices shard these in the same way, by the shapes that they have there.
+Held Fsdp::held_of_slice(size_t param) const {
+    const TensorParallel& slices = *options_.slices;
+    if (plan_at_.empty()) {
+        for (int place = 0; place < slices.comm()->world_size(); ++place) {
+            FsdpPlan& plan = plan_at_.emplace_back(*plan_);
+            for (size_t i = 0; i < slice_of_.size(); ++i) {
+                plan.params[i].shape = slices.param(slice_of_[i]).slice_shape(place);
+            }
+            lay_out(plan, 0);
+        }
+    }
+    const auto parts_of = [&](int place, int data_rank) {
+        const FsdpPlan& plan = plan_at_[static_cast<size_t>(place)];
+        return boxes_of_range(plan.params[param].shape,
+                              elements_of(plan, plan.params[param], data_rank % shard_ranks()));
+    };
+    return slices.held_within(slice_of_[param], comm_->rank() / shard_ranks(), parts_of);
+}
+
 Held Fsdp::held(size_t param) const {
+    const FsdpParam& what = this->param(param);
+    if (options_.slices) return held_of_slice(param);
     const int replicas = comm_->world_size() / shard_ranks();
-    return {layout_of(*plan_, this->param(param), replicas), comm_->rank(), comm_->rank() / shard_ranks()};
+    return {layout_of(*plan_, what, replicas), comm_->rank(), comm_->rank() / shard_ranks()};
 }
 
 UnitPhase Fsdp::phase(size_t unit) const {

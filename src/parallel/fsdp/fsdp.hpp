@@ -88,6 +88,8 @@ class Fsdp {
     [[nodiscard]] Tensor shard(size_t param) const;
     [[nodiscard]] Tensor shard_grad(size_t param) const;
     [[nodiscard]] Held held(size_t param) const;
+    // The tensor-parallel model whose slices the parameters are; nullptr: whole parameters.
+    [[nodiscard]] const std::shared_ptr<TensorParallel>& slices() const { return options_.slices; }
 
     // Between steps. Without synchronisation, gradients accumulate unsharded on each rank. With accumulation, reduced
     // gradients are added to the shards' gradients.
@@ -148,6 +150,7 @@ class Fsdp {
     void take_values(const std::vector<FsdpUnit>& units);
     [[nodiscard]] size_t scattered(size_t unit, Range pieces) const;
     void scatter_values(const FsdpUnit& unit, size_t number, Range pieces, const std::vector<size_t>& params);
+    [[nodiscard]] Held held_of_slice(size_t param) const;
     [[nodiscard]] int shard_ranks() const { return plan_->ranks; }
     [[nodiscard]] UnitState& state(size_t unit);
     void begin_whole(size_t unit);
@@ -168,6 +171,8 @@ class Fsdp {
 
     const std::shared_ptr<Communicator> comm_;
     FsdpOptions options_;
+    std::vector<size_t> slice_of_;           // of each parameter: its index in options_.slices
+    mutable std::vector<FsdpPlan> plan_at_;  // by place in the tensor-parallel group; made when it is needed
     std::shared_ptr<FsdpPlan> plan_;
     std::shared_ptr<WholeCopies> copies_;
     std::shared_ptr<GradientScatter> scatter_;

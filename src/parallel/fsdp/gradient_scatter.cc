@@ -141,7 +141,19 @@ void GradientScatter::store(const Part& part, bool add) const {
     }
 }
 
+void GradientScatter::sum_parts(size_t unit, std::byte* grads) const {
+    if (!tp_parts_) return;
+    std::vector<Tensor> tensors;
+    for (const size_t index : plan_->units[unit].params) {
+        const FsdpParam& param = plan_->params[index];
+        if (!param.trained || !tp_parts_->is_summed(index)) continue;
+        tensors.push_back({grads + param.grad_at, param.shape, param.grad_dtype, {}});
+    }
+    tp_parts_->sum(tensors);
+}
+
 void GradientScatter::reduce(size_t unit, std::byte* grads, bool add) {
+    sum_parts(unit, grads);
     std::vector<Part> parts = parts_of(unit, grads);
     std::vector<std::byte>& partial = partial_[unit];
     for (Part& part : parts) {  // directly into the shard if nothing needs conversion
@@ -160,6 +172,7 @@ void GradientScatter::reduce(size_t unit, std::byte* grads, bool add) {
 }
 
 void GradientScatter::reduce_partly(size_t unit, std::byte* grads) {
+    sum_parts(unit, grads);
     std::vector<Part> parts = parts_of(unit, grads);
     place(parts, scratch_);
     scatter(parts);

@@ -9,6 +9,7 @@
 
 #include "comm/communicator.hpp"
 #include "parallel/fsdp/unit_plan.hpp"
+#include "parallel/tensor/grad_parts.hpp"
 
 namespace tsr {
 
@@ -33,6 +34,8 @@ class GradientScatter {
     // The first half of reduce(): keeps the sum over the ranks that shard the parameters; later calls add to it, until
     // a reduce() includes it.
     void reduce_partly(size_t unit, std::byte* grads);
+    // What is summed over a tensor-parallel group before the reduction; may be null.
+    void set_parts(std::shared_ptr<GradParts> parts) { tp_parts_ = std::move(parts); }
     // Replaces the flags by the maximum over all ranks.
     void share(std::vector<uint8_t>& flags);
     // Between steps.
@@ -47,6 +50,7 @@ class GradientScatter {
         Tensor reduced;  // this rank's chunk
     };
     [[nodiscard]] std::vector<Part> parts_of(size_t unit, std::byte* grads) const;
+    void sum_parts(size_t unit, std::byte* grads) const;
     static void place(std::vector<Part>& parts, std::vector<std::byte>& memory);
     [[nodiscard]] Tensor shard_of(const Part& part) const;
     void scatter(const std::vector<Part>& parts);
@@ -58,6 +62,7 @@ class GradientScatter {
     const std::shared_ptr<const FsdpPlan> plan_;
     const ScatterOptions options_;
     const std::shared_ptr<std::byte> shards_;
+    std::shared_ptr<GradParts> tp_parts_;
     std::vector<std::byte> scratch_;  // chunks in the reduction dtype that are not reduced directly into the shards
     std::vector<std::vector<std::byte>> partial_;  // per unit: sums still to be reduced over the replicas
 };

@@ -2,6 +2,7 @@
 // combinations. The same on all ranks.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "parallel/params.hpp"
 
 namespace tsr {
+
+class TensorParallel;
 
 struct FsdpUnit {
     std::string name;
@@ -31,7 +34,8 @@ struct FsdpOptions {
     std::optional<DType> reduce_dtype;  // of unsharded gradients; none: as unsharded parameters
     ReduceOp op = ReduceOp::avg;
     double pre_divide = 1;
-    bool sync_values = true;  // shards begin with rank 0's values; otherwise with each rank's own
+    std::shared_ptr<TensorParallel> slices;  // the parameters are slices of this model; may be null
+    bool sync_values = true;                 // shards begin with rank 0's values; otherwise with each rank's own
 };
 
 // Throws INVALID_ARGUMENT for an invalid model or invalid options.

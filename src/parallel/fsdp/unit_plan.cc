@@ -54,7 +54,10 @@ void lay_out(FsdpPlan& plan, int rank) {
         at += round_up(static_cast<size_t>(elements) * size_of(dtype), fsdp_alignment);
         return place;
     };
+    plan.shard_size = plan.shard_grad_size = 0;
     for (UnitPlan& unit : plan.units) {
+        unit.pieces.clear();
+        unit.whole_size = unit.grad_size = 0;
         for (const size_t index : unit.params) place(plan.params[index], unit, plan.ranks);
         for (FsdpPiece& piece : unit.pieces) {
             piece.whole_at = advance(unit.whole_size, piece.chunk * plan.ranks, piece.whole_dtype);

@@ -176,6 +176,24 @@ std::vector<Box> TpParam::boxes(int rank) const {
     return {box};
 }
 
+void TpParam::append_whole(std::vector<Box>& boxes, int rank, const Box& part) const {
+    if (part.empty()) return;
+    if (cut < 0) return boxes.push_back(part);
+    int64_t at = 0;  // of a range in the slice
+    for (const Range& range : ranges(rank)) {
+        const int64_t size = range.end - range.begin;
+        const int64_t begin = std::max(part.offsets[cut], at);
+        const int64_t end = std::min(part.offsets[cut] + part.sizes[cut], at + size);
+        if (begin < end) {
+            Box box = part;
+            box.offsets[cut] = range.begin + begin - at;
+            box.sizes[cut] = end - begin;
+            boxes.push_back(box);
+        }
+        at += size;
+    }
+}
+
 int TpParam::replica(int rank) const {
     if (cut < 0) return rank;
     if (!layout) return 0;

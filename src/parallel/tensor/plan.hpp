@@ -48,6 +48,8 @@ struct TpParam {
     [[nodiscard]] std::vector<Range> ranges(int rank) const;
     [[nodiscard]] Dims slice_shape(int rank) const;
     [[nodiscard]] std::vector<Box> boxes(int rank) const;  // without empty ones
+    // Appends the boxes of the whole parameter that `part`, a box of a rank's slice, is.
+    void append_whole(std::vector<Box>& boxes, int rank, const Box& part) const;
     // The index of `rank` among the ranks that hold the same slice.
     [[nodiscard]] int replica(int rank) const;
 };

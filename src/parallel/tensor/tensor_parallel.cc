@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/round_up.hpp"
 #include "comm/fingerprint.hpp"
+#include "comm/inner_options.hpp"
 #include "device/device.hpp"
 #include "tensor/arithmetic.hpp"
 
@@ -91,8 +92,7 @@ TensorParallel::TensorParallel(const DeviceMesh& mesh, std::span<const NamedTens
         at_.push_back(size_);
         size_ = round_up(size_ + slice_size(i, comm()->rank()), alignment);
     }
-    slices_ = cpu_device().allocate(size_);
-    cpu_device().zero(slices_.get(), size_, nullptr);
+    slices_ = cpu_device().allocate_zeroed(size_);
     if (options_.sync_values) {
         scatter(params);
     } else {
@@ -138,36 +138,90 @@ Tensor TensorParallel::grad(size_t index) {
                                                      what.name, name_of(what.dtype)));
     }
     if (!grads_) {
-        grads_ = cpu_device().allocate(size_);
-        cpu_device().zero(grads_.get(), size_, nullptr);
+        grads_ = cpu_device().allocate_zeroed(size_);
     }
     return {grads_.get() + at_[index], shapes_[index], what.dtype, {}};
 }
 
+// --- ranks
+
+int TensorParallel::place_of(int rank) const {
+    const MeshShape& all = mesh_.all();
+    int place = 0;
+    for (const int dim : mesh_.dims_of(0)) place = place * all.size(dim) + all.coordinate(rank, dim);
+    return place;
+}
+
+int TensorParallel::data_rank_of(int rank) const {
+    const MeshShape& all = mesh_.all();
+    const std::span<const int> own = mesh_.dims_of(0);
+    int data_rank = 0;
+    for (int dim = 0; dim < all.ndim(); ++dim) {
+        if (std::ranges::find(own, dim) != own.end()) continue;
+        data_rank = data_rank * all.size(dim) + all.coordinate(rank, dim);
+    }
+    return data_rank;
+}
+
+void TensorParallel::check_data_ranks(const Communicator& data) const {
+    const int own = data_rank_of(mesh_.rank_of_all());
+    const int count = mesh_.all().rank_count() / comm()->world_size();
+    if (data.world_size() == count && data.rank() == own) return;
+    throw Error(
+        Code::invalid_argument,
+        fmt::format("the communicator '{}', in which this is rank {} of {}, is not that of the {} ranks which hold "
+                    "the same slices (this is number {} of them): pass the communicator of the other dimension of "
+                    "mesh ({}), or of its other dimensions flattened",
+                    data.name(), data.rank(), data.world_size(), count, own, mesh_.all().str()));
+}
+
+size_t TensorParallel::find(const std::string& name) const {
+    const auto found = std::ranges::find(plan_, name, &TpParam::name);
+    if (found != plan_.end()) return static_cast<size_t>(found - plan_.begin());
+    throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" is not one of the tensor-parallel model", name));
+}
+
+size_t TensorParallel::find_slice(const NamedTensor& slice) const {
+    const size_t index = find(slice.name);
+    if (slice.tensor.shape == shapes_[index] && slice.tensor.dtype == plan_[index].dtype) return index;
+    throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" is {} {}; this rank's slice of it is {} {}",
+                                                    slice.name, name_of(slice.tensor.dtype), slice.tensor.shape.str(),
+                                                    name_of(plan_[index].dtype), shapes_[index].str()));
+}
+
 Held TensorParallel::held(size_t index) const {
     const TpParam& what = param(index);
-    const MeshShape& all = mesh_.all();
     const int replica = what.replica(comm()->rank());
     const std::span<const int> dims = mesh_.dims_of(0);
     if (what.layout || (what.cut >= 0 && dims.size() > 1)) {
-        std::vector<Box> boxes;
-        std::vector<int> counts;
-        for (int rank = 0; rank < all.rank_count(); ++rank) {
-            int place = 0;  // in the group
-            for (const int dim : dims) place = place * all.size(dim) + all.coordinate(rank, dim);
-            const std::vector<Box> own = what.boxes(place);
-            boxes.insert(boxes.end(), own.begin(), own.end());
-            counts.push_back(static_cast<int>(own.size()));
-        }
-        return {Layout::from_boxes(what.shape, boxes, counts), mesh_.rank_of_all(), replica};
+        const auto whole_slice = [&](int place, int) { return std::vector{Box::whole(what.slice_shape(place))}; };
+        return {layout_of(index, whole_slice), mesh_.rank_of_all(), replica};
     }
     std::vector<int> sizes;
     std::vector<Placement> placements;
-    for (int dim = 0; dim < all.ndim(); ++dim) {
-        sizes.push_back(all.size(dim));
+    for (int dim = 0; dim < mesh_.all().ndim(); ++dim) {
+        sizes.push_back(mesh_.all().size(dim));
         placements.push_back(what.cut >= 0 && dim == dims[0] ? Placement::shard(what.cut) : Placement::replicate());
     }
     return {Layout::placed(what.shape, sizes, placements), mesh_.rank_of_all(), replica};
+}
+
+Held TensorParallel::held_within(size_t index, int data_replica, PartsOf parts_of) const {
+    const int replica = param(index).replica(comm()->rank());
+    return {layout_of(index, parts_of), mesh_.rank_of_all(), replica == 0 && data_replica == 0 ? 0 : 1};
+}
+
+Layout TensorParallel::layout_of(size_t index, PartsOf parts_of) const {
+    const TpParam& what = plan_[index];
+    std::vector<Box> boxes;
+    std::vector<int> counts;
+    for (int rank = 0; rank < mesh_.all().rank_count(); ++rank) {
+        const int place = place_of(rank);
+        const size_t before = boxes.size();
+        for (const Box& part : parts_of(place, data_rank_of(rank))) what.append_whole(boxes, place, part);
+        counts.push_back(static_cast<int>(boxes.size() - before));
+    }
+    return Layout::from_boxes(what.shape, boxes, counts);
 }
 
 // --- values
@@ -296,27 +350,22 @@ void TensorParallel::split(const Tensor& in, const Tensor& out, int dim, StreamH
 
 void TensorParallel::sum_grads(WorkPtr* work) {
     const Reentry once = enter_call();
-    // One operation for each dtype, in the parameters' order.
-    std::vector<std::vector<Tensor>> lists;
+    std::vector<Tensor> grads;
     for (size_t i = 0; i < plan_.size(); ++i) {
-        if (!plan_[i].sums_grad || !is_floating(plan_[i].dtype)) continue;
-        const Tensor own = grad(i);
-        const auto same = std::ranges::find_if(lists, [&](const auto& list) { return list[0].dtype == own.dtype; });
-        (same == lists.end() ? lists.emplace_back() : *same).push_back(own);
+        if (has_grad_in_parts(i)) grads.push_back(grad(i));
     }
-    queue_.run(
-        [lists = std::move(lists)](TpMoves& moves) {
-            for (const std::vector<Tensor>& list : lists) {
-                moves.comm()->run({.collective = Collective::all_reduce,
-                                   .inputs = {},
-                                   .outputs = list,
-                                   .op = ReduceOp::sum,
-                                   .label = "gradients of the sequence"});
-            }
-        },
-        nullptr, {}, work);
+    queue_.run([grads = std::move(grads)](TpMoves& moves) { sum_over_ranks(*moves.comm(), grads); }, nullptr, {}, work);
     summing_ = work == nullptr ? nullptr : *work;
     ++sums_;
+}
+
+std::shared_ptr<GradParts> TensorParallel::grad_parts(std::span<const size_t> of) {
+    std::vector<bool> sums;
+    for (const size_t index : of) sums.push_back(has_grad_in_parts(index));
+    if (std::ranges::find(sums, true) == sums.end()) return nullptr;
+    CommOptions options = inner_options(*comm(), "/parts of gradients");
+    options.bound = true;
+    return std::make_shared<GradParts>(comm()->split(0, comm()->rank(), options), std::move(sums));
 }
 
 void TensorParallel::check_idle(const char* what) const {

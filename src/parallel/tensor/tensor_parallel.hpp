@@ -9,10 +9,12 @@
 #include <span>
 #include <vector>
 
+#include "base/function_ref.hpp"
 #include "base/reentry.hpp"
 #include "comm/mesh.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/params.hpp"
+#include "parallel/tensor/grad_parts.hpp"
 #include "parallel/tensor/plan.hpp"
 #include "parallel/tensor/regions.hpp"
 
@@ -46,6 +48,22 @@ class TensorParallel {
     // Where the slice lies, over all ranks from which the mesh was created.
     [[nodiscard]] Held held(size_t index) const;
 
+    // For a model over these slices, replicated or sharded over ranks with other data (DDP, FSDP). The ranks with equal
+    // slices are numbered in the order of the mesh's other dimensions.
+    void check_data_ranks(const Communicator& data) const;  // throws INVALID_ARGUMENT unless `data` has those ranks
+    // The index of the parameter with this name, and the same for a slice; throws INVALID_ARGUMENT if there is none or it
+    // has another shape or dtype.
+    [[nodiscard]] size_t find(const std::string& name) const;
+    [[nodiscard]] size_t find_slice(const NamedTensor& slice) const;
+    // Where this rank's part of its slice lies, if the rank at `place` of the group, with data rank `data_rank`, holds
+    // these boxes of its slice; 0 `data_replica`: it is the first data rank that holds its part.
+    using PartsOf = FunctionRef<std::vector<Box>(int place, int data_rank)>;
+    [[nodiscard]] Held held_within(size_t index, int data_replica, PartsOf parts_of) const;
+
+    // Sums gradients of a model whose parameters are those with the indices `of`; nullptr if none has one in parts.
+    // Collective.
+    [[nodiscard]] std::shared_ptr<GradParts> grad_parts(std::span<const size_t> of);
+
     // Activations. `dim` is the dimension along which they are cut outside of the region; -1: they are whole there.
     // Each `_backward` is the adjoint: it takes the gradient of what the other returned. If `work` is not null, a call
     // returns at once and its tensors must live until the work is done.
@@ -78,6 +96,12 @@ class TensorParallel {
     void cut_own(std::span<const NamedTensor> params);
     void scatter(std::span<const NamedTensor> params);
     void scatter_some(std::span<const NamedTensor> params, std::span<const size_t> which);
+    [[nodiscard]] bool has_grad_in_parts(size_t index) const {
+        return plan_[index].sums_grad && is_floating(plan_[index].dtype);
+    }
+    [[nodiscard]] int place_of(int rank) const;  // of the mesh that this group's is a slice of
+    [[nodiscard]] int data_rank_of(int rank) const;
+    [[nodiscard]] Layout layout_of(size_t index, PartsOf parts_of) const;
     [[nodiscard]] size_t slice_size(size_t index, int rank) const;
     [[nodiscard]] Reentry enter_call() const { return {this, "the model of communicator", comm()->name()}; }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ._base_optimizer import Optimizer
     from ._options import DDPOptions
+    from .tp import TensorParallel
 
 __all__ = ["DDP", "Bucket", "BucketStats", "Grads", "Params"]
 
@@ -164,6 +165,9 @@ class DDP(Closable):
     params : mapping of str to array, or sequence
         The parameters, the same in the same order on every rank: contiguous floating-point arrays. Their memory is used
         until this object is freed. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
+    tp : TensorParallel, optional
+        The model whose slices the parameters are: ``DDP(mesh["dp"], tp.slices, tp=tp)``. `comm` has the ranks with the
+        same slices. Optimizers, norms and states are then those of the whole model.
     <options>
 
     Raises
@@ -184,6 +188,8 @@ class DDP(Closable):
         self,
         comm: Comm,
         params: Params,
+        *,
+        tp: TensorParallel | None = None,
         **options: Unpack[DDPOptions],
     ) -> None:
         handle = checked(comm, Comm, "comm", params)._handle
@@ -192,6 +198,7 @@ class DDP(Closable):
             handle,
             names,
             [parameter(name, array) for name, array in zip(names, arrays, strict=True)],
+            None if tp is None else tp._handle,
             **raw(_options.DDP, options),
         )
         self._hook_failure: list[BaseException] = []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ._options import FSDPOptions
+    from .tp import TensorParallel
 
 __all__ = ["FSDP", "Deferred"]
 
@@ -108,6 +109,9 @@ class FSDP(Closable):
         dtype, as do unsharded parameters by default.
     reduce_dtype : dtype, or mapping of str to dtype, default None
         The dtype in which gradients are reduced; by default that of the unsharded parameters.
+    tp : TensorParallel, optional
+        The model whose slices the parameters are: units of ``tp.slices``, by name. `comm` has the ranks with the same
+        slices, such as ``mesh["dp"]``. Layouts, optimizers, norms and states are then those of the whole model.
     <options>
 
     Raises
@@ -147,6 +151,7 @@ class FSDP(Closable):
         flat: Collection[str] = (),
         param_dtype: DTypes = None,
         reduce_dtype: DTypes = None,
+        tp: TensorParallel | None = None,
         **options: Unpack[FSDPOptions],
     ) -> None:
         handle = checked(comm, Comm, "comm", units)._handle
@@ -201,10 +206,12 @@ class FSDP(Closable):
                 )
                 for unit, (names, arrays) in given.items()
             ],
+            None if tp is None else tp._handle,
             param_dtype=whole,
             reduce_dtype=reduced,
             **raw(_options.FSDP, options),
         )
+        self._tp = tp
         self._units = {_core.fsdp_unit_name(self._handle, i): i for i in range(_core.fsdp_unit_count(self._handle))}
         self._params = [_core.fsdp_param(self._handle, i) for i in range(_core.fsdp_param_count(self._handle))]
         self._of_unit: list[list[int]] = [[] for _ in self._units]
@@ -251,7 +258,8 @@ class FSDP(Closable):
     def layout(self, name: str) -> Layout:
         """Which rank holds which part of a parameter."""
         number = self._number(name)
-        return Layout._adopt(_core.fsdp_layout(self._handle, number), self._params[number][1])
+        shape = self._params[number][1] if self._tp is None else self._tp.shape(self._names[number])
+        return Layout._adopt(_core.fsdp_layout(self._handle, number), shape)
 
     def phase(self, unit: str) -> Phase:
         """The phase of a unit in the current step.

@@ -1,4 +1,4 @@
-"""Optimizers for a DDP, FSDP or tensor-parallel model, or any parameters and gradients: SGD, Adam and AdamW, as PyTorch defines them.
+"""SGD, Adam and AdamW, as PyTorch defines them, for a DDP, FSDP or tensor-parallel model or any parameters.
 
 Settings default to the library's values, which are PyTorch's.
 """
@@ -33,7 +33,9 @@ def _over(params: DDP | FSDP | TensorParallel | Params, grads: Params | None) ->
         return (params._handle,)
     names, arrays = named(params)
     if grads is None:
-        raise InvalidArgument("gradients are missing; pass a DDP, an FSDP, a TensorParallel, or parameters and gradients")
+        raise InvalidArgument(
+            "gradients are missing; pass a DDP, an FSDP, a TensorParallel, or parameters and gradients"
+        )
     grad_names, grad_arrays = named(grads, "grads")
     by_name = dict(zip(grad_names, grad_arrays, strict=True))
     missing = [name for name in names if name not in by_name]

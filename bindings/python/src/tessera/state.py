@@ -22,11 +22,11 @@ from .data import Sampler
 from .ddp import DDP
 from .errors import InvalidArgument
 from .fsdp import FSDP
-from .tp import TensorParallel
 from .grad_scaler import GradScaler
 from .layout import Layout
 from .optim import Optimizer
 from .tensor import ArrayLike, DType, DTypeLike, dtype_of, has_other_bits, is_array, tensor
+from .tp import TensorParallel
 from .values import decode, encode
 from .work import Work
 

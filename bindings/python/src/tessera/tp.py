@@ -81,11 +81,11 @@ class TensorParallel(Closable):
     mesh : Mesh
         Its dimension `dim` has the ranks over which parameters are cut.
     params : mapping of str to array, or sequence
-        The whole parameters, as for `DDP`, or `Deferred` ones, whose slices are zeros until a checkpoint is loaded. They
-        are read here and not used later; only rank 0's values count, unless `sync_values` is False.
+        The whole parameters, as for `DDP`, or `Deferred` ones, whose slices are zeros until a checkpoint is loaded.
+        They are read here and not used later; only rank 0's values count, unless `sync_values` is False.
     plan : mapping of str to style
-        A pattern for each dotted part of a name, such as ``"layers.*.attn.w[qkv]"``, and what to do with the parameters,
-        or all parameters of the modules, that it matches:
+        A pattern for each dotted part of a name, such as ``"layers.*.attn.w[qkv]"``, and what to do with the
+        parameters, or all parameters of the modules, that it matches:
 
         - ``"column"``: cut along dimension 0, weights ([outputs, inputs]) and biases; each rank computes some outputs.
         - ``"row"``: weights cut along dimension 1; each rank takes some inputs. Biases are whole; `leave` adds them.
@@ -178,15 +178,19 @@ class TensorParallel(Closable):
             self._grads = Grads(views, "the model")
         return self._grads
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a whole parameter."""
+        return self._known[self._number(name)][1]
+
     def cut(self, name: str) -> int | None:
         """The dimension along which a parameter is cut; None: every rank has all of it."""
         dim = self._known[self._number(name)][4]
         return None if dim < 0 else dim
 
     def layout(self, name: str) -> Layout:
-        """Which rank holds which part of a parameter, over all ranks of the communicator that the mesh was made from."""
+        """Which rank holds which part of a parameter: all ranks of the communicator that the mesh was made from."""
         number = self._number(name)
-        return Layout._adopt(_core.tp_layout(self._handle, number), self._known[number][1])
+        return Layout._adopt(_core.tp_layout(self._handle, number), self.shape(name))
 
     def _number(self, name: str) -> int:
         number = self._index.get(name)
@@ -206,7 +210,9 @@ class TensorParallel(Closable):
         self, x: npt.NDArray[Any], dim: int | None = None, out: npt.NDArray[Any] | None = None, **how: Unpack[_Now]
     ) -> npt.NDArray[Any]: ...
     @overload
-    def enter(self, x: npt.NDArray[Any], dim: int | None = None, *, out: npt.NDArray[Any], **how: Unpack[_Later]) -> Work: ...
+    def enter(
+        self, x: npt.NDArray[Any], dim: int | None = None, *, out: npt.NDArray[Any], **how: Unpack[_Later]
+    ) -> Work: ...
     def enter(
         self,
         x: npt.NDArray[Any],
@@ -254,8 +260,8 @@ class TensorParallel(Closable):
         *,
         async_op: bool = False,
     ) -> npt.NDArray[Any] | Work:
-        """The adjoint of `enter`: the sum over the ranks of their gradients of the activation; with `dim` this rank's part
-        of it. Collective.
+        """The adjoint of `enter`: the sum over the ranks of their gradients of the activation; with `dim` this rank's
+        part of it. Collective.
 
         Parameters
         ----------
@@ -363,8 +369,7 @@ class TensorParallel(Closable):
     def gather(
         self, x: npt.NDArray[Any], dim: int, out: npt.NDArray[Any] | None = None, *, async_op: bool = False
     ) -> npt.NDArray[Any] | Work:
-        """Gather an activation that is cut along `dim` inside of a region, such as the outputs of a ``"column"`` weight.
-        Collective.
+        """Gather an activation that is cut along `dim` in a region: outputs of a ``"column"`` weight. Collective.
 
         Its adjoint is `split` if every rank then computes the same, otherwise `enter_backward`. Parameters are those of
         `enter`.
@@ -374,7 +379,7 @@ class TensorParallel(Closable):
     def split(self, x: npt.NDArray[Any], dim: int) -> npt.NDArray[Any]:
         """This rank's part along `dim` of an activation that every rank has. Local; its adjoint is `gather`."""
         at = _dim(dim, x.ndim)
-        out = np.empty(x.shape[:at] + (self._part(x.shape[at]),) + x.shape[at + 1 :], x.dtype)
+        out = np.empty((*x.shape[:at], self._part(x.shape[at]), *x.shape[at + 1 :]), x.dtype)
         _core.tp_split(self._handle, tensor(np.ascontiguousarray(x), writable=False), at, tensor(out))
         return out
 
@@ -399,7 +404,7 @@ class TensorParallel(Closable):
                 size = self._part(size)
             else:
                 size *= self._ranks
-            out = np.empty(source.shape[:at] + (size,) + source.shape[at + 1 :], source.dtype)
+            out = np.empty((*source.shape[:at], size, *source.shape[at + 1 :]), source.dtype)
         work = call(self._handle, tensor(source, writable=out is source), at, tensor(out), later)
         return out if work is None else Work._adopt(work)
 
@@ -435,9 +440,7 @@ class TensorParallel(Closable):
         _core.tp_embed(self._handle, number, tensor(ids, writable=False), at, tensor(out), False)
         return out
 
-    def embed_backward(
-        self, name: str, ids: npt.NDArray[Any], grad: npt.NDArray[Any], dim: int | None = None
-    ) -> None:
+    def embed_backward(self, name: str, ids: npt.NDArray[Any], grad: npt.NDArray[Any], dim: int | None = None) -> None:
         """The adjoint of `embed`: adds the gradients of this rank's words to ``grads[name]``. Collective with `dim`.
 
         Parameters

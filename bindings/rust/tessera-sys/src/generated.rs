@@ -364,6 +364,7 @@ structs! {
         powersgd_start_step: i32,
         join: tsr_ddp_join_kind,
         share_params: tsr_flag,
+        tp: *mut tsr_tp,
     }
     struct tsr_bucket_stats {
         struct_size: usize,
@@ -404,6 +405,7 @@ structs! {
         op: tsr_reduce_op,
         pre_divide: f64,
         sync_values: tsr_flag,
+        tp: *mut tsr_tp,
     }
     struct tsr_grad_scaler_options {
         struct_size: usize,
@@ -576,7 +578,7 @@ const _: () = {
     assert!(offset_of!(tsr_sampler_options, seed) == 8);
     assert!(offset_of!(tsr_sampler_options, shuffle) == 16);
     assert!(offset_of!(tsr_sampler_options, drop_last) == 20);
-    assert!(size_of::<tsr_ddp_options>() == 80 && align_of::<tsr_ddp_options>() == 8);
+    assert!(size_of::<tsr_ddp_options>() == 88 && align_of::<tsr_ddp_options>() == 8);
     assert!(offset_of!(tsr_ddp_options, struct_size) == 0);
     assert!(offset_of!(tsr_ddp_options, bucket_bytes) == 8);
     assert!(offset_of!(tsr_ddp_options, first_bucket_bytes) == 16);
@@ -591,6 +593,7 @@ const _: () = {
     assert!(offset_of!(tsr_ddp_options, powersgd_start_step) == 64);
     assert!(offset_of!(tsr_ddp_options, join) == 68);
     assert!(offset_of!(tsr_ddp_options, share_params) == 72);
+    assert!(offset_of!(tsr_ddp_options, tp) == 80);
     assert!(size_of::<tsr_bucket_stats>() == 56 && align_of::<tsr_bucket_stats>() == 8);
     assert!(offset_of!(tsr_bucket_stats, struct_size) == 0);
     assert!(offset_of!(tsr_bucket_stats, size_bytes) == 8);
@@ -616,7 +619,7 @@ const _: () = {
     assert!(offset_of!(tsr_fsdp_unit, row_block) == 44);
     assert!(offset_of!(tsr_fsdp_unit, flat) == 48);
     assert!(offset_of!(tsr_fsdp_unit, reserved) == 52);
-    assert!(size_of::<tsr_fsdp_options>() == 56 && align_of::<tsr_fsdp_options>() == 8);
+    assert!(size_of::<tsr_fsdp_options>() == 64 && align_of::<tsr_fsdp_options>() == 8);
     assert!(offset_of!(tsr_fsdp_options, struct_size) == 0);
     assert!(offset_of!(tsr_fsdp_options, shard_ranks) == 8);
     assert!(offset_of!(tsr_fsdp_options, forward_prefetch) == 12);
@@ -627,6 +630,7 @@ const _: () = {
     assert!(offset_of!(tsr_fsdp_options, op) == 32);
     assert!(offset_of!(tsr_fsdp_options, pre_divide) == 40);
     assert!(offset_of!(tsr_fsdp_options, sync_values) == 48);
+    assert!(offset_of!(tsr_fsdp_options, tp) == 56);
     assert!(size_of::<tsr_grad_scaler_options>() == 40 && align_of::<tsr_grad_scaler_options>() == 8);
     assert!(offset_of!(tsr_grad_scaler_options, struct_size) == 0);
     assert!(offset_of!(tsr_grad_scaler_options, init_scale) == 8);

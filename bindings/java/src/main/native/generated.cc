@@ -41,7 +41,7 @@ static_assert(sizeof(tsr_sampler_options) == 24);
 static_assert(offsetof(tsr_sampler_options, seed) == 8);
 static_assert(offsetof(tsr_sampler_options, shuffle) == 16);
 static_assert(offsetof(tsr_sampler_options, drop_last) == 20);
-static_assert(sizeof(tsr_ddp_options) == 80);
+static_assert(sizeof(tsr_ddp_options) == 88);
 static_assert(offsetof(tsr_ddp_options, bucket_bytes) == 8);
 static_assert(offsetof(tsr_ddp_options, first_bucket_bytes) == 16);
 static_assert(offsetof(tsr_ddp_options, op) == 24);
@@ -61,7 +61,7 @@ static_assert(offsetof(tsr_fsdp_unit, param_dtype) == 36);
 static_assert(offsetof(tsr_fsdp_unit, reduce_dtype) == 40);
 static_assert(offsetof(tsr_fsdp_unit, row_block) == 44);
 static_assert(offsetof(tsr_fsdp_unit, flat) == 48);
-static_assert(sizeof(tsr_fsdp_options) == 56);
+static_assert(sizeof(tsr_fsdp_options) == 64);
 static_assert(offsetof(tsr_fsdp_options, shard_ranks) == 8);
 static_assert(offsetof(tsr_fsdp_options, forward_prefetch) == 12);
 static_assert(offsetof(tsr_fsdp_options, backward_prefetch) == 16);
@@ -532,15 +532,6 @@ void sampler_destroy(JNIEnv*, jclass, jlong sampler) {
 void ddp_options_init(JNIEnv* env, jclass, jobject options) {
     shim(env, [&] {
         check(env, tsr_ddp_options_init(options_of<tsr_ddp_options>(env, options), sizeof(tsr_ddp_options)));
-    });
-}
-
-jlong ddp_create(JNIEnv* env, jclass, jlong comm, jobjectArray names, jlongArray params, jobject options) {
-    return shim(env, [&]() -> jlong {
-        const Params params_list(env, names, params);
-        tsr_ddp* out_out = nullptr;
-        blocking(env, [&] { return tsr_ddp_create(as<tsr_comm>(comm), params_list.data(), params_list.size(), options_of<tsr_ddp_options>(env, options), &out_out); });
-        return as_long(out_out);
     });
 }
 
@@ -1582,7 +1573,6 @@ Methods plain_methods() {
         method<sampler_set_epoch>("samplerSetEpoch"),
         method<sampler_destroy>("samplerDestroy"),
         method<ddp_options_init>("ddpOptionsInit"),
-        method<ddp_create>("ddpCreate"),
         method<ddp_param_count>("ddpParamCount"),
         method<ddp_grad>("ddpGrad"),
         method<ddp_ready>("ddpReady"),

@@ -4,7 +4,7 @@ package dev.tessera;
 
 /** The plain fields of {@code tsr_ddp_options}, with the library's defaults where nothing was set. */
 abstract class DdpOptionsFields<T> extends OptionStruct<T> {
-    static final int BYTES = 80;
+    static final int BYTES = 88;
 
     DdpOptionsFields() {
         super(BYTES, Native::ddpOptionsInit);

@@ -4,7 +4,7 @@ package dev.tessera;
 
 /** The plain fields of {@code tsr_fsdp_options}, with the library's defaults where nothing was set. */
 abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
-    static final int BYTES = 56;
+    static final int BYTES = 64;
 
     FsdpOptionsFields() {
         super(BYTES, Native::fsdpOptionsInit);
