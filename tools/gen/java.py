@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from c_api import Api, Function, Struct, Variable
-from options import Option, described, options, plain, structs
+from options import Option, described, handles_in, options, plain, structs
 
 NATIVE = "bindings/java/src/main/native/generated.cc"
 CLASSES = "bindings/java/src/main/java/dev/tessera"
@@ -318,6 +318,9 @@ def fields_class(api: Api, struct: Struct, spellings: dict[str, str]) -> str:
         lines += ["", f"    {name}({name}<T> from) {{", "        super(from);", "    }"]
     for option in listed:
         lines += setter(api, option, spellings)
+    for handle in handles_in(api, struct):
+        offset = api.layout(struct).offsets[handle.name]
+        lines += ["", f"    final void {camel(handle.name)}Handle(long handle) {{", f"        with({offset}, handle);", "    }"]
     for option in listed:
         if option.kind == "flag":
             getter = camel(option.name, "x")

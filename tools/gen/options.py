@@ -56,9 +56,14 @@ def options(api: Api, struct: Struct, own: bool = False) -> list[Option]:
     return found
 
 
+def handles_in(api: Api, struct: Struct) -> list[Variable]:
+    """Fields that are handles of the library."""
+    return [field for field in struct.fields if field.type in {f"{name} *" for _, name in api.handles}]
+
+
 def plain(api: Api, struct: Struct) -> bool:
-    """Whether nothing in it is for the bindings to fill."""
-    return all(kind_of(api, field) for field in struct.fields)
+    """Whether nothing in it but handles is for the bindings to fill."""
+    return all(kind_of(api, field) or field in handles_in(api, struct) for field in struct.fields)
 
 
 def described(option: Option, constants: dict[str, str], words: tuple[str, str, str]) -> str:

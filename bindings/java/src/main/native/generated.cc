@@ -535,6 +535,15 @@ void ddp_options_init(JNIEnv* env, jclass, jobject options) {
     });
 }
 
+jlong ddp_create(JNIEnv* env, jclass, jlong comm, jobjectArray names, jlongArray params, jobject options) {
+    return shim(env, [&]() -> jlong {
+        const Params params_list(env, names, params);
+        tsr_ddp* out_out = nullptr;
+        blocking(env, [&] { return tsr_ddp_create(as<tsr_comm>(comm), params_list.data(), params_list.size(), options_of<tsr_ddp_options>(env, options), &out_out); });
+        return as_long(out_out);
+    });
+}
+
 jlong ddp_param_count(JNIEnv* env, jclass, jlong ddp) {
     return shim(env, [&]() -> jlong {
         size_t count_out = 0;
@@ -1573,6 +1582,7 @@ Methods plain_methods() {
         method<sampler_set_epoch>("samplerSetEpoch"),
         method<sampler_destroy>("samplerDestroy"),
         method<ddp_options_init>("ddpOptionsInit"),
+        method<ddp_create>("ddpCreate"),
         method<ddp_param_count>("ddpParamCount"),
         method<ddp_grad>("ddpGrad"),
         method<ddp_ready>("ddpReady"),

@@ -49,4 +49,8 @@ abstract class CrossEntropyOptionsFields<T> extends OptionStruct<T> {
     public T gradScale(double value) {
         return with(40, value);
     }
+
+    final void dataRanksHandle(long handle) {
+        with(48, handle);
+    }
 }

@@ -146,6 +146,10 @@ abstract class DdpOptionsFields<T> extends OptionStruct<T> {
         return with(72, value ? 1 : 0);
     }
 
+    final void tpHandle(long handle) {
+        with(80, handle);
+    }
+
     final boolean isFindUnused() {
         return flag(40);
     }

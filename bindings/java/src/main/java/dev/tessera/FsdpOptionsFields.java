@@ -105,6 +105,10 @@ abstract class FsdpOptionsFields<T> extends OptionStruct<T> {
         return with(48, value ? 1 : 0);
     }
 
+    final void tpHandle(long handle) {
+        with(56, handle);
+    }
+
     final boolean isSyncValues() {
         return flag(48);
     }

@@ -50,6 +50,10 @@ abstract class LoadOptionsFields<T> extends OptionStruct<T> {
         return with(20, value ? 1 : 0);
     }
 
+    final void commHandle(long handle) {
+        with(40, handle);
+    }
+
     final boolean isVerify() {
         return flag(8);
     }

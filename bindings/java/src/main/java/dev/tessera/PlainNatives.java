@@ -74,6 +74,7 @@ abstract class PlainNatives {
 
     // ddp.h
     static native void ddpOptionsInit(Object options);
+    static native long ddpCreate(long comm, byte[][] names, long[] params, Object options);
     static native long ddpParamCount(long ddp);
     static native long[] ddpGrad(long ddp, long index);
     static native void ddpReady(long ddp, long index);
