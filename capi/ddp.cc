@@ -48,7 +48,6 @@ DdpOptions core_options(const tsr_ddp_options* options) {
     core.power_sgd_start_step = o.powersgd_start_step;
     core.join = static_cast<DdpJoin>(o.join);
     core.share_params = flag(o.share_params, "share_params");
-    if (o.tp != nullptr) core.slices = object_of(o.tp, "tp");
     return core;
 }
 
@@ -103,6 +102,12 @@ std::vector<NamedTensor> params_in(const tsr_param* params, size_t n, const char
     return out;
 }
 
+// The tensor-parallel model whose slices the parameters are, if any.
+std::shared_ptr<TensorParallel> slices_in(const tsr_ddp_options* options) {
+    const auto o = options_in(options, default_options, "options");
+    return o.tp == nullptr ? nullptr : object_of(o.tp, "tp");
+}
+
 }  // namespace
 
 extern "C" {
@@ -116,9 +121,10 @@ tsr_status tsr_ddp_create(tsr_comm* comm, const tsr_param* params, size_t n, con
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            auto model = or_refuse_on_all_ranks(*ranks, Compared::models,
-                                                [&] { return std::pair(params_in(params, n), core_options(options)); });
-            return std::make_shared<Ddp>(ranks, std::move(model.first), model.second);
+            auto model = or_refuse_on_all_ranks(*ranks, Compared::models, [&] {
+                return std::tuple(params_in(params, n), core_options(options), slices_in(options));
+            });
+            return std::make_shared<Ddp>(ranks, std::move(std::get<0>(model)), std::get<1>(model), std::get<2>(model));
         });
     });
 }

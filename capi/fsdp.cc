@@ -41,7 +41,6 @@ FsdpOptions core_options(const tsr_fsdp_options* options) {
     core.op = static_cast<ReduceOp>(o.op);
     core.pre_divide = o.pre_divide;
     core.sync_values = flag(o.sync_values, "sync_values");
-    if (o.tp != nullptr) core.slices = object_of(o.tp, "tp");
     return core;
 }
 
@@ -77,6 +76,12 @@ std::vector<FsdpUnit> units_in(const tsr_fsdp_unit* units, size_t n) {
     return out;
 }
 
+// The tensor-parallel model whose slices the parameters are, if any.
+std::shared_ptr<TensorParallel> slices_in(const tsr_fsdp_options* options) {
+    const auto o = options_in(options, default_options, "options");
+    return o.tp == nullptr ? nullptr : object_of(o.tp, "tp");
+}
+
 }  // namespace
 
 extern "C" {
@@ -102,9 +107,10 @@ tsr_status tsr_fsdp_create(tsr_comm* comm, const tsr_fsdp_unit* units, size_t n,
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            auto model = or_refuse_on_all_ranks(*ranks, Compared::models,
-                                                [&] { return std::pair(units_in(units, n), core_options(options)); });
-            return std::make_shared<Fsdp>(ranks, std::move(model.first), model.second);
+            auto model = or_refuse_on_all_ranks(*ranks, Compared::models, [&] {
+                return std::tuple(units_in(units, n), core_options(options), slices_in(options));
+            });
+            return std::make_shared<Fsdp>(ranks, std::move(std::get<0>(model)), std::get<1>(model), std::get<2>(model));
         });
     });
 }

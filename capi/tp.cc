@@ -178,10 +178,10 @@ tsr_status tsr_tp_enter_backward(tsr_tp* tp, const tsr_tensor* grad, int32_t dim
 tsr_status tsr_tp_leave(tsr_tp* tp, const tsr_tensor* in, int32_t dim, const tsr_tensor* bias, const tsr_tensor* out,
                         void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
+        TensorParallel& model = *object_of(tp, "tp");
         std::optional<Tensor> added;
         if (bias != nullptr) added = tensor_in(bias, "bias");
-        object_of(tp, "tp")->leave(tensor_in(in, "in"), tensor_in(out, "out"), dim_in(dim), added ? &*added : nullptr,
-                                   stream, made);
+        model.leave(tensor_in(in, "in"), tensor_in(out, "out"), dim_in(dim), added ? &*added : nullptr, stream, made);
     });
 }
 

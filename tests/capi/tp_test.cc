@@ -289,7 +289,7 @@ TEST(TpApi, EmbedsAndComputesTheLossOfACutVocabulary) {
         options.grad_scale = 3;
         ASSERT_OK(tsr_tp_cross_entropy(tp, &of_logits, 3, &of_ids, &options, &of_loss, &of_grad, nullptr, nullptr));
         EXPECT_NEAR(d_logits.values[0], rank == 0 ? 1 : -2, 1e-12);
-        EXPECT_FAILS(tsr_tp_cross_entropy(tp, &of_logits, 4, &of_ids, nullptr, &of_loss, nullptr, nullptr, nullptr),
+        EXPECT_FAILS(tsr_tp_cross_entropy(tp, &of_logits, 5, &of_ids, nullptr, &of_loss, nullptr, nullptr, nullptr),
                      TSR_E_INVALID_ARGUMENT, "logits are");
     });
 }

@@ -243,7 +243,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_embed(tsr_tp *tp, size_t index, const tsr
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
  *          INTERRUPTED
- *  @threadsafety exclusive  @collective with dim  @blocking only without work  @since 0.1 experimental */
+ *  @threadsafety exclusive  @collective yes, with dim  @blocking only without work  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_embed_backward(tsr_tp *tp, size_t index, const tsr_tensor *ids,
                                                       const tsr_tensor *grad, int32_t dim, const tsr_tensor *sum,
                                                       void *stream, tsr_work **work);

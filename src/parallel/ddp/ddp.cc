@@ -18,20 +18,18 @@ constexpr size_t names_in_message = 8;
 
 }  // namespace
 
-Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options)
-    : comm_(std::move(comm)), params_(std::move(params)), options_(options) {
+Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options,
+         std::shared_ptr<TensorParallel> slices)
+    : comm_(std::move(comm)), params_(std::move(params)), options_(options), slices_(std::move(slices)) {
     for (NamedTensor& param : params_) param.name = without_wrappers(std::move(param.name));
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(params_, options_);
-        if (options_.slices) options_.slices->check_data_ranks(*comm_);
-        for (size_t i = 0; options_.slices && i < params_.size(); ++i) {
-            slice_of_.push_back(options_.slices->find_slice(params_[i]));
-        }
+        if (slices_) take_slices();
         return description(params_, options_);
     });
     check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' models differ");
     lay_out_gradients();
-    if (options_.slices) reducer_->set_parts(options_.slices->grad_parts(slice_of_));
+    if (slices_) reducer_->set_parts(slices_->grad_parts(slice_of_));
     broadcast_values(0);
     if (options_.share_params) share_params();
     reducer_->zero_memory();
@@ -50,9 +48,19 @@ const Tensor& Ddp::grad(size_t index) const {
     return grads_[index];
 }
 
+void Ddp::take_slices() {
+    if (options_.share_params) {
+        throw Error(Code::unsupported,
+                    "share_params cannot be combined with a tensor-parallel model: the ranks of a host have different "
+                    "slices; drop one of the two");
+    }
+    slices_->check_data_ranks(*comm_);
+    for (const NamedTensor& param : params_) slice_of_.push_back(slices_->find_slice(param));
+}
+
 std::optional<Held> Ddp::held(size_t index) const {
-    if (!options_.slices) return std::nullopt;
-    return options_.slices->held(slice_of_[index]);
+    if (!slices_) return std::nullopt;
+    return slices_->held(slice_of_[index]);
 }
 
 // --- a step

@@ -44,12 +44,15 @@ struct BucketStats {
     std::chrono::nanoseconds exposed{};  // how long wait() waited for it
 };
 
+class TensorParallel;
+
 class Ddp {
    public:
     // Collective: checks that all ranks register the same parameters and copies rank 0's values to every rank. The
     // tensors' memory must outlive this object, unless the ranks of a host share the parameters, which then have their
-    // own memory.
-    Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options);
+    // own memory. `slices`: the tensor-parallel model whose slices the parameters are, if any.
+    Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options,
+        std::shared_ptr<TensorParallel> slices = nullptr);
     ~Ddp();
     Ddp(const Ddp&) = delete;
     Ddp& operator=(const Ddp&) = delete;
@@ -60,7 +63,7 @@ class Ddp {
     [[nodiscard]] const NamedTensor& param(size_t index) const;
     [[nodiscard]] const Tensor& grad(size_t index) const;
     // The tensor-parallel model whose slices the parameters are, and where a slice lies; none: whole parameters.
-    [[nodiscard]] const std::shared_ptr<TensorParallel>& slices() const { return options_.slices; }
+    [[nodiscard]] const std::shared_ptr<TensorParallel>& slices() const { return slices_; }
     [[nodiscard]] std::optional<Held> held(size_t index) const;
     [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
 
@@ -112,6 +115,7 @@ class Ddp {
     // The role of a rank in a step: it contributes its own gradients, or zeros to those of the ranks with data left.
     enum class Role { own, shadow };
 
+    void take_slices();
     // --- memory.cc
     void lay_out_gradients();
     void group(std::span<const size_t> order);
@@ -157,7 +161,8 @@ class Ddp {
     std::shared_ptr<Communicator> comm_;
     std::vector<NamedTensor> params_;
     DdpOptions options_;
-    std::vector<size_t> slice_of_;  // of each parameter: its index in options_.slices
+    const std::shared_ptr<TensorParallel> slices_;
+    std::vector<size_t> slice_of_;  // of each parameter: its index in slices_
     std::vector<Bucket> buckets_;
     std::vector<size_t> bucket_of_;     // of each parameter
     std::shared_ptr<Reducer> reducer_;  // shared with the jobs in the queue

@@ -18,7 +18,6 @@ void check_shared(const std::vector<NamedTensor>& params, const DdpOptions& opti
                               : options.static_graph          ? "static_graph"
                               : options.join != DdpJoin::off  ? "join"
                               : options.hook == DdpHook::noop ? "hook NOOP"
-                              : options.slices                ? "a tensor-parallel model"
                                                               : nullptr;
     if (other != nullptr) {
         throw Error(

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,8 +10,6 @@
 #include "parallel/params.hpp"
 
 namespace tsr {
-
-class TensorParallel;
 
 // Numbers are the TSR_DDP_HOOK_ and TSR_DDP_JOIN_ values of tessera/ddp.h.
 enum class DdpHook : int32_t { all_reduce = 0, power_sgd = 1, noop = 2 };
@@ -32,7 +29,6 @@ struct DdpOptions {
     int64_t power_sgd_start_step = 1000;
     DdpJoin join = DdpJoin::off;
     bool share_params = false;
-    std::shared_ptr<TensorParallel> slices;  // the parameters are slices of this model; may be null
 };
 
 // Throws INVALID_ARGUMENT or UNSUPPORTED for an invalid model or invalid options.

@@ -27,9 +27,11 @@ std::shared_ptr<Communicator> own_communicator(Communicator& comm, const char* w
 
 }  // namespace
 
-Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options)
+Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options,
+           std::shared_ptr<TensorParallel> slices)
     : comm_(comm),
       options_(options),
+      slices_(std::move(slices)),
       plan_(std::make_shared<FsdpPlan>()),
       grad_slots_(
           options.grads_in_flight,
@@ -45,10 +47,10 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     }
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(units, options_, comm_->world_size());
-        if (options_.slices) options_.slices->check_data_ranks(*comm_);
+        if (slices_) slices_->check_data_ranks(*comm_);
         for (const FsdpUnit& unit : units) {
             for (const NamedTensor& param : unit.params) {
-                if (options_.slices) slice_of_.push_back(options_.slices->find_slice(param));
+                if (slices_) slice_of_.push_back(slices_->find_slice(param));
             }
         }
         return description(units, options_);
@@ -93,7 +95,7 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     const auto replicas = ranks < comm_->world_size() ? own_communicator(*comm_, "replicas", shard) : nullptr;
     scatter_ = std::make_shared<GradientScatter>(own_communicator(*comm_, "gradients", group), replicas, plan_,
                                                  ScatterOptions{options_.op, options_.pre_divide}, shard_grads_);
-    if (options_.slices) scatter_->set_parts(options_.slices->grad_parts(slice_of_));
+    if (slices_) scatter_->set_parts(slices_->grad_parts(slice_of_));
     for (size_t u = 0; u < units.size(); ++u) order_.push_back(u);
     for (auto* flags : {&unused_, &written_, &used_, &has_grad_}) flags->assign(plan_->params.size(), 0);
     take_values(units);
@@ -185,7 +187,7 @@ Tensor Fsdp::shard_grad(size_t param) const {
 
 // Ranks with other slices shard these in the same way, by the shapes that they have there.
 Held Fsdp::held_of_slice(size_t param) const {
-    const TensorParallel& slices = *options_.slices;
+    const TensorParallel& slices = *slices_;
     if (plan_at_.empty()) {
         for (int place = 0; place < slices.comm()->world_size(); ++place) {
             FsdpPlan& plan = plan_at_.emplace_back(*plan_);
@@ -205,7 +207,7 @@ Held Fsdp::held_of_slice(size_t param) const {
 
 Held Fsdp::held(size_t param) const {
     const FsdpParam& what = this->param(param);
-    if (options_.slices) return held_of_slice(param);
+    if (slices_) return held_of_slice(param);
     const int replicas = comm_->world_size() / shard_ranks();
     return {layout_of(*plan_, what, replicas), comm_->rank(), comm_->rank() / shard_ranks()};
 }

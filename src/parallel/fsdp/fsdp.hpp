@@ -42,10 +42,14 @@ namespace tsr {
 // The phase of a unit in its step. `reducing` lasts until wait().
 enum class UnitPhase { sharded = 0, on_its_way = 1, whole = 2, backward = 3, reducing = 4 };
 
+class TensorParallel;
+
 class Fsdp {
    public:
     // Collective: checks that all ranks register the same model. The tensors' memory is read only in the constructor.
-    Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options);
+    // `slices`: the tensor-parallel model whose slices the parameters are, if any.
+    Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options,
+         std::shared_ptr<TensorParallel> slices = nullptr);
     ~Fsdp();
     Fsdp(const Fsdp&) = delete;
     Fsdp& operator=(const Fsdp&) = delete;
@@ -89,7 +93,7 @@ class Fsdp {
     [[nodiscard]] Tensor shard_grad(size_t param) const;
     [[nodiscard]] Held held(size_t param) const;
     // The tensor-parallel model whose slices the parameters are; nullptr: whole parameters.
-    [[nodiscard]] const std::shared_ptr<TensorParallel>& slices() const { return options_.slices; }
+    [[nodiscard]] const std::shared_ptr<TensorParallel>& slices() const { return slices_; }
 
     // Between steps. Without synchronisation, gradients accumulate unsharded on each rank. With accumulation, reduced
     // gradients are added to the shards' gradients.
@@ -171,7 +175,8 @@ class Fsdp {
 
     const std::shared_ptr<Communicator> comm_;
     FsdpOptions options_;
-    std::vector<size_t> slice_of_;           // of each parameter: its index in options_.slices
+    const std::shared_ptr<TensorParallel> slices_;
+    std::vector<size_t> slice_of_;           // of each parameter: its index in slices_
     mutable std::vector<FsdpPlan> plan_at_;  // by place in the tensor-parallel group; made when it is needed
     std::shared_ptr<FsdpPlan> plan_;
     std::shared_ptr<WholeCopies> copies_;

@@ -2,7 +2,6 @@
 // combinations. The same on all ranks.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,8 +10,6 @@
 #include "parallel/params.hpp"
 
 namespace tsr {
-
-class TensorParallel;
 
 struct FsdpUnit {
     std::string name;
@@ -34,8 +31,7 @@ struct FsdpOptions {
     std::optional<DType> reduce_dtype;  // of unsharded gradients; none: as unsharded parameters
     ReduceOp op = ReduceOp::avg;
     double pre_divide = 1;
-    std::shared_ptr<TensorParallel> slices;  // the parameters are slices of this model; may be null
-    bool sync_values = true;                 // shards begin with rank 0's values; otherwise with each rank's own
+    bool sync_values = true;  // shards begin with rank 0's values; otherwise with each rank's own
 };
 
 // Throws INVALID_ARGUMENT for an invalid model or invalid options.

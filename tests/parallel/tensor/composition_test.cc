@@ -50,9 +50,8 @@ Layout layout_of(Communicator& comm, const Dims& shape, TpStyle style, const Fsd
     FsdpUnit unit = like;
     unit.name = "all";
     unit.params = slices_of(*tp);
-    FsdpOptions options;
-    options.slices = tp;
-    const Fsdp fsdp(group.dp(), {unit}, options);
+    const FsdpOptions options;
+    const Fsdp fsdp(group.dp(), {unit}, options, tp);
     EXPECT_EQ(fsdp.held(0).rank, comm.rank());
     int64_t own = 0;
     for (const Box& box : fsdp.held(0).layout.boxes_of(comm.rank())) own += box.numel();
@@ -171,8 +170,7 @@ TEST(DdpOverTp, TrainsLikeOneRank) {
         const auto tp = sliced(group, mlp.named(), Mlp::rules(), true);
         DdpOptions options;
         options.op = ReduceOp::sum;
-        options.slices = tp;
-        const auto ddp = std::make_shared<Ddp>(group.dp(), slices_of(*tp), options);
+        const auto ddp = std::make_shared<Ddp>(group.dp(), slices_of(*tp), options, tp);
         const auto adam = adam_of(ddp);
         const Share share(mlp, group);
         for (int i = 0; i < steps; ++i) {
@@ -206,12 +204,11 @@ TEST_P(FsdpOverTpTraining, IsThatOfOneRank) {
         const auto tp = sliced(group, mlp.named(), Mlp::rules(), true);
         FsdpOptions options;
         options.op = ReduceOp::sum;
-        options.slices = tp;
         FsdpUnit unit;
         unit.name = "all";
         unit.params = slices_of(*tp);
         unit.flat = GetParam();
-        const auto fsdp = std::make_shared<Fsdp>(group.dp(), std::vector{unit}, options);
+        const auto fsdp = std::make_shared<Fsdp>(group.dp(), std::vector{unit}, options, tp);
         const auto adam = adam_of(fsdp);
         const Share share(mlp, group);
         for (int i = 0; i < steps; ++i) {
@@ -249,33 +246,29 @@ TEST(OverTp, WhatDoesNotFitIsRefusedOnAllRanks) {
     };
     EXPECT_THAT(refusal([](const Group& group, const std::shared_ptr<TensorParallel>& tp) {
                     DdpOptions options;
-                    options.slices = tp;
-                    const Ddp ddp(group.mesh.comm(1), slices_of(*tp), options);  // the wrong dimension
+                    const Ddp ddp(group.mesh.comm(1), slices_of(*tp), options, tp);  // the wrong dimension
                 }),
                 AllOf(HasSubstr("2 ranks which hold the same slices"), HasSubstr("dp 2, tp 2")));
     EXPECT_THAT(refusal([](const Group& group, const std::shared_ptr<TensorParallel>& tp) {
                     DdpOptions options;
-                    options.slices = tp;
                     std::vector<NamedTensor> params = slices_of(*tp);
                     params[0].name = "fc9.weight";
-                    const Ddp ddp(group.dp(), params, options);
+                    const Ddp ddp(group.dp(), params, options, tp);
                 }),
                 HasSubstr("\"fc9.weight\" is not one of"));
     EXPECT_THAT(refusal([](const Group& group, const std::shared_ptr<TensorParallel>& tp) {
                     FsdpOptions options;
-                    options.slices = tp;
                     FsdpUnit unit;
                     unit.name = "all";
                     unit.params = slices_of(*tp);
                     unit.params[0].tensor.shape = Dims{1, 1};
-                    const Fsdp fsdp(group.dp(), {unit}, options);
+                    const Fsdp fsdp(group.dp(), {unit}, options, tp);
                 }),
                 AllOf(HasSubstr("\"fc1.weight\" is f64 [1, 1]"), HasSubstr("this rank's slice")));
     EXPECT_THAT(refusal([](const Group& group, const std::shared_ptr<TensorParallel>& tp) {
                     DdpOptions options;
-                    options.slices = tp;
                     options.share_params = true;
-                    const Ddp ddp(group.dp(), slices_of(*tp), options);
+                    const Ddp ddp(group.dp(), slices_of(*tp), options, tp);
                 }),
                 HasSubstr("share_params cannot be combined with a tensor-parallel model"));
 }

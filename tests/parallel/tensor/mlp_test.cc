@@ -104,7 +104,11 @@ TEST(TensorParallel, LayoutsAreOfAllRanksOfTheMesh) {
         EXPECT_EQ(boxes[0].offsets[0], chunk(13, 3, comm.rank() % 3).begin);
         const DeviceMesh flat = all.flatten(comm, "all");
         const TensorParallel over_all(flat, mlp.named(), rules, {});
-        EXPECT_EQ(over_all.held(0).layout.boxes_of(comm.rank())[0].offsets[0], chunk(13, 6, comm.rank()).begin);
+        const std::vector<Box> own = over_all.held(0).layout.boxes_of(comm.rank());
+        EXPECT_EQ(own.size(), comm.rank() < 5 ? 1U : 0U);  // 3, 3, 3, 3, 1 and no rows
+        if (!own.empty()) {
+            EXPECT_EQ(own[0].offsets[0], 3 * comm.rank());
+        }
     }));
 }
 
@@ -133,8 +137,9 @@ TEST(TensorParallel, APatternWithoutAMatchOnOneRankIsRefusedOnAll) {
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::invalid_argument);
-        EXPECT_THAT(outcome->what(), AllOf(HasSubstr("rank 1"), HasSubstr("\"fc3\"")));
+        EXPECT_THAT(outcome->what(), HasSubstr("\"fc3\""));
     }
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr("rank 1"));
 }
 
 TEST(TensorParallel, AMeshOfTwoDimensionsIsRefused) {

@@ -108,7 +108,9 @@ TEST(TpQueue, RunsInTheOrderOfTheCalls) {
             const Tensor out = tensor_of_shape(wholes[i], shape);
             queue.run([=](TpMoves& moves) { moves.gather(in, out, 1, nullptr); }, nullptr, {},
                       i % 7 == 6 ? nullptr : &works[i]);
-            if (i % 7 == 6) EXPECT_EQ(wholes[i - 1], random_numbers(i - 1, 32));
+            if (i % 7 == 6) {
+                EXPECT_EQ(wholes[i - 1], random_numbers(i - 1, 32));
+            }
         }
         for (const WorkPtr& work : works) {
             if (work) work->wait(soon());
