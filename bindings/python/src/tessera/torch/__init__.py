@@ -2,7 +2,8 @@
 
 `tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint on Tessera's engine; `tessera.torch.c10d` is the
 backend "tessera" of `torch.distributed`; `DistributedDataParallel` and `tessera.torch.fsdp.fully_shard` have PyTorch's
-API on Tessera's implementation; `allreduce_hook` averages gradients of PyTorch's own DDP, whatever its backend.
+API on Tessera's implementation; `tessera.torch.tensor.parallel` is PyTorch's tensor parallelism with more checks;
+`allreduce_hook` averages gradients of PyTorch's own DDP, whatever its backend.
 """
 
 import importlib
@@ -20,7 +21,7 @@ from .ddp import DistributedDataParallel, GradBucket
 from .ddp_hook import allreduce_hook, register_allreduce_hook
 
 if TYPE_CHECKING:
-    from . import checkpoint, fsdp
+    from . import checkpoint, fsdp, tensor
 
 del _torch
 
@@ -32,11 +33,12 @@ __all__ = [
     "checkpoint",
     "fsdp",
     "register_allreduce_hook",
+    "tensor",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `checkpoint` and `fsdp` on first use, because PyTorch's modules beneath them take a second to import."""
-    if name not in ("checkpoint", "fsdp"):
+    """Import `checkpoint`, `fsdp` and `tensor` on first use: PyTorch's modules beneath them take a second to import."""
+    if name not in ("checkpoint", "fsdp", "tensor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f".{name}", __name__)
