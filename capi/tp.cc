@@ -161,53 +161,58 @@ tsr_status tsr_tp_layout(const tsr_tp* tp, size_t index, tsr_layout** out) {
         [&] { create(out, [&] { return std::make_shared<Layout>(object_of(tp, "tp")->held(index).layout); }); });
 }
 
-tsr_status tsr_tp_enter(tsr_tp* tp, const tsr_tensor* in, int32_t dim, const tsr_tensor* out, void* stream,
+tsr_status tsr_tp_enter(tsr_tp* tp, const tsr_tensor* input, int32_t dim, const tsr_tensor* output, void* stream,
                         tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
-        object_of(tp, "tp")->enter(tensor_in(in, "in"), tensor_in(out, "out"), dim_in(dim), stream, made);
+        object_of(tp, "tp")->enter(tensor_in(input, "input"), tensor_in(output, "output"), dim_in(dim), stream, made);
     });
 }
 
-tsr_status tsr_tp_enter_backward(tsr_tp* tp, const tsr_tensor* grad, int32_t dim, const tsr_tensor* out, void* stream,
-                                 tsr_work** work) {
+tsr_status tsr_tp_enter_backward(tsr_tp* tp, const tsr_tensor* grad, int32_t dim, const tsr_tensor* output,
+                                 void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
-        object_of(tp, "tp")->enter_backward(tensor_in(grad, "grad"), tensor_in(out, "out"), dim_in(dim), stream, made);
+        object_of(tp, "tp")->enter_backward(tensor_in(grad, "grad"), tensor_in(output, "output"), dim_in(dim), stream,
+                                            made);
     });
 }
 
-tsr_status tsr_tp_leave(tsr_tp* tp, const tsr_tensor* in, int32_t dim, const tsr_tensor* bias, const tsr_tensor* out,
-                        void* stream, tsr_work** work) {
+tsr_status tsr_tp_leave(tsr_tp* tp, const tsr_tensor* input, int32_t dim, const tsr_tensor* bias,
+                        const tsr_tensor* output, void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
         TensorParallel& model = *object_of(tp, "tp");
         std::optional<Tensor> added;
         if (bias != nullptr) added = tensor_in(bias, "bias");
-        model.leave(tensor_in(in, "in"), tensor_in(out, "out"), dim_in(dim), added ? &*added : nullptr, stream, made);
+        model.leave(tensor_in(input, "input"), tensor_in(output, "output"), dim_in(dim), added ? &*added : nullptr,
+                    stream, made);
     });
 }
 
-tsr_status tsr_tp_leave_backward(tsr_tp* tp, const tsr_tensor* grad, int32_t dim, const tsr_tensor* out, void* stream,
-                                 tsr_work** work) {
+tsr_status tsr_tp_leave_backward(tsr_tp* tp, const tsr_tensor* grad, int32_t dim, const tsr_tensor* output,
+                                 void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
-        object_of(tp, "tp")->leave_backward(tensor_in(grad, "grad"), tensor_in(out, "out"), dim_in(dim), stream, made);
+        object_of(tp, "tp")->leave_backward(tensor_in(grad, "grad"), tensor_in(output, "output"), dim_in(dim), stream,
+                                            made);
     });
 }
 
-tsr_status tsr_tp_gather(tsr_tp* tp, const tsr_tensor* in, int32_t dim, const tsr_tensor* out, void* stream,
+tsr_status tsr_tp_gather(tsr_tp* tp, const tsr_tensor* input, int32_t dim, const tsr_tensor* output, void* stream,
                          tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
-        object_of(tp, "tp")->gather(tensor_in(in, "in"), tensor_in(out, "out"), dim, stream, made);
+        object_of(tp, "tp")->gather(tensor_in(input, "input"), tensor_in(output, "output"), dim, stream, made);
     });
 }
 
-tsr_status tsr_tp_split(const tsr_tp* tp, const tsr_tensor* in, int32_t dim, const tsr_tensor* out, void* stream) {
-    return guard([&] { object_of(tp, "tp")->split(tensor_in(in, "in"), tensor_in(out, "out"), dim, stream); });
+tsr_status tsr_tp_split(const tsr_tp* tp, const tsr_tensor* input, int32_t dim, const tsr_tensor* output,
+                        void* stream) {
+    return guard(
+        [&] { object_of(tp, "tp")->split(tensor_in(input, "input"), tensor_in(output, "output"), dim, stream); });
 }
 
-tsr_status tsr_tp_embed(tsr_tp* tp, size_t index, const tsr_tensor* ids, int32_t dim, const tsr_tensor* out,
+tsr_status tsr_tp_embed(tsr_tp* tp, size_t index, const tsr_tensor* ids, int32_t dim, const tsr_tensor* output,
                         void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
         TensorParallel& model = *object_of(tp, "tp");
-        embed(model, index, tensor_in(ids, "ids"), tensor_in(out, "out"), dim_in(dim), stream, made);
+        embed(model, index, tensor_in(ids, "ids"), tensor_in(output, "output"), dim_in(dim), stream, made);
     });
 }
 

@@ -137,15 +137,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_layout(const tsr_tp *tp, size_t index, ts
 /** Enter a region, in which every rank has all of an activation: forward. With `dim` it gathers the ranks' parts,
  *  otherwise it copies (in place: does nothing).
  *  @param tp      borrowed until the work is done
- *  @param in      this rank's part along `dim`
+ *  @param input   this rank's part along `dim`
  *  @param dim     the dimension, or -1
- *  @param out     the whole activation; without `dim` it may be `in`
+ *  @param output  the whole activation; without `dim` it may be `input`
  *  @param stream  CUDA stream, or NULL on the CPU
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
  *          INTERRUPTED
  *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_tp_enter(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out,
+TSR_API TSR_MUST_USE tsr_status tsr_tp_enter(tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *output,
                                              void *stream, tsr_work **work);
 
 /** The adjoint of tsr_tp_enter: the sum over the ranks of their gradients of the activation, and with `dim` this rank's
@@ -153,68 +153,68 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_enter(tsr_tp *tp, const tsr_tensor *in, i
  *  @param tp      borrowed until the work is done
  *  @param grad    this rank's gradient of the whole activation
  *  @param dim     as in forward
- *  @param out     the gradient of tsr_tp_enter's `in`, in its shape; without `dim` it may be `grad`
+ *  @param output  the gradient of tsr_tp_enter's `input`, in its shape; without `dim` it may be `grad`
  *  @param stream  CUDA stream, or NULL on the CPU
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
  *          INTERRUPTED
  *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_enter_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim,
-                                                      const tsr_tensor *out, void *stream, tsr_work **work);
+                                                      const tsr_tensor *output, void *stream, tsr_work **work);
 
 /** Leave a region, in which each rank computed a summand of an activation: forward. The result is the sum over the ranks,
  *  and with `dim` this rank's part of it; then the bias is added, once.
  *  @param tp      borrowed until the work is done
- *  @param in      this rank's summand
+ *  @param input   this rank's summand
  *  @param dim     the dimension, or -1
- *  @param bias    NULL, or as many elements as the last dimension of `out`; borrowed until the work is done
- *  @param out     the sum, or this rank's part; without `dim` it may be `in`
+ *  @param bias    NULL, or as many elements as the last dimension of `output`; borrowed until the work is done
+ *  @param output  the sum, or this rank's part; without `dim` it may be `input`
  *  @param stream  CUDA stream, or NULL on the CPU
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
  *          INTERRUPTED
  *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_tp_leave(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *bias,
-                                             const tsr_tensor *out, void *stream, tsr_work **work);
+TSR_API TSR_MUST_USE tsr_status tsr_tp_leave(tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *bias,
+                                             const tsr_tensor *output, void *stream, tsr_work **work);
 
 /** The adjoint of tsr_tp_leave: the gradient of every rank's summand, which with `dim` is gathered from the ranks' parts.
  *  @param tp      borrowed until the work is done
- *  @param grad    the gradient of tsr_tp_leave's `out`
+ *  @param grad    the gradient of tsr_tp_leave's `output`
  *  @param dim     as in forward
- *  @param out     the gradient of tsr_tp_leave's `in`; without `dim` it may be `grad`
+ *  @param output  the gradient of tsr_tp_leave's `input`; without `dim` it may be `grad`
  *  @param stream  CUDA stream, or NULL on the CPU
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
  *          INTERRUPTED
  *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_leave_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim,
-                                                      const tsr_tensor *out, void *stream, tsr_work **work);
+                                                      const tsr_tensor *output, void *stream, tsr_work **work);
 
 /** Gather an activation that is cut along `dim` inside of a region, such as the outputs of a TSR_TP_COLUMN weight. Its
  *  adjoint is tsr_tp_split if every rank then computes the same, otherwise tsr_tp_enter_backward.
  *  @param tp      borrowed until the work is done
- *  @param in      this rank's part along `dim`
+ *  @param input   this rank's part along `dim`
  *  @param dim     at least 0
- *  @param out     the whole activation
+ *  @param output  the whole activation
  *  @param stream  CUDA stream, or NULL on the CPU
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
  *          INTERRUPTED
  *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_tp_gather(tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out,
-                                              void *stream, tsr_work **work);
+TSR_API TSR_MUST_USE tsr_status tsr_tp_gather(tsr_tp *tp, const tsr_tensor *input, int32_t dim,
+                                              const tsr_tensor *output, void *stream, tsr_work **work);
 
 /** Take this rank's part of an activation that every rank has, such as the input of a TSR_TP_ROW weight. Its adjoint is
  *  tsr_tp_gather.
  *  @param tp      borrowed for the call
- *  @param in      the whole activation
+ *  @param input   the whole activation
  *  @param dim     at least 0
- *  @param out     this rank's part along `dim`
+ *  @param output  this rank's part along `dim`
  *  @param stream  CUDA stream, or NULL on the CPU
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_tp_split(const tsr_tp *tp, const tsr_tensor *in, int32_t dim, const tsr_tensor *out,
-                                             void *stream);
+TSR_API TSR_MUST_USE tsr_status tsr_tp_split(const tsr_tp *tp, const tsr_tensor *input, int32_t dim,
+                                             const tsr_tensor *output, void *stream);
 
 /** Look up words in an embedding that is cut over the ranks (TSR_TP_VOCABULARY) or whole. The results of the ranks are
  *  added, which is exact, since all but one are zeros.
@@ -223,20 +223,20 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_split(const tsr_tp *tp, const tsr_tensor 
  *  @param ids     i32 or i64, of any shape with at most 7 dimensions, the same on every rank; borrowed until the work is
  *                 done
  *  @param dim     the dimension along which the result is cut over the ranks, or -1
- *  @param out     ids' shape and the features as the last dimension; with `dim` this rank's part
+ *  @param output  ids' shape and the features as the last dimension; with `dim` this rank's part
  *  @param stream  CUDA stream, or NULL on the CPU
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT (also: an id outside of the vocabulary), INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST,
  *          MISMATCH, UNSUPPORTED, NO_MEMORY, INTERRUPTED
  *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_embed(tsr_tp *tp, size_t index, const tsr_tensor *ids, int32_t dim,
-                                             const tsr_tensor *out, void *stream, tsr_work **work);
+                                             const tsr_tensor *output, void *stream, tsr_work **work);
 
 /** The adjoint of tsr_tp_embed: adds the gradients of this rank's words to `sum`, in the order of the ids.
  *  @param tp      borrowed until the work is done
  *  @param index   the parameter
  *  @param ids     as in forward
- *  @param grad    the gradient of tsr_tp_embed's `out`
+ *  @param grad    the gradient of tsr_tp_embed's `output`
  *  @param dim     as in forward
  *  @param sum     of the slice's shape and dtype, such as tsr_tp_grad's; borrowed until the work is done
  *  @param stream  CUDA stream, or NULL on the CPU

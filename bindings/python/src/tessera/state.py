@@ -291,7 +291,7 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
         raise InvalidArgument(f"{name} is the class {part.__name__}; pass an object of it")
     if isinstance(part, PerRank):
         encode(part.value, name)
-    elif isinstance(part, (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded, Stateful)):
+    elif isinstance(part, (*_OBJECTS, Stateful)):
         pass
     elif is_array(part):
         _view(name, part)
@@ -368,8 +368,12 @@ def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, A
         yield key, member
 
 
+# What the library itself adds to a state.
+_OBJECTS = (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded, TensorParallel)
+
+
 def _is_leaf(part: Any) -> bool:
-    return isinstance(part, (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded, TensorParallel)) or is_array(part)
+    return isinstance(part, _OBJECTS) or is_array(part)
 
 
 def _is_namespace(part: Any, depth: int = 0) -> bool:

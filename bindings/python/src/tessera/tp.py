@@ -72,7 +72,7 @@ def _dim(dim: int | None, ndim: int) -> int:
     return dim % ndim
 
 
-@takes(_options.TENSOR_PARALLEL)
+@takes(_options.TP)
 class TensorParallel(Closable):
     """A model of which each rank holds slices, for tensor-parallel training. Collective.
 
@@ -139,7 +139,7 @@ class TensorParallel(Closable):
                 for name, array in zip(names, arrays, strict=True)
             ],
             [_rule(pattern, style) for pattern, style in plan.items()],
-            **raw(_options.TENSOR_PARALLEL, options),
+            **raw(_options.TP, options),
         )
         ranks = part[part.names[0]]
         self._rank, self._ranks = ranks.rank, ranks.world_size
@@ -406,7 +406,7 @@ class TensorParallel(Closable):
                 size *= self._ranks
             out = np.empty((*source.shape[:at], size, *source.shape[at + 1 :]), source.dtype)
         work = call(self._handle, tensor(source, writable=out is source), at, tensor(out), later)
-        return out if work is None else Work._adopt(work)
+        return out if work is None else Work(work)
 
     # ------------------------------------------------------------------ the vocabulary
 

@@ -1295,9 +1295,9 @@ functions! {
     fn tsr_tp_layout(tp: *const tsr_tp, index: usize, out: *mut *mut tsr_layout) -> tsr_status;
     fn tsr_tp_enter(
         tp: *mut tsr_tp,
-        r#in: *const tsr_tensor,
+        input: *const tsr_tensor,
         dim: i32,
-        out: *const tsr_tensor,
+        output: *const tsr_tensor,
         stream: *mut c_void,
         work: *mut *mut tsr_work,
     ) -> tsr_status;
@@ -1305,16 +1305,16 @@ functions! {
         tp: *mut tsr_tp,
         grad: *const tsr_tensor,
         dim: i32,
-        out: *const tsr_tensor,
+        output: *const tsr_tensor,
         stream: *mut c_void,
         work: *mut *mut tsr_work,
     ) -> tsr_status;
     fn tsr_tp_leave(
         tp: *mut tsr_tp,
-        r#in: *const tsr_tensor,
+        input: *const tsr_tensor,
         dim: i32,
         bias: *const tsr_tensor,
-        out: *const tsr_tensor,
+        output: *const tsr_tensor,
         stream: *mut c_void,
         work: *mut *mut tsr_work,
     ) -> tsr_status;
@@ -1322,23 +1322,23 @@ functions! {
         tp: *mut tsr_tp,
         grad: *const tsr_tensor,
         dim: i32,
-        out: *const tsr_tensor,
+        output: *const tsr_tensor,
         stream: *mut c_void,
         work: *mut *mut tsr_work,
     ) -> tsr_status;
     fn tsr_tp_gather(
         tp: *mut tsr_tp,
-        r#in: *const tsr_tensor,
+        input: *const tsr_tensor,
         dim: i32,
-        out: *const tsr_tensor,
+        output: *const tsr_tensor,
         stream: *mut c_void,
         work: *mut *mut tsr_work,
     ) -> tsr_status;
     fn tsr_tp_split(
         tp: *const tsr_tp,
-        r#in: *const tsr_tensor,
+        input: *const tsr_tensor,
         dim: i32,
-        out: *const tsr_tensor,
+        output: *const tsr_tensor,
         stream: *mut c_void,
     ) -> tsr_status;
     fn tsr_tp_embed(
@@ -1346,7 +1346,7 @@ functions! {
         index: usize,
         ids: *const tsr_tensor,
         dim: i32,
-        out: *const tsr_tensor,
+        output: *const tsr_tensor,
         stream: *mut c_void,
         work: *mut *mut tsr_work,
     ) -> tsr_status;

@@ -914,7 +914,7 @@ macro_rules! tp_setters {
             self.settings.sync_values = Some(value);
             self
         }
-        #[doc = "True: between regions, activations are cut along the sequence (dim >= 0 in `tsr_tp_enter` and `tsr_tp_leave`), so the gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE; default false."]
+        #[doc = "True: between regions, activations are cut along the sequence (dim >= 0 in `TpSettings::sync_values` and `TpSettings::sync_values`), so the gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE; default false."]
         #[must_use = "the setting is in what is returned"]
         pub fn sequence_parallel(mut self, value: bool) -> Self {
             self.settings.sequence_parallel = Some(value);

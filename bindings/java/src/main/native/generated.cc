@@ -1408,71 +1408,71 @@ jlong tp_layout(JNIEnv* env, jclass, jlong tp, jlong index) {
     });
 }
 
-jlong tp_enter(JNIEnv* env, jclass, jlong tp, jlongArray in, jint dim, jlongArray out, jboolean async) {
+jlong tp_enter(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jboolean async) {
     return shim(env, [&]() -> jlong {
-        const Tensors in_list(env, in);
-        const Tensors out_list(env, out);
+        const Tensors input_list(env, input);
+        const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_enter(as<tsr_tp>(tp), in_list.data(), dim, out_list.data(), nullptr, work);
+            return tsr_tp_enter(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), nullptr, work);
         });
     });
 }
 
-jlong tp_enter_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray out, jboolean async) {
+jlong tp_enter_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray output, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors grad_list(env, grad);
-        const Tensors out_list(env, out);
+        const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_enter_backward(as<tsr_tp>(tp), grad_list.data(), dim, out_list.data(), nullptr, work);
+            return tsr_tp_enter_backward(as<tsr_tp>(tp), grad_list.data(), dim, output_list.data(), nullptr, work);
         });
     });
 }
 
-jlong tp_leave(JNIEnv* env, jclass, jlong tp, jlongArray in, jint dim, jlongArray bias, jlongArray out, jboolean async) {
+jlong tp_leave(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray bias, jlongArray output, jboolean async) {
     return shim(env, [&]() -> jlong {
-        const Tensors in_list(env, in);
+        const Tensors input_list(env, input);
         const Tensors bias_list(env, bias);
-        const Tensors out_list(env, out);
+        const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_leave(as<tsr_tp>(tp), in_list.data(), dim, bias_list.data(), out_list.data(), nullptr, work);
+            return tsr_tp_leave(as<tsr_tp>(tp), input_list.data(), dim, bias_list.data(), output_list.data(), nullptr, work);
         });
     });
 }
 
-jlong tp_leave_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray out, jboolean async) {
+jlong tp_leave_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray output, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors grad_list(env, grad);
-        const Tensors out_list(env, out);
+        const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_leave_backward(as<tsr_tp>(tp), grad_list.data(), dim, out_list.data(), nullptr, work);
+            return tsr_tp_leave_backward(as<tsr_tp>(tp), grad_list.data(), dim, output_list.data(), nullptr, work);
         });
     });
 }
 
-jlong tp_gather(JNIEnv* env, jclass, jlong tp, jlongArray in, jint dim, jlongArray out, jboolean async) {
+jlong tp_gather(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jboolean async) {
     return shim(env, [&]() -> jlong {
-        const Tensors in_list(env, in);
-        const Tensors out_list(env, out);
+        const Tensors input_list(env, input);
+        const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_gather(as<tsr_tp>(tp), in_list.data(), dim, out_list.data(), nullptr, work);
+            return tsr_tp_gather(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), nullptr, work);
         });
     });
 }
 
-void tp_split(JNIEnv* env, jclass, jlong tp, jlongArray in, jint dim, jlongArray out) {
+void tp_split(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output) {
     shim(env, [&] {
-        const Tensors in_list(env, in);
-        const Tensors out_list(env, out);
-        check(env, tsr_tp_split(as<tsr_tp>(tp), in_list.data(), dim, out_list.data(), nullptr));
+        const Tensors input_list(env, input);
+        const Tensors output_list(env, output);
+        check(env, tsr_tp_split(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), nullptr));
     });
 }
 
-jlong tp_embed(JNIEnv* env, jclass, jlong tp, jlong index, jlongArray ids, jint dim, jlongArray out, jboolean async) {
+jlong tp_embed(JNIEnv* env, jclass, jlong tp, jlong index, jlongArray ids, jint dim, jlongArray output, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors ids_list(env, ids);
-        const Tensors out_list(env, out);
+        const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_embed(as<tsr_tp>(tp), static_cast<size_t>(index), ids_list.data(), dim, out_list.data(), nullptr, work);
+            return tsr_tp_embed(as<tsr_tp>(tp), static_cast<size_t>(index), ids_list.data(), dim, output_list.data(), nullptr, work);
         });
     });
 }
