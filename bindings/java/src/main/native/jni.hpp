@@ -243,6 +243,7 @@ Methods mesh_methods();
 Methods layout_methods();
 Methods ddp_methods();
 Methods fsdp_methods();
+Methods tp_methods();
 Methods data_methods();
 Methods state_methods();
 Methods checkpoint_methods();

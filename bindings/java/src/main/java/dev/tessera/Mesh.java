@@ -1,6 +1,7 @@
 package dev.tessera;
 
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.ConcurrentHashMap;
@@ -13,15 +14,18 @@ public final class Mesh extends NativeObject {
     private final Map<String, Comm> comms = new ConcurrentHashMap<>();
 
     private final Mesh whole; // whose communicators a slice has; null if they are this one's own
+    final List<String> names; // of the dimensions
 
-    private Mesh(long handle) {
+    private Mesh(long handle, List<String> names) {
         super(new Ref("Mesh", handle, Native::meshDestroy));
         whole = null;
+        this.names = names;
     }
 
-    private Mesh(long handle, Mesh whole) {
+    private Mesh(long handle, Mesh whole, List<String> names) {
         super(new Ref("Mesh", handle, Native::meshDestroy).mayLeak().dependOn(whole.ref));
         this.whole = whole;
+        this.names = names;
     }
 
     /**
@@ -66,7 +70,8 @@ public final class Mesh extends NativeObject {
         public Mesh build() {
             final byte[][] names = dims.keySet().stream().map(n -> Native.utf8(n, "name")).toArray(byte[][]::new);
             final int[] sizes = dims.values().stream().mapToInt(Integer::intValue).toArray();
-            return new Mesh(comm.ref.callLongExclusive(c -> Native.meshCreate(c, names, sizes)));
+            final List<String> known = List.copyOf(dims.keySet());
+            return new Mesh(comm.ref.callLongExclusive(c -> Native.meshCreate(c, names, sizes)), known);
         }
     }
 
@@ -132,7 +137,8 @@ public final class Mesh extends NativeObject {
         for (int i = 0; i < names.length; ++i) {
             list[i] = Native.utf8(names[i], "name");
         }
-        return ref.call(h -> new Mesh(Native.meshSlice(h, list), whole != null ? whole : this));
+        final List<String> known = List.of(names);
+        return ref.call(h -> new Mesh(Native.meshSlice(h, list), whole != null ? whole : this, known));
     }
 
     /**
@@ -145,6 +151,7 @@ public final class Mesh extends NativeObject {
      */
     public Mesh flatten(Comm comm, String name) {
         final byte[] text = name == null ? null : Native.utf8(name, "name");
-        return ref.call(h -> new Mesh(comm.ref.callLongExclusive(c -> Native.meshFlatten(h, c, text))));
+        final List<String> known = List.of(name != null ? name : String.join("_", names));
+        return ref.call(h -> new Mesh(comm.ref.callLongExclusive(c -> Native.meshFlatten(h, c, text)), known));
     }
 }

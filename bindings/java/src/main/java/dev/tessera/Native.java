@@ -63,6 +63,17 @@ final class Native extends PlainNatives {
     static native long[] fsdpParam(long fsdp, int index);
     static native long[] fsdpShard(long fsdp, int index);
 
+    // tp.cc
+    static native long tpCreate(
+            long mesh, byte[][] names, long[] tensors, byte[][] patterns, int[] styles, int[] dims, long[] layouts,
+            Object options);
+    static native byte[] tpParamName(long tp, int index);
+    static native long[] tpParam(long tp, int index);
+    static native long[] tpSlice(long tp, int index);
+    static native long tpCrossEntropy(
+            long tp, long[] logits, long vocabulary, long[] targets, Object options, long[] classWeights, long dataRanks,
+            long[] loss, long[] grad, boolean async);
+
     // data.cc
     static native long[] samplerNext(long sampler, int size);
     static native long[] samplerPosition(long sampler);

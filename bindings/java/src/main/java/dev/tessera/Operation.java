@@ -9,15 +9,19 @@ import java.util.List;
  */
 final class Operation {
     /** The call of a shim. */
-    private interface Shim {
-        /** The handle of the work, or 0 if it is not {@code async}: then it is done on return. */
-        long issue(long comm, boolean async);
+    interface Shim {
+        /**
+         * The handle of the work, or 0 if it is not {@code async}: then it is done on return.
+         *
+         * @param handle of the communicator or model
+         */
+        long issue(long handle, boolean async);
     }
 
     private final Shim shim;
-    private final List<Tensor> memory; // an absent output is null
+    private final List<Tensor> memory; // an absent tensor is null
 
-    private Operation(Shim shim, Tensor... memory) {
+    Operation(Shim shim, Tensor... memory) {
         this(shim, java.util.Arrays.asList(memory));
     }
 
@@ -33,8 +37,8 @@ final class Operation {
         return all;
     }
 
-    long issue(long comm, boolean async) {
-        return shim.issue(comm, async);
+    long issue(long handle, boolean async) {
+        return shim.issue(handle, async);
     }
 
     /** Lent memory is not taken back before. */

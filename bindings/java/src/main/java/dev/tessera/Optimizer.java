@@ -6,8 +6,8 @@ import java.util.function.LongUnaryOperator;
 
 /**
  * SGD, Adam or AdamW as PyTorch defines them, over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its
- * shards and their gradients) or tensors. Created by a builder. Calls that change gradients, parameters or settings are
- * exclusive.
+ * shards and their gradients), a {@link TensorParallel} (its slices and their gradients) or tensors. Created by a
+ * builder. Calls that change gradients, parameters or settings are exclusive.
  */
 public final class Optimizer extends NativeObject {
     private final Object over; // keeps the model reachable
@@ -17,23 +17,14 @@ public final class Optimizer extends NativeObject {
         this.over = over;
     }
 
-    /** What an optimizer updates: a Ddp, an Fsdp, or params and grads. */
+    /** What an optimizer updates: a Ddp, an Fsdp, a TensorParallel, or params and grads. */
     private static final class Target {
-        private final Ddp ddp;
-        private final Fsdp fsdp;
+        private final NativeObject model;
         private final Params params;
         private final List<Tensor> grads;
 
-        Target(Ddp ddp) {
-            this.ddp = Objects.requireNonNull(ddp, "ddp");
-            fsdp = null;
-            params = null;
-            grads = null;
-        }
-
-        Target(Fsdp fsdp) {
-            ddp = null;
-            this.fsdp = Objects.requireNonNull(fsdp, "fsdp");
+        Target(NativeObject model, String what) {
+            this.model = Objects.requireNonNull(model, what);
             params = null;
             grads = null;
         }
@@ -42,18 +33,14 @@ public final class Optimizer extends NativeObject {
             if (params.size() != grads.size()) {
                 throw new IllegalArgumentException("got " + grads.size() + " gradients for " + params.size() + " parameters");
             }
-            ddp = null;
-            fsdp = null;
+            model = null;
             this.params = params;
             this.grads = List.copyOf(grads);
         }
 
-        Optimizer make(LongUnaryOperator ofDdp, LongUnaryOperator ofFsdp, Factory ofTensors) {
-            if (ddp != null) {
-                return over(ddp, ofDdp);
-            }
-            if (fsdp != null) {
-                return over(fsdp, ofFsdp);
+        Optimizer make(LongUnaryOperator ofDdp, LongUnaryOperator ofFsdp, LongUnaryOperator ofTp, Factory ofTensors) {
+            if (model != null) {
+                return over(model, model instanceof Ddp ? ofDdp : model instanceof Fsdp ? ofFsdp : ofTp);
             }
             final long handle =
                     ofTensors.create(params.nameBytes(), params.descriptors(), Tensor.descriptors(grads));
@@ -78,7 +65,7 @@ public final class Optimizer extends NativeObject {
      * @return a builder with the library's defaults
      */
     public static Sgd sgd(Ddp ddp) {
-        return new Sgd(new Target(ddp));
+        return new Sgd(new Target(ddp, "ddp"));
     }
 
     /**
@@ -88,7 +75,17 @@ public final class Optimizer extends NativeObject {
      * @return a builder with the library's defaults
      */
     public static Sgd sgd(Fsdp fsdp) {
-        return new Sgd(new Target(fsdp));
+        return new Sgd(new Target(fsdp, "fsdp"));
+    }
+
+    /**
+     * Start building an SGD optimizer over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Sgd sgd(TensorParallel tp) {
+        return new Sgd(new Target(tp, "tp"));
     }
 
     /**
@@ -109,7 +106,7 @@ public final class Optimizer extends NativeObject {
      * @return a builder with the library's defaults
      */
     public static Adam adam(Ddp ddp) {
-        return new Adam(new Target(ddp), false);
+        return new Adam(new Target(ddp, "ddp"), false);
     }
 
     /**
@@ -119,7 +116,17 @@ public final class Optimizer extends NativeObject {
      * @return a builder with the library's defaults
      */
     public static Adam adam(Fsdp fsdp) {
-        return new Adam(new Target(fsdp), false);
+        return new Adam(new Target(fsdp, "fsdp"), false);
+    }
+
+    /**
+     * Start building an Adam optimizer over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adam adam(TensorParallel tp) {
+        return new Adam(new Target(tp, "tp"), false);
     }
 
     /**
@@ -140,7 +147,7 @@ public final class Optimizer extends NativeObject {
      * @return a builder with the library's defaults
      */
     public static Adam adamW(Ddp ddp) {
-        return new Adam(new Target(ddp), true);
+        return new Adam(new Target(ddp, "ddp"), true);
     }
 
     /**
@@ -150,7 +157,17 @@ public final class Optimizer extends NativeObject {
      * @return a builder with the library's defaults
      */
     public static Adam adamW(Fsdp fsdp) {
-        return new Adam(new Target(fsdp), true);
+        return new Adam(new Target(fsdp, "fsdp"), true);
+    }
+
+    /**
+     * Start building an AdamW optimizer (Adam with decoupled weight decay) over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adam adamW(TensorParallel tp) {
+        return new Adam(new Target(tp, "tp"), true);
     }
 
     /**
@@ -179,6 +196,7 @@ public final class Optimizer extends NativeObject {
          */
         public Optimizer build() {
             return target.make(ddp -> Native.ddpSgd(ddp, this), fsdp -> Native.fsdpSgd(fsdp, this),
+                    tp -> Native.tpSgd(tp, this),
                     (names, tensors, grads) -> Native.sgdCreate(names, tensors, grads, this));
         }
     }
@@ -227,9 +245,11 @@ public final class Optimizer extends NativeObject {
         public Optimizer build() {
             if (decoupled) {
                 return target.make(ddp -> Native.ddpAdamw(ddp, this), fsdp -> Native.fsdpAdamw(fsdp, this),
+                        tp -> Native.tpAdamw(tp, this),
                         (names, tensors, grads) -> Native.adamwCreate(names, tensors, grads, this));
             }
             return target.make(ddp -> Native.ddpAdam(ddp, this), fsdp -> Native.fsdpAdam(fsdp, this),
+                    tp -> Native.tpAdam(tp, this),
                     (names, tensors, grads) -> Native.adamCreate(names, tensors, grads, this));
         }
     }
@@ -238,7 +258,8 @@ public final class Optimizer extends NativeObject {
      * Update every parameter from its gradient. Gradients are unchanged.
      *
      * @throws TesseraInvalidStateException if the model's gradients are being reduced, none were reduced since the last
-     *     step (with synchronisation), or units of an FSDP model are unsharded
+     *     step (with synchronisation), units of an FSDP model are unsharded, or {@link TensorParallel#sumGrads} was not
+     *     called since the last step although ranks have parts of gradients
      */
     public void step() {
         ref.runExclusive(Native::optimizerStep);
@@ -256,15 +277,15 @@ public final class Optimizer extends NativeObject {
 
     /**
      * Scale all gradients so that their norm is at most {@code maxNorm}. Call it before {@link #step}. Over an {@link
-     * Fsdp} it uses the norm of all shards and is collective; over a {@link Ddp}, whose gradients are the same on every
-     * rank, it is local.
+     * Fsdp} or a {@link TensorParallel} it uses the norm of all ranks' shards or slices and is collective; over a {@link
+     * Ddp}, whose gradients are the same on every rank, it is local.
      *
      * @param maxNorm finite, not negative
      * @param p the norm's order: at least 1, or infinity for the largest magnitude
      * @return the norm before scaling; infinite if there are infinities or NaN, which are left unchanged
      * @throws TesseraInvalidArgumentException if either number is invalid
      * @throws TesseraInvalidStateException if the model's gradients are being reduced, or the optimizer steps in backward
-     * @throws TesseraInterruptedException over an Fsdp: its communicator has ended
+     * @throws TesseraInterruptedException over an Fsdp or a TensorParallel: its communicator has ended
      */
     public double clipGradNorm(double maxNorm, double p) {
         return ref.callExclusive(h -> Native.optimizerClipGradNorm(h, maxNorm, p));

@@ -192,6 +192,11 @@ final class Ref implements Runnable {
         ++users;
     }
 
+    /** As {@link #retain}, by a call in flight: works even if the object was closed since it began. */
+    synchronized void retainInCall() {
+        ++users;
+    }
+
     void release() {
         if (lastUserGone(false)) {
             destroyNow();

@@ -47,6 +47,17 @@ public final class State extends NativeObject {
     }
 
     /**
+     * A state of a tensor-parallel model's parameters.
+     *
+     * @param prefix "model"
+     * @param tp the model
+     * @return the state
+     */
+    public static State of(String prefix, TensorParallel tp) {
+        return new State().with(prefix, tp);
+    }
+
+    /**
      * A state of one replicated tensor, complete and equal on every rank.
      *
      * @param name of the tensor
@@ -80,6 +91,20 @@ public final class State extends NativeObject {
     public State with(String prefix, Fsdp fsdp) {
         final byte[] text = Native.utf8(prefix, "prefix");
         return join(fsdp, fsdp.ref, h -> fsdp.ref.run(f -> Native.stateAddFsdp(h, text, f)));
+    }
+
+    /**
+     * Add this rank's slices of a tensor-parallel model's parameters as {@code <prefix>.<parameter>}: can be loaded in
+     * any layout and on any number of ranks, into this rank's slices. The saver's communicator has the ranks of the one
+     * that the mesh was made from.
+     *
+     * @param prefix "model"
+     * @param tp the model
+     * @return this
+     */
+    public State with(String prefix, TensorParallel tp) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(tp, tp.ref, h -> tp.ref.run(t -> Native.stateAddTp(h, text, t)));
     }
 
     /**

@@ -11,10 +11,13 @@ import java.util.concurrent.CompletableFuture;
 public final class Work extends NativeObject {
     private final Completion completion;
 
-    /** @param pinned what must stay reachable until the work is done */
-    Work(long handle, Object pinned) {
+    /**
+     * @param pinned what must stay reachable until the work is done
+     * @param borrowed objects whose native parts it uses until then; the caller is inside a call of each
+     */
+    Work(long handle, Object pinned, Ref... borrowed) {
         super(new Ref("Work", handle, Native::workDestroy).mayLeak());
-        completion = new Completion(ref, pinned);
+        completion = new Completion(ref, pinned, borrowed);
         ref.run(h -> Native.workOnDone(h, completion));
     }
 
@@ -27,20 +30,28 @@ public final class Work extends NativeObject {
      */
     static final class Completion {
         private final Ref work;
+        private final Ref[] borrowed;
         private Object pinned;
         private boolean done;
         private CompletableFuture<Void> future;
 
-        Completion(Ref work, Object pinned) {
+        Completion(Ref work, Object pinned, Ref... borrowed) {
             this.work = work;
             this.pinned = pinned;
+            this.borrowed = borrowed;
             work.retain(); // so that the error can still be read
+            for (Ref other : borrowed) {
+                other.retainInCall();
+            }
         }
 
         /** Called once by the shims, on a thread of the library: must not block, and runs no user code. */
         synchronized void done(int status) {
             done = true;
             pinned = null;
+            for (Ref other : borrowed) {
+                other.releaseLater();
+            }
             if (future == null) {
                 work.releaseLater();
             } else {

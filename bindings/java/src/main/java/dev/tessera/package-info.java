@@ -1,9 +1,10 @@
 /**
- * Distributed training for the JVM: collectives, data-parallel training and sharded checkpoints over the native library
- * Tessera. Ranks of one job may be Java, C, Python and Rust programs.
+ * Distributed training for the JVM: collectives, data-, fully sharded and tensor-parallel training, and sharded
+ * checkpoints over the native library Tessera. Ranks of one job may be Java, C, Python and Rust programs.
  *
  * <p>A training program joins its job with {@link dev.tessera.Comm#fromEnv()}, registers its parameters with {@link
- * dev.tessera.Ddp}, or with {@link dev.tessera.Fsdp} if they do not fit one rank's memory, updates them with an {@link
+ * dev.tessera.Ddp}, or with {@link dev.tessera.Fsdp} if they do not fit one rank's memory, or with {@link
+ * dev.tessera.TensorParallel} if ranks share the computation of a layer, updates them with an {@link
  * dev.tessera.Optimizer}, takes its samples from a {@link dev.tessera.Sampler} and saves with a {@link
  * dev.tessera.Saver}.
  *

@@ -31,7 +31,8 @@ class BadInputTest {
     private static final Set<String> NULL_IS_FINE = Set.of("LoadOptions.progress 0", "LoadOptions.comm 0",
             "Checkpoint.export 0", "Mesh.flatten 1", "Comm.abort 0", "Comm.reduce 1", "Comm.reduceAsync 1", "Comm.gather 1", "Comm.gatherAsync 1",
             "Comm.scatter 0", "Comm.scatterAsync 0", "Store.compareSet 1", "Saver.at 0", "State.put 1",
-            "Log.setHandler 0", "Ddp.setHook 0", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
+            "Log.setHandler 0", "Ddp.setHook 0", "TensorParallel.crossEntropy 4",
+            "TensorParallel.crossEntropyAsync 4", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
 
     /** What a closed object still answers. */
     private static final Set<String> AFTER_CLOSE = Set.of("close", "isClosed", "toString", "rank", "worldSize", "params",
@@ -41,7 +42,8 @@ class BadInputTest {
             CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Fsdp.class, Fsdp.Pass.class, FsdpOptions.class,
             FsdpUnit.class, GradScaler.class, Launch.class, Layout.class, LoadOptions.class, Log.class, Mesh.class, Mesh.Builder.class,
             Optimizer.class, Params.class, Placement.class, Plan.class, Sampler.class, Saver.class, State.class, Store.class,
-            StoreOptions.class, StoreServer.class, Tensor.class, Version.class, Work.class);
+            StoreOptions.class, StoreServer.class, Tensor.class, TensorParallel.class, TensorParallel.Builder.class,
+            TensorParallel.Style.class, TpOptions.class, CrossEntropyOptions.class, Version.class, Work.class);
 
     private interface Body {
         void run(Map<Class<?>, Object> instances) throws Exception;
@@ -59,6 +61,7 @@ class BadInputTest {
                     Fsdp fsdp = Fsdp.create(comm, List.of(FsdpUnit.of("u", Params.of("w", Tensor.zeros(DType.F32, 2))),
                             FsdpUnit.of("x").andDeferred("x", DType.F32, 2)));
                     Fsdp.Pass pass = fsdp.backward("u");
+                    TensorParallel tp = TensorParallel.over(mesh).deferred("x", DType.F32, 2).build();
                     Optimizer optimizer = Optimizer.sgd(ddp).build();
                     GradScaler scaler = GradScaler.builder().build();
                     Sampler sampler = Sampler.of(comm, 10).build();
@@ -69,9 +72,10 @@ class BadInputTest {
                 saver.save(1, state);
                 final Checkpoint checkpoint = Checkpoint.open(root);
                 final Map<Class<?>, Object> instances = new LinkedHashMap<>();
-                for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, fsdp, pass, optimizer,
+                for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, fsdp, pass, tp, optimizer,
                         scaler, sampler, saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
                         FsdpUnit.of("y"), new StoreOptions(), new LoadOptions(), Mesh.over(comm), ddp.params(),
+                        TensorParallel.over(mesh), TensorParallel.Style.ROW, new TpOptions(), new CrossEntropyOptions(),
                         Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(), new Box(new long[0], new long[0])}) {
                     instances.put(object.getClass(), object);
                 }
