@@ -69,9 +69,10 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_options_init(tsr_tp_options *options, siz
 
 /** Cut the parameters of a model over the ranks of a mesh dimension, check that the ranks' plans are equal, and give each
  *  rank its slices.
- *  @param mesh     of one dimension, such as a slice (tsr_mesh_slice) of a larger one; its communicator is used until
- *                  destroy
- *  @param params   n contiguous tensors with unique names and the shapes of the whole parameters; borrowed for the call.
+ *  @param mesh     of one dimension, such as a slice (tsr_mesh_slice) of a larger one. The model keeps its communicator, and
+ *                  its calls exclude those on that communicator
+ *  @param params   n contiguous tensors with unique names and the shapes of the whole parameters; borrowed for the call. A
+ *                  leading "module." or "_orig_mod." of a name is stripped.
  *                  Their values are read on rank 0 (without sync_values on every rank); data may be NULL on the others.
  *                  If it is NULL there too, the slices are zeros, for example until a checkpoint is loaded
  *  @param n        at least 1
@@ -144,7 +145,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_layout(const tsr_tp *tp, size_t index, ts
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
  *          INTERRUPTED
- *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+ *  @threadsafety exclusive  @collective yes, with dim  @blocking only without work  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_enter(tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *output,
                                              void *stream, tsr_work **work);
 
@@ -186,7 +187,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_leave(tsr_tp *tp, const tsr_tensor *input
  *  @param work    out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
  *          INTERRUPTED
- *  @threadsafety exclusive  @collective yes  @blocking only without work  @since 0.1 experimental */
+ *  @threadsafety exclusive  @collective yes, with dim  @blocking only without work  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_leave_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim,
                                                       const tsr_tensor *output, void *stream, tsr_work **work);
 

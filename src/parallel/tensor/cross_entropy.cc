@@ -16,6 +16,8 @@ namespace tsr {
 
 namespace {
 
+constexpr int64_t most_classes = int64_t{1} << 48;
+
 // --- elements
 
 float value_of(float x) { return x; }
@@ -186,9 +188,9 @@ void check_shapes(const Problem& rows, int rank, int ranks) {
     sizes.push_back(rows.classes.end - rows.classes.begin);
     const Dims expected{std::span<const int64_t>(sizes)};
     if (rows.logits.shape != expected) {
-        refuse(fmt::format("logits are {}; for targets {} and {} classes, rank {} of {} has {}: classes {} to {}",
+        refuse(fmt::format("logits are {}; for targets {} and {} classes, those of rank {} of {} must be {}",
                            rows.logits.shape.str(), rows.targets.shape.str(), rows.vocabulary, rank, ranks,
-                           expected.str(), rows.classes.begin, rows.classes.end - 1));
+                           expected.str()));
     }
     if (rows.grad && (rows.grad->shape != expected || rows.grad->dtype != rows.logits.dtype)) {
         refuse(fmt::format("the gradient is {} {}; it must be {} {} like the logits", name_of(rows.grad->dtype),
@@ -229,8 +231,8 @@ void cross_entropy(TensorParallel& model, const Tensor& logits, const Tensor& ta
                    const CrossEntropyOptions& options, const Tensor& loss, const Tensor* grad, StreamHandle stream,
                    WorkPtr* work) {
     const Communicator& comm = *model.comm();
-    if (options.vocabulary < 1)
-        refuse(fmt::format("the vocabulary has {} classes; it needs at least 1", options.vocabulary));
+    if (options.vocabulary < 1 || options.vocabulary > most_classes)
+        refuse(fmt::format("the vocabulary has {} classes; it needs 1 to {}", options.vocabulary, most_classes));
     if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
         refuse(fmt::format("label_smoothing is {}; it must be between 0 and 1", options.label_smoothing));
     }

@@ -68,11 +68,13 @@ void check_bias(const Tensor& out, const Tensor& bias) {
                     name_of(bias.dtype), bias.shape.str(), name_of(out.dtype), out.shape.str(), features));
 }
 
-std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor> params, std::span<const TpRule> rules,
-                             const TpOptions& options) {
+std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor> registered,
+                             std::span<const TpRule> rules, const TpOptions& options) {
     TensorParallel::check_mesh(mesh);
     Communicator& comm = *mesh.comm(0);
     std::vector<TpParam> plan = or_refuse_on_all_ranks(comm, Compared::models, [&] {
+        std::vector<NamedTensor> params(registered.begin(), registered.end());
+        for (NamedTensor& param : params) param.name = without_wrappers(std::move(param.name));
         check_params(params);
         return plan_slices(params, rules, comm.world_size(), options.sequence_parallel);
     });
@@ -390,6 +392,7 @@ void TensorParallel::check_reduced_after(int64_t steps) const {
 }
 
 void TensorParallel::zero_grad() {
+    check_idle("gradients cannot be set to zero");
     if (grads_) cpu_device().zero(grads_.get(), size_, nullptr);
 }
 

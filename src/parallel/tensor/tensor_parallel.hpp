@@ -29,7 +29,7 @@ class TensorParallel {
    public:
     // Collective over the mesh, which has one dimension: checks that the ranks' plans are equal and cuts the values. A
     // parameter whose data is nullptr on rank 0 (without sync_values: on this rank) gets zeros. Tensors are read only in
-    // the constructor.
+    // the constructor; leading "module." and "_orig_mod." of names are stripped.
     TensorParallel(const DeviceMesh& mesh, std::span<const NamedTensor> params, std::span<const TpRule> rules,
                    const TpOptions& options);
     ~TensorParallel();

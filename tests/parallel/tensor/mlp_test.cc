@@ -155,6 +155,17 @@ TEST(TensorParallel, AMeshOfTwoDimensionsIsRefused) {
     }));
 }
 
+TEST(TensorParallel, WrappersAreNoPartOfNames) {
+    expect_all_well(run_ranks(1, test_options(), [](Communicator& comm) {
+        Mlp mlp(8);
+        std::vector<NamedTensor> params = mlp.named();
+        for (NamedTensor& param : params) param.name = "module._orig_mod." + param.name;
+        EXPECT_EQ(TensorParallel(mesh_of(comm), params, rules, {}).param(0).name, "fc1.weight");
+        params[1].name = "fc1.weight";
+        EXPECT_THROW(TensorParallel(mesh_of(comm), params, rules, {}), Error);
+    }));
+}
+
 TEST(TensorParallel, ABiasIsAddedOnce) {
     expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
         Mlp mlp(8);
