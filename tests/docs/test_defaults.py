@@ -30,6 +30,8 @@ TYPES = {
     "void *": ctypes.c_void_p,
     "const tsr_storage *": ctypes.c_void_p,
     "tsr_comm *": ctypes.c_void_p,
+    "tsr_tp *": ctypes.c_void_p,
+    "const tsr_tensor *": ctypes.c_void_p,
     "const char *const *": ctypes.c_void_p,
     "const tsr_name_rule *": ctypes.c_void_p,
     "tsr_load_report_fn": ctypes.c_void_p,
@@ -40,6 +42,12 @@ PLACES = {
     "tsr_comm_options": (ts.init, ("CommOptions.java", ""), ("comm/options.rs", "impl CommOptions")),
     "tsr_ddp_options": (ts.DDP, ("DdpOptions.java", ""), ("ddp.rs", "impl DdpOptions")),
     "tsr_fsdp_options": (ts.FSDP, ("FsdpOptions.java", ""), ("fsdp.rs", "impl FsdpOptions")),
+    "tsr_tp_options": (ts.TensorParallel, ("TpOptions.java", ""), ("tp.rs", "impl")),
+    "tsr_cross_entropy_options": (
+        ts.TensorParallel.cross_entropy,
+        ("CrossEntropyOptions.java", ""),
+        ("tp.rs", "impl CrossEntropy"),
+    ),
     "tsr_grad_scaler_options": (
         ts.GradScaler,
         ("GradScaler.java", "class Builder"),
@@ -129,6 +137,9 @@ def wanted(struct: str, field: str) -> list[str]:
     if field == "when_busy":
         assert value == 0
         return ["TSR_BUSY_WAIT", '"wait"', "WAIT", "Wait"]
+    if field == "reduction":
+        assert value == 1
+        return ["TSR_LOSS_MEAN", '"mean"', "MEAN", "Mean"]
     if field == "op":
         assert value == 2
         return ["TSR_REDUCE_AVG", '"avg"', "AVG", "Avg"]

@@ -298,7 +298,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_cross_entropy(tsr_tp *tp, const tsr_tenso
                                                      const tsr_tensor *grad, void *stream, tsr_work **work);
 
 /** Sum over the ranks the gradients of which each rank has a part: those of TSR_TP_SEQUENCE and, with sequence_parallel,
- *  of TSR_TP_ROW's biases. Call it once a step, after backward and before clipping and the optimizer's step. All other
+ *  of TSR_TP_ROW's biases. Call it once per step, after backward and before clipping and the optimizer's step. All other
  *  gradients are complete on their rank.
  *  @param tp    borrowed until the work is done
  *  @param work  out; NULL: the call returns when the operation is done

@@ -36,7 +36,7 @@ Words words_of(const TensorParallel& model, const TpParam& param) {
     if (param.shape.ndim() != 2 || param.cut > 0 || !is_floating(param.dtype)) {
         throw Error(
             Code::invalid_argument,
-            fmt::format("parameter \"{}\" {} {} ({}) is no embedding: it must be a floating-point matrix [words, "
+            fmt::format("parameter \"{}\" {} {} ({}) is not an embedding: it must be a floating-point matrix [words, "
                         "features] that is whole or cut along dimension 0",
                         param.name, name_of(param.dtype), param.shape.str(), name_of(param.style)));
     }

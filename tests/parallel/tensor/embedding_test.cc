@@ -98,7 +98,7 @@ TEST(TpEmbedding, BadIdsAndParametersAreRefusedBeforeAnythingIsSent) {
         const NamedTensor other{"tok.weight", tensor_of_shape(weight, Dims{4, features})};
         const TpRule rule{"tok", TpStyle::row, 0, {}};
         TensorParallel cut(mesh_of(comm), {&other, 1}, {&rule, 1}, {});
-        EXPECT_THAT(refusal({0, 3}, cut), AllOf(HasSubstr("tok.weight"), HasSubstr("no embedding")));
+        EXPECT_THAT(refusal({0, 3}, cut), AllOf(HasSubstr("tok.weight"), HasSubstr("not an embedding")));
     }));
 }
 

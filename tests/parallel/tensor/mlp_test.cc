@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 namespace tsr {
 namespace {
 
@@ -152,6 +154,30 @@ TEST(TensorParallel, AMeshOfTwoDimensionsIsRefused) {
         } catch (const Error& error) {
             EXPECT_THAT(error.what(), AllOf(HasSubstr("dp 1, tp 2"), HasSubstr("slice")));
         }
+    }));
+}
+
+TEST(TensorParallel, GradientsThatAreBeingSummedAreLeftAlone) {
+    std::atomic<bool> tried = false;
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Mlp mlp(8);
+        TensorParallel tp(mesh_of(comm), mlp.named(), rules, {});
+        tp.grad(Mlp::gain).as<double>()[0] = 1;
+        WorkPtr work;
+        if (comm.rank() == 1) {  // rank 0's sum is not done before this rank's begins
+            wait_until([&] { return tried.load(); }, soon(), "rank 0");
+        }
+        tp.sum_grads(&work);
+        if (comm.rank() == 0) {
+            EXPECT_THROW(tp.zero_grad(), Error);
+            EXPECT_THROW(tp.check_reduced_after(0), Error);
+            tried = true;
+        }
+        work->wait(soon());
+        EXPECT_EQ(tp.grad(Mlp::gain).as<double>()[0], 2);
+        tp.check_reduced_after(0);
+        tp.zero_grad();
+        EXPECT_EQ(tp.grad(Mlp::gain).as<double>()[0], 0);
     }));
 }
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from . import _core, _options
 from ._base import Closable, checked, there_are
 from ._given import raw, takes
+from ._params import Deferred, Grads, Params, named, parameter
 from .comm import Comm
-from .ddp import Grads, Params, named, parameter
 from .errors import InvalidArgument, InvalidState, NotFound
 from .layout import Layout
 from .tensor import DTypeLike, array_over, dtype_of
@@ -27,13 +27,6 @@ __all__ = ["FSDP", "Deferred"]
 DTypes = DTypeLike | Mapping[str, DTypeLike] | None
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 Phase = Literal["sharded", "on_its_way", "whole", "backward", "reducing"]
-
-
-class Deferred(NamedTuple):
-    """A parameter whose values are written into its shards later; no rank ever needs memory for all of it."""
-
-    shape: tuple[int, ...]
-    dtype: DTypeLike = "float32"
 
 
 class _Block(Mapping[str, "npt.NDArray[Any]"]):

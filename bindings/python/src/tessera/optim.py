@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from . import _core, _options
 from ._base_optimizer import Optimizer
 from ._given import raw, takes
-from .ddp import DDP, Params, named
+from ._params import Params, named
+from .ddp import DDP
 from .errors import InvalidArgument
 from .fsdp import FSDP
 from .tensor import tensor

@@ -11,10 +11,9 @@ import numpy as np
 from . import _core, _options
 from ._base import Closable, checked, there_are
 from ._given import raw, takes
+from ._params import Deferred, Grads, Params, named, parameter
 from .comm import Comm
-from .ddp import Grads, Params, named, parameter
 from .errors import InvalidArgument, NotFound
-from .fsdp import Deferred
 from .layout import Layout, Replicate, Shard
 from .mesh import Mesh
 from .tensor import array_over, dtype_of, tensor
@@ -76,6 +75,13 @@ def _dim(dim: int | None, ndim: int) -> int:
 class TensorParallel(Closable):
     """A model of which each rank holds slices, for tensor-parallel training. Collective.
 
+    Styles are ``"column"`` (weights, [outputs, inputs], and biases are cut along dimension 0: each rank computes some
+    outputs), ``"row"`` (weights are cut along dimension 1: each rank takes some inputs; biases are whole, and `leave`
+    adds them), ``"vocabulary"`` (an embedding's weight [words, features], cut along dimension 0; see `embed`),
+    ``"sequence"`` (whole, used where each rank has a part of the sequence; `sum_grads` sums the gradient) and
+    ``"replicate"`` (whole, like all parameters that no pattern matches). Sizes need not divide by the number of ranks:
+    they are cut like ``torch.chunk``, and a slice may be empty.
+
     Parameters
     ----------
     mesh : Mesh
@@ -84,17 +90,9 @@ class TensorParallel(Closable):
         The whole parameters, as for `DDP`, or `Deferred` ones, whose slices are zeros until a checkpoint is loaded.
         They are read here and not used later; only rank 0's values count, unless `sync_values` is False.
     plan : mapping of str to style
-        A pattern for each dotted part of a name, such as ``"layers.*.attn.w[qkv]"``, and what to do with the
-        parameters, or all parameters of the modules, that it matches:
-
-        - ``"column"``: cut along dimension 0, weights ([outputs, inputs]) and biases; each rank computes some outputs.
-        - ``"row"``: weights cut along dimension 1; each rank takes some inputs. Biases are whole; `leave` adds them.
-        - ``"vocabulary"``: an embedding's weight [words, features], cut along dimension 0; see `embed`.
-        - ``"sequence"``: whole, used where each rank has a part of the sequence; `sum_grads` sums its gradient.
-        - ``"replicate"``: whole, like all parameters that no pattern matches.
-        - ``Shard(d)``, ``Replicate()``, or a `Layout` over the ranks of `dim`, for weights that join several.
-
-        Sizes need not divide by the number of ranks: they are cut like ``torch.chunk``, and a slice may be empty.
+        A pattern for each dotted part of a name, such as ``"layers.*.attn.w[qkv]"``, and the style of the parameters,
+        or of all parameters of the modules, that it matches; a placement, ``Shard(d)`` or ``Replicate()``; or a
+        `Layout` over the ranks of `dim`, for weights that join several.
     dim : str, optional
         The name of the dimension; by default the only one of `mesh`.
     <options>
@@ -534,8 +532,9 @@ class TensorParallel(Closable):
     # ------------------------------------------------------------------ gradients
 
     def sum_grads(self) -> None:
-        """Sum over the ranks the gradients of which each rank has a part. Collective; once a step, before clipping and
-        the optimizer's step.
+        """Sum over the ranks the gradients of which each rank has a part. Collective.
+
+        Call it once per step, before clipping and the optimizer's step.
 
         These are the gradients of ``"sequence"`` parameters and, with `sequence_parallel`, of the biases of ``"row"``.
         All others are complete on their rank.

@@ -1,0 +1,117 @@
+"""Parameters as models take them: named arrays, and gradients by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from . import _core
+from ._base import there_are
+from .errors import InvalidArgument, NotFound
+from .tensor import ArrayLike, DTypeLike, is_array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Deferred", "Grads", "Params", "named", "parameter"]
+
+Params = Mapping[str, ArrayLike] | Sequence[tuple[str, ArrayLike]] | Sequence[ArrayLike]
+"""Named arrays: a mapping, (name, array) pairs, or bare arrays, which are named "0", "1", ..."""
+
+
+def named(params: Params | Iterable[Any], what: str = "params") -> tuple[list[str], list[Any]]:
+    """The names and arrays of parameters, in order."""
+    if isinstance(params, Mapping):
+        for name in params:
+            if not isinstance(name, str):
+                raise TypeError(f"{what} has the key {name!r}; parameter names must be str")
+        return list(params), list(params.values())
+    if is_array(params) or isinstance(params, (str, bytes)) or not isinstance(params, Iterable):
+        raise TypeError(f"{what} is a {type(params).__name__}; it must be a dict of arrays, {{'weight': weight, ...}}")
+    names, arrays = [], []
+    for number, param in enumerate(params):
+        pair = isinstance(param, tuple) and len(param) == 2 and isinstance(param[0], str)
+        names.append(param[0] if pair else str(number))
+        arrays.append(param[1] if pair else param)
+    return names, arrays
+
+
+def parameter(name: str, array: ArrayLike) -> _core.Tensor:
+    """An array as the library takes it; errors name the parameter. The library itself refuses arrays that are not
+    contiguous, because it reports that to all ranks."""
+    try:
+        return _core.Tensor(array, strided=True)
+    except (InvalidArgument, TypeError) as error:
+        raise type(error)(f"parameter {name!r}: {error}") from None
+
+
+def _advice(name: str, array: npt.NDArray[Any], view: npt.NDArray[Any]) -> str:
+    """How to write `array`, whose shape or dtype differs, into the view."""
+    into = f"grads[{name!r}][...] ="
+    if array.shape == view.shape:
+        return f"{into} value converts"
+    try:
+        broadcasts = np.broadcast_shapes(array.shape, view.shape) == view.shape
+    except ValueError:
+        broadcasts = False
+    if broadcasts:
+        return f"{into} value broadcasts" + ("" if array.dtype == view.dtype else " and converts")
+    if array.shape == view.shape[::-1]:
+        return f"for a transposed gradient, {into} np.transpose(value)"
+    if array.size == view.size:
+        return f"for the same elements in the same order, {into} np.reshape(value, {view.shape})"
+    return f"compute a gradient of shape {view.shape}"
+
+
+class Grads(Mapping[str, "npt.NDArray[Any]"]):
+    """Gradients by name: views to write them into. Assigning to a name copies into the view."""
+
+    __slots__ = ("_of", "_views")
+
+    def __init__(self, views: Mapping[str, npt.NDArray[Any]], of: str) -> None:
+        self._views = views
+        self._of = of  # in messages: "the model"
+
+    def _no(self, name: object) -> str:
+        return f"{self._of} has no gradient of {name!r}; {there_are(name, self._views)}"
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._views:
+            raise KeyError(self._no(name))
+        return self._views[name]
+
+    def __setitem__(self, name: str, value: ArrayLike) -> None:
+        """Copy an array with the gradient's shape and dtype into the view."""
+        if name not in self._views:
+            raise NotFound(self._no(name))
+        view = self._views[name]
+        if value is view:  # grads[name] += ... has written already
+            return
+        array = np.asarray(value)
+        if array.shape != view.shape or array.dtype != view.dtype:
+            raise InvalidArgument(
+                f"the gradient of {name!r} has shape {view.shape} and dtype {view.dtype}, got shape {array.shape} and "
+                f"dtype {array.dtype}; {_advice(name, array, view)}"
+            )
+        view[...] = array
+
+    def __contains__(self, name: object) -> bool:  # also after the views have expired
+        return name in self._views
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __repr__(self) -> str:
+        return f"<gradients of {', '.join(self._views)}>"
+
+
+class Deferred(NamedTuple):
+    """A parameter whose values are written into its shards later; no rank ever needs memory for all of it."""
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike = "float32"
