@@ -65,6 +65,9 @@ ENUMS = {
     "tsr_busy": "WhenBusy",
     "tsr_loss_reduction": "LossReduction",
 }
+# What headers call otherwise than a user of Rust.
+NAMED = {"tsr_tp_style": "Style"}
+REWORDED = {"dim >= 0 in": "`dim` in"}
 
 
 def camel(name: str) -> str:
@@ -116,10 +119,15 @@ def settings_of(api: Api, struct: Struct, spellings: dict[str, str]) -> list[str
         "    () => {",
     ]
     constants = {c.name: f"`{camel(name)}`" for enum in ENUMS for name, c in api.names_of(enum).items()}
+    constants |= {
+        c.name: f"`{of}::{camel(name)}`" for enum, of in NAMED.items() for name, c in api.names_of(enum).items()
+    }
     for option in listed:
         if (struct.name, option.name) in BY_HAND:
             continue
         text = described(option, constants, ("true", "false", "none"))
+        for words, ours in REWORDED.items():
+            text = text.replace(words, ours)
         text = re.sub(r"\b(tsr_\w+)\b", lambda found: f"`{spellings.get(found[1], found[1])}`", text)
         of = setting(option)[0]
         taken, value = ("impl Into<String>", "value.into()") if of == "String" else (of, "value")
@@ -148,7 +156,7 @@ def settings(api: Api, spellings: dict[str, str]) -> str:
         "",
         "use tessera_sys as sys;",
         "",
-        "use crate::choices::{DdpHook, DdpJoin, WhenBusy};",
+        "use crate::choices::{DdpHook, DdpJoin, LossReduction, WhenBusy};",
         "use crate::element::{DType, ReduceOp};",
         "use crate::error::Result;",
         "use crate::raw;",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/reentry.hpp"
 #include "tensor/layout.hpp"
 
 namespace tsr {
@@ -179,6 +180,7 @@ void TpMoves::split(const Tensor& in, const Tensor& out, int dim, StreamHandle s
 
 void TpQueue::run(std::function<void(TpMoves& moves)> body, StreamHandle stream, Device device, WorkPtr* work) {
     Communicator& comm = *moves_->comm();
+    const Reentry once(this, "the model of communicator", comm.name());  // a callback while this waits for `last_`
     if (work == nullptr) {
         // Jobs use the same scratch memory. Each has a deadline of its own.
         if (last_ && !last_->done()) last_->wait(Deadline::in(std::chrono::hours{24 * 365}));

@@ -38,3 +38,15 @@ pub enum WhenBusy {
     /// Queues behind it; a save that is queued and has not begun gives way, and ends with [`Code::Aborted`](crate::Code::Aborted).
     Replace = sys::TSR_BUSY_REPLACE as isize,
 }
+
+/// How [`TensorParallel::cross_entropy`](crate::TensorParallel::cross_entropy) joins the losses of the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReduction {
+    /// Each row has its own.
+    None = sys::TSR_LOSS_NONE as isize,
+    /// By the mean, weighted by the targets' class weights; over no rows it is NaN.
+    Mean = sys::TSR_LOSS_MEAN as isize,
+    /// By the sum.
+    Sum = sys::TSR_LOSS_SUM as isize,
+}

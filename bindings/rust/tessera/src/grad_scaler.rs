@@ -12,9 +12,10 @@ use crate::raw::created;
 use crate::settings::{grad_scaler_setters, GradScalerSettings};
 
 /// A dynamic scale for the loss, like `torch.amp.GradScaler`, so that small [`F16`](crate::DType::F16) gradients are
-/// not lost. A step whose gradients hold an infinity or NaN (over an [`Fsdp`](crate::Fsdp): on any rank) is skipped, on
-/// all ranks, and the scale shrinks; after some successful steps in a row it grows. Each rank has its own scaler; they
-/// stay equal. A [`State`](crate::State) saves it with its settings.
+/// not lost. A step whose gradients hold an infinity or NaN (over an [`Fsdp`](crate::Fsdp) or a
+/// [`TensorParallel`](crate::TensorParallel): on any rank) is skipped, on all ranks, and the scale shrinks; after some
+/// successful steps in a row it grows. Each rank has its own scaler; they stay equal. A [`State`](crate::State) saves it
+/// with its settings.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {

@@ -1,5 +1,5 @@
-//! Tessera for Rust: collectives, data-parallel training and distributed checkpoints. Ranks of one job may be written in
-//! Rust, Python, Java or C; they share collectives and checkpoints.
+//! Tessera for Rust: collectives, data-parallel, fully sharded and tensor-parallel training, and distributed checkpoints.
+//! Ranks of one job may be written in Rust, Python, Java or C; they share collectives and checkpoints.
 //!
 //! ```
 //! # fn main() -> tessera::Result<()> {
@@ -39,10 +39,10 @@
 //!   around `main` reports to the launcher why a rank fails.
 //! - **Deadlines.** Every wait has one. A dead rank is named within seconds, a late one at the deadline.
 //! - **Memory.** Memory that the library uses later is owned by the object concerned: [`Ddp`] owns parameters, an
-//!   [`Fsdp`] its shards, a [`Work`] its buffers, a [`State`] everything added to it. Access to [`Tensor`]s is counted,
-//!   see [`View`].
+//!   [`Fsdp`] its shards, a [`TensorParallel`] its slices, a [`Work`] its buffers, a [`State`] everything added to it.
+//!   Access to [`Tensor`]s is counted, see [`View`].
 //! - **Threads.** A [`Comm`] may move between threads but not be shared; [`AbortHandle`], [`Store`] and [`Checkpoint`]
-//!   may. [`Ddp`], [`Fsdp`], [`Optimizer`] and [`State`] stay on the thread that made them.
+//!   may. [`Ddp`], [`Fsdp`], [`TensorParallel`], [`Optimizer`] and [`State`] stay on the thread that made them.
 //! - **The library** is found and opened at run time; see [`load`] for where, and for why no `LD_LIBRARY_PATH` is needed.
 //!
 //! # Features
@@ -89,13 +89,14 @@ mod storage;
 mod store;
 mod tensor;
 mod text;
+mod tp;
 mod value;
 mod work;
 
 pub use buffer::{Buffer, OwnedSlice};
 pub use callback::CallbackResult;
 pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, Verify};
-pub use choices::{DdpHook, DdpJoin, WhenBusy};
+pub use choices::{DdpHook, DdpJoin, LossReduction, WhenBusy};
 pub use comm::{AbortHandle, Comm, CommOptions};
 pub use data::{Sampler, SamplerBuilder};
 pub use ddp::{Bucket, BucketStats, Ddp, DdpOptions};
@@ -119,6 +120,7 @@ pub use state::{State, StateDict, StatePart, Stateful};
 pub use storage::{KeyStatus, Storage, StorageReader, StorageTraits, StorageUpload};
 pub use store::{Store, StoreOptions, StoreServer};
 pub use tensor::{IntoTensor, Tensor, TensorInfo, View, ViewMut};
+pub use tp::{CrossEntropy, Style, TensorParallel, TensorParallelBuilder};
 pub use value::Value;
 pub use work::Work;
 

@@ -419,6 +419,96 @@
 //! }
 //! ```
 //!
+//! A tensor-parallel model and its optimizer are gone before the mesh, and the views of its gradients before their sum:
+//!
+//! ```
+//! use tessera::{params, Comm, Mesh, Sgd, TensorParallel};
+//! fn main() -> tessera::Result<()> {
+//!     let mesh = Mesh::new(&Comm::from_env()?, &[("tp", 1)])?;
+//!     let mut tp = TensorParallel::builder(&mesh, params!["w" => (vec![0.0f32], [1])]).build()?;
+//!     let opt = Sgd::new(&mut tp).build()?;
+//!     let grad = tp.grad(0)?;
+//!     drop(grad);
+//!     tp.sum_grads()?;
+//!     drop(opt);
+//!     drop(tp);
+//!     drop(mesh);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Mesh, TensorParallel};
+//! fn main() -> tessera::Result<()> {
+//!     let mesh = Mesh::new(&Comm::from_env()?, &[("tp", 1)])?;
+//!     let tp = TensorParallel::builder(&mesh, params!["w" => (vec![0.0f32], [1])]).build()?;
+//!     drop(mesh);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Mesh, Sgd, TensorParallel};
+//! fn main() -> tessera::Result<()> {
+//!     let mesh = Mesh::new(&Comm::from_env()?, &[("tp", 1)])?;
+//!     let mut tp = TensorParallel::builder(&mesh, params!["w" => (vec![0.0f32], [1])]).build()?;
+//!     let opt = Sgd::new(&mut tp).build()?;
+//!     drop(tp);
+//!     drop(mesh);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use tessera::{params, Comm, Mesh, TensorParallel};
+//! fn main() -> tessera::Result<()> {
+//!     let mesh = Mesh::new(&Comm::from_env()?, &[("tp", 1)])?;
+//!     let mut tp = TensorParallel::builder(&mesh, params!["w" => (vec![0.0f32], [1])]).build()?;
+//!     let grad = tp.grad(0)?;
+//!     tp.sum_grads()?;
+//!     assert_eq!(grad[0], 0.0);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Mesh, TensorParallel};
+//! fn main() -> tessera::Result<()> {
+//!     let mesh = Mesh::new(&Comm::from_env()?, &[("tp", 1)])?;
+//!     let tp = TensorParallel::builder(&mesh, params!["w" => (vec![0.0f32], [1])]).build()?;
+//!     let slice = tp.slice(0)?;
+//!     drop(tp);
+//!     assert_eq!(slice[0], 0.0);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Nor does the mesh move to another thread meanwhile, and the settings of a loss borrow the weights of its classes:
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Mesh, TensorParallel};
+//! fn main() -> tessera::Result<()> {
+//!     let mesh = Mesh::new(&Comm::from_env()?, &[("tp", 1)])?;
+//!     let tp = TensorParallel::builder(&mesh, params!["w" => (vec![0.0f32], [1])]).build()?;
+//!     std::thread::spawn(move || drop(mesh)).join().unwrap();
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```
+//! let weights = vec![1.0f32; 3];
+//! let loss = tessera::CrossEntropy::new(3).class_weights(&weights);
+//! let _other = loss.clone();
+//! drop(weights);
+//! ```
+//!
+//! ```compile_fail,E0505
+//! let weights = vec![1.0f32; 3];
+//! let loss = tessera::CrossEntropy::new(3).class_weights(&weights);
+//! drop(weights);
+//! let _other = loss.clone();
+//! ```
+//!
 //! Tensors, which count their views without a lock, stay on their thread:
 //!
 //! ```compile_fail,E0277

@@ -10,6 +10,7 @@ use tessera_sys as sys;
 use crate::comm::{Comm, Owner};
 use crate::error::{check, Code, Error, Result};
 use crate::raw::{self, created};
+use crate::store::StoreHandle;
 
 /// A named n-dimensional arrangement of a communicator's ranks, with a communicator for each dimension, of the ranks
 /// that differ only in that coordinate.
@@ -29,8 +30,9 @@ pub struct Mesh {
 
 pub(crate) struct MeshHandle(NonNull<sys::tsr_mesh>);
 
-// SAFETY: all functions but destroy take it `const`, which the C API defines as thread-safe; its communicators are
-// guarded by `Comm`'s rules.
+// SAFETY: all functions but two take it `const`, which the C API defines as thread-safe: destroy is the last owner's, and
+// the creation of a model is for the thread that has the `Mesh`, which is not Sync. Its communicators are guarded by
+// `Comm`'s rules.
 unsafe impl Send for MeshHandle {}
 unsafe impl Sync for MeshHandle {}
 
@@ -138,6 +140,41 @@ impl Mesh {
     /// `NotFound`: the dimension does not exist.
     pub fn comm(&self, name: &str) -> Result<&Comm> {
         find(self.dims.iter().map(|(name, comm)| (name.as_str(), comm)), name)
+    }
+
+    /// The dimension `name`, by default the only one.
+    pub(crate) fn one_dim(&self, name: Option<&str>) -> Result<MeshDim> {
+        let (handle, comm) = match (name, self.dims.as_slice()) {
+            (Some(name), _) => (Arc::new(self.slice(&[name])?.handle), self.comm(name)?),
+            (None, [(_, comm)]) => (Arc::<MeshHandle>::clone(&self.handle), comm),
+            (None, dims) => {
+                let names: Vec<_> = dims.iter().map(|(name, _)| name.as_str()).collect();
+                return Err(Error::argument(format!("the mesh has several dimensions; choose one of {names:?}")));
+            }
+        };
+        Ok(MeshDim { handle, rank: comm.rank()?, size: comm.world_size()?, _store: comm.store() })
+    }
+}
+
+/// One dimension as its own mesh, for a model, with what it needs.
+pub(crate) struct MeshDim {
+    handle: Arc<MeshHandle>,
+    rank: usize,
+    size: usize,
+    _store: Option<Arc<StoreHandle>>, // dropped after the handle
+}
+
+impl MeshDim {
+    pub(crate) fn as_ptr(&self) -> *mut sys::tsr_mesh {
+        self.handle.0.as_ptr()
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
     }
 }
 

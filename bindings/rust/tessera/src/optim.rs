@@ -14,6 +14,7 @@ use crate::params::{Group, Local, RawParams};
 use crate::raw::created;
 use crate::settings::{adam_setters, adamw_setters, sgd_setters, AdamSettings, AdamwSettings, SgdSettings};
 use crate::tensor::{Held, Tensor, Use};
+use crate::tp::{TensorParallel, TpInner};
 
 mod sealed {
     /// Where parameters and gradients come from.
@@ -21,6 +22,7 @@ mod sealed {
     pub enum Source {
         Ddp(std::rc::Rc<super::Inner>),
         Fsdp(std::rc::Rc<super::FsdpInner>),
+        TensorParallel(std::rc::Rc<super::TpInner>),
         Local(std::rc::Rc<super::Group>),
     }
 
@@ -31,17 +33,18 @@ mod sealed {
 use sealed::{Sealed, Source};
 
 impl Source {
-    fn group(&self) -> &Group {
-        match self {
+    fn group(&self) -> Result<&Group> {
+        Ok(match self {
             Source::Ddp(inner) => &inner.group,
             Source::Fsdp(inner) => &inner.trained,
+            Source::TensorParallel(inner) => inner.trained()?,
             Source::Local(group) => group,
-        }
+        })
     }
 }
 
-/// What an optimizer updates: a [`Ddp`], the shards of an [`Fsdp`], or a [`Local`]. `'c` is the lifetime for which its
-/// communicator is borrowed.
+/// What an optimizer updates: a [`Ddp`], the shards of an [`Fsdp`], the floating-point slices of a [`TensorParallel`], or
+/// a [`Local`]. `'c` is the lifetime for which its communicator or mesh is borrowed.
 pub trait Trainable<'c>: Sealed {}
 
 impl Sealed for Ddp<'_> {
@@ -58,6 +61,13 @@ impl Sealed for Fsdp<'_> {
 }
 impl<'c> Trainable<'c> for Fsdp<'c> {}
 
+impl Sealed for TensorParallel<'_> {
+    fn source(&self) -> Source {
+        Source::TensorParallel(Rc::clone(self.inner()))
+    }
+}
+impl<'c> Trainable<'c> for TensorParallel<'c> {}
+
 impl Sealed for Local {
     fn source(&self) -> Source {
         Source::Local(Rc::clone(&self.group))
@@ -68,7 +78,8 @@ impl<'c> Trainable<'c> for Local {}
 macro_rules! builder {
     (
         $(#[$doc:meta])*
-        $name:ident, $settings:ident, $setters:ident, $over_ddp:ident, $over_fsdp:ident, $create:ident
+        $name:ident, $settings:ident, $setters:ident, $over_ddp:ident, $over_fsdp:ident, $over_tp:ident,
+        $create:ident
     ) => {
         $(#[$doc])*
         ///
@@ -101,6 +112,11 @@ macro_rules! builder {
                     Source::Ddp(inner) => check(unsafe { sys::$over_ddp(inner.as_ptr(), raw, &mut handle) }),
                     // SAFETY: the same.
                     Source::Fsdp(inner) => check(unsafe { sys::$over_fsdp(inner.as_ptr(), raw, &mut handle) }),
+                    Source::TensorParallel(inner) => {
+                        inner.trained()?;
+                        // SAFETY: the same, of the model and its mesh.
+                        check(unsafe { sys::$over_tp(inner.as_ptr(), raw, &mut handle) })
+                    }
                     Source::Local(group) => {
                         let params = RawParams::new(&group.params)?;
                         let grads: Vec<_> = group.grads.iter().map(Tensor::as_raw).collect();
@@ -123,17 +139,17 @@ macro_rules! builder {
 
 builder! {
     /// Stochastic gradient descent, as PyTorch defines it.
-    Sgd, SgdSettings, sgd_setters, tsr_ddp_sgd, tsr_fsdp_sgd, tsr_sgd_create
+    Sgd, SgdSettings, sgd_setters, tsr_ddp_sgd, tsr_fsdp_sgd, tsr_tp_sgd, tsr_sgd_create
 }
 
 builder! {
     /// Adam (Kingma and Ba 2015) with bias correction.
-    Adam, AdamSettings, adam_setters, tsr_ddp_adam, tsr_fsdp_adam, tsr_adam_create
+    Adam, AdamSettings, adam_setters, tsr_ddp_adam, tsr_fsdp_adam, tsr_tp_adam, tsr_adam_create
 }
 
 builder! {
     /// AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
-    AdamW, AdamwSettings, adamw_setters, tsr_ddp_adamw, tsr_fsdp_adamw, tsr_adamw_create
+    AdamW, AdamwSettings, adamw_setters, tsr_ddp_adamw, tsr_fsdp_adamw, tsr_tp_adamw, tsr_adamw_create
 }
 
 /// An optimizer, created by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps the parameters alive.
@@ -166,27 +182,28 @@ impl Optimizer<'_> {
         &self.inner
     }
 
-    fn group(&self) -> &Group {
+    fn group(&self) -> Result<&Group> {
         self.inner.source.group()
     }
 
     /// Checks that no view of the parameters or gradients is alive while the library changes them.
     pub(crate) fn hold_params(&self) -> Result<Held<'_>> {
-        Held::new(self.group().named_params(), Use::Writes)
+        Held::new(self.group()?.named_params(), Use::Writes)
     }
 
     pub(crate) fn hold_grads(&self) -> Result<Held<'_>> {
-        Held::new(self.group().named_grads(), Use::Writes)
+        Held::new(self.group()?.named_grads(), Use::Writes)
     }
 
     /// Updates every parameter from its gradient, which is unchanged.
     ///
     /// # Errors
-    /// `InvalidState`: gradients are being reduced, or none were reduced since the last step (with synchronisation); a
-    /// unit of an [`Fsdp`] is unsharded; or a view of a parameter (or a mutable one of a gradient) is alive.
+    /// `InvalidState`: gradients are being reduced, or none were reduced since the last step (with synchronisation; for a
+    /// [`TensorParallel`] if [`sum_grads`](TensorParallel::sum_grads) has some to sum); a unit of an [`Fsdp`] is
+    /// unsharded; or a view of a parameter (or a mutable one of a gradient) is alive.
     pub fn step(&mut self) -> Result<()> {
         let _params = self.hold_params()?;
-        let _grads = Held::new(self.group().named_grads(), Use::Reads)?;
+        let _grads = Held::new(self.group()?.named_grads(), Use::Reads)?;
         // SAFETY: the handle is alive and used by this thread alone; no view is alive; so in every method below.
         check(unsafe { sys::tsr_optimizer_step(self.inner.as_ptr()) })
     }
@@ -204,14 +221,14 @@ impl Optimizer<'_> {
     /// the norm before scaling: infinite if there are infinities or NaN, which are left unchanged. `p` is the norm's
     /// order: 2, any number of at least 1, or [`f64::INFINITY`] for the largest magnitude. Call it before the step.
     ///
-    /// Over an [`Fsdp`] it uses the norm of all shards and is collective. Over a [`Ddp`], whose gradients are the same
-    /// on every rank, it is local.
+    /// Over an [`Fsdp`] or a [`TensorParallel`] it uses the norm of all shards or slices, each counted once, and is
+    /// collective. Over a [`Ddp`], whose gradients are the same on every rank, it is local.
     ///
     /// # Errors
     /// `InvalidArgument`: `max_norm` is negative or not finite, or `p` is below 1; `InvalidState`: gradients are being
     /// reduced, a unit of an [`Fsdp`] is unsharded, a view of a gradient is alive, or the optimizer steps in backward.
-    /// Over an [`Fsdp`] also `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, and `Interrupted`, after which its
-    /// communicator can no longer be used.
+    /// Over an [`Fsdp`] or a [`TensorParallel`] also `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, and `Interrupted`,
+    /// after which its communicator can no longer be used.
     pub fn clip_grad_norm(&mut self, max_norm: f64, p: f64) -> Result<f64> {
         let _grads = self.hold_grads()?;
         let mut norm = 0.0;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-use crate::choices::{DdpHook, DdpJoin, WhenBusy};
+use crate::choices::{DdpHook, DdpJoin, LossReduction, WhenBusy};
 use crate::element::{DType, ReduceOp};
 use crate::error::Result;
 use crate::raw;
@@ -914,7 +914,7 @@ macro_rules! tp_setters {
             self.settings.sync_values = Some(value);
             self
         }
-        #[doc = "True: between regions, activations are cut along the sequence (dim >= 0 in `TpSettings::sync_values` and `TpSettings::sync_values`), so the gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE; default false."]
+        #[doc = "True: between regions, activations are cut along the sequence (`dim` in `TensorParallel::enter` and `TensorParallel::leave`), so the gradients of `Style::Row`'s biases are summed like those of `Style::Sequence`; default false."]
         #[must_use = "the setting is in what is returned"]
         pub fn sequence_parallel(mut self, value: bool) -> Self {
             self.settings.sequence_parallel = Some(value);

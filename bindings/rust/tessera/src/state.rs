@@ -24,6 +24,7 @@ use crate::optim::{Optimizer, OptimizerInner};
 use crate::params::Local;
 use crate::raw::{self, created};
 use crate::tensor::{Held, Tensor, TensorInfo, Use};
+use crate::tp::{TensorParallel, TpInner};
 use crate::value::Value;
 
 /// The model, optimizers, samplers, tensors and values of one training job. It keeps added objects alive, and a load
@@ -58,6 +59,7 @@ enum Kept {
     Tensor(String, Tensor),
     Ddp(Rc<Inner>),
     Fsdp(Rc<FsdpInner>),
+    TensorParallel(Rc<TpInner>),
     Optimizer { _kept: Rc<OptimizerInner> },
     GradScaler { _kept: Rc<GradScalerInner> },
     Sampler(Arc<SamplerInner>),
@@ -78,8 +80,8 @@ mod sealed {
     }
 }
 
-/// Objects that a [`State`] takes: a [`Ddp`], [`Fsdp`] or [`Local`] model, an [`Optimizer`], a [`GradScaler`], a
-/// [`Sampler`], a [`Tensor`], and any [`Stateful`] object in an `Rc<RefCell<_>>`.
+/// Objects that a [`State`] takes: a [`Ddp`], [`Fsdp`], [`TensorParallel`] or [`Local`] model, an [`Optimizer`], a
+/// [`GradScaler`], a [`Sampler`], a [`Tensor`], and any [`Stateful`] object in an `Rc<RefCell<_>>`.
 pub trait StatePart<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
 
@@ -163,6 +165,16 @@ impl<'c, 'd: 'c> sealed::Sealed<'c> for Fsdp<'d> {
         let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
         check(unsafe { sys::tsr_state_add_fsdp(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
         state.kept.push(Kept::Fsdp(Rc::clone(inner)));
+        Ok(())
+    }
+}
+
+impl<'c, 'd: 'c> sealed::Sealed<'c> for TensorParallel<'d> {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        // SAFETY: the state keeps the object; both are used by this thread alone.
+        check(unsafe { sys::tsr_state_add_tp(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
+        state.kept.push(Kept::TensorParallel(Rc::clone(inner)));
         Ok(())
     }
 }
@@ -518,7 +530,8 @@ impl<'c> State<'c> {
                 Kept::Tensor(name, tensor) => tensors.push((name.as_str(), tensor)),
                 Kept::Ddp(inner) => tensors.extend(inner.group.named_params()),
                 Kept::Fsdp(inner) => tensors.extend(inner.named_shards()), // the library loads into none that is whole
-                Kept::Optimizer { .. } | Kept::GradScaler { .. } => {}     // no view of what they have exists
+                Kept::TensorParallel(inner) => tensors.extend(inner.named_slices()),
+                Kept::Optimizer { .. } | Kept::GradScaler { .. } => {} // no view of what they have exists
                 Kept::Sampler(inner) => samplers.push(inner),
             }
         }

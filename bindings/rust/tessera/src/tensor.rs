@@ -60,7 +60,7 @@ impl Access {
     fn refusal(&self) -> Error {
         Error::state(match self.0.get() {
             Self::LIBRARY => "the tensor is being loaded, updated, or reduced over the ranks (until wait())",
-            Self::DEFERRED => "the tensor is deferred: it describes an Fsdp parameter whose values come later",
+            Self::DEFERRED => "the tensor is deferred: it describes a model's parameter whose values come later",
             Self::WRITER => "a mutable view of the tensor is alive; drop it first",
             _ => "a view of the tensor is alive; drop it first",
         })
@@ -132,8 +132,9 @@ impl Tensor {
         })))
     }
 
-    /// A tensor without memory, for a parameter of an [`Fsdp`](crate::Fsdp) whose values are written into its shards
-    /// later: no rank needs memory for all of it. It cannot be viewed, and can only be used there.
+    /// A tensor without memory, for a parameter of an [`Fsdp`](crate::Fsdp) or
+    /// [`TensorParallel`](crate::TensorParallel) whose values are written into its shards or slices later: no rank needs
+    /// memory for all of it. It cannot be viewed, and can only be used there.
     ///
     /// # Errors
     /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the shape is too large.

@@ -6,6 +6,7 @@
 //! completion callback, and are freed when both have let go: drop the handle at any time, nothing waits and nothing
 //! dangles.
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -45,22 +46,34 @@ impl Drop for Handle {
     }
 }
 
-/// One-dimensional C tensors and their shapes, at addresses that do not change when this is moved.
+/// C tensors and their shapes, at addresses that do not change when this is moved, and what else an operation needs.
 #[derive(Default)]
 pub(crate) struct Views {
     tensors: Vec<sys::tsr_tensor>,
-    #[allow(clippy::vec_box)] // their addresses must stay when the vector grows
-    _shapes: Vec<Box<[i64; 1]>>,
+    _shapes: Vec<Box<[i64]>>,
+    _kept: Vec<Box<dyn Any + Send>>,
 }
 
-// SAFETY: plain data; the buffers that it points into are kept beside it, and are `Send`.
+// SAFETY: plain data; the buffers that it points into are kept beside it, and are `Send`, as is what is kept in it.
 unsafe impl Send for Views {}
 
 impl Views {
-    pub(crate) fn of<T: Element>(mut self, data: *mut T, len: usize) -> Self {
-        let shape = Box::new(flat_shape(len));
-        self.tensors.push(raw_tensor(data.cast(), &*shape, T::DTYPE));
+    /// Adds a one-dimensional tensor.
+    pub(crate) fn of<T: Element>(self, data: *mut T, len: usize) -> Self {
+        self.shaped(data, flat_shape(len).into())
+    }
+
+    /// Adds a tensor of this shape.
+    pub(crate) fn shaped<T: Element>(mut self, data: *mut T, shape: Vec<i64>) -> Self {
+        let shape = shape.into_boxed_slice();
+        self.tensors.push(raw_tensor(data.cast(), &shape, T::DTYPE));
         self._shapes.push(shape);
+        self
+    }
+
+    /// Keeps what the operation uses besides the buffers until it is done.
+    pub(crate) fn keep(mut self, used: impl Any + Send) -> Self {
+        self._kept.push(Box::new(used));
         self
     }
 }
@@ -95,8 +108,8 @@ impl<B: Send + 'static> Work<B> {
     /// Starts an operation on `buffers`, of which `views` are views.
     ///
     /// # Safety
-    /// `issue` calls one C function that starts an operation, on nothing but these views, with the work pointer it is
-    /// given. The memory that the views show does not move when `buffers` is moved.
+    /// `issue` calls one C function that starts an operation, on nothing but these views and what they keep, with the
+    /// work pointer it is given. The memory that the views show does not move when `buffers` or what they keep is moved.
     pub(crate) unsafe fn start(
         buffers: B,
         views: Views,

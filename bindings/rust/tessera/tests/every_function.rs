@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use common::{deadline, options, ranks, serve};
 use tessera::{
-    params, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, DType, Ddp, DdpJoin, DdpOptions, ExportOptions,
-    Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler,
-    Saver, Sgd, State, StateDict, Stateful, Store, Tensor, Verify,
+    params, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpJoin, DdpOptions,
+    ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp,
+    Region, Sampler, Saver, Sgd, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
 };
 
 #[test]
@@ -25,6 +25,7 @@ fn every_function_of_the_c_library_is_called() {
         training_with_options(&comm);
         training_on_one_copy(&comm);
         training_in_shards(&comm);
+        training_in_slices(&comm);
         comm.finalize().unwrap();
     });
     let folder = tempfile::tempdir().unwrap();
@@ -241,6 +242,35 @@ fn training_in_shards(comm: &Comm) {
     fsdp.unshard(0).unwrap();
     fsdp.whole(0).unwrap().reshard().unwrap();
     fsdp.zero_grad().unwrap();
+}
+
+fn training_in_slices(comm: &Comm) {
+    let mesh = Mesh::new(comm, &[("dp", 1), ("tp", 2)]).unwrap();
+    let mut tp = TensorParallel::builder(&mesh, params!["tok" => (vec![1.0f32; 6], [3, 2])])
+        .dim("tp")
+        .plan([("tok", Style::Vocabulary)])
+        .build()
+        .unwrap();
+    let mut opts =
+        [Sgd::new(&mut tp).build().unwrap(), Adam::new(&mut tp).build().unwrap(), AdamW::new(&mut tp).build().unwrap()];
+    State::new().add("model", &tp).unwrap();
+    assert_eq!((tp.cut(0), tp.layout(0).unwrap().regions(1).unwrap()[0].offsets[0]), (Some(0), 2));
+    let (mut part, mut whole) = ([0.0f32; 2], [0.0f32; 4]);
+    tp.embed(0, &[0i64, 2], &mut part, &[2, 2], Some(0)).unwrap();
+    tp.enter(&part, &mut whole, &[2, 2], Some(0)).unwrap();
+    tp.leave(&whole, &mut part, &[2, 2], Some(0), None).unwrap();
+    tp.leave_backward(&part, &mut whole, &[2, 2], Some(0)).unwrap();
+    tp.enter_backward(&whole, &mut part, &[2, 2], Some(0)).unwrap();
+    tp.gather(&part, &mut whole, &[2, 2], 0).unwrap();
+    tp.split(&whole, &mut part, &[2, 2], 0).unwrap();
+    tp.embed_backward(0, &[0i64, 2], &part, &[2, 2], Some(0)).unwrap();
+    assert_eq!((part, tp.grad(0).unwrap()[0]), ([4.0; 2], 4.0));
+    let logits = vec![0.0f32; tp.part(3).len()];
+    let mut loss = [0.0f32];
+    tp.cross_entropy(&CrossEntropy::new(3), &logits, &[1i64], &mut loss, None).unwrap();
+    tp.sum_grads().unwrap();
+    opts.iter_mut().for_each(|opt| opt.step().unwrap());
+    tp.zero_grad().unwrap();
 }
 
 fn checkpoints(comm: &Comm, root: &std::path::Path) {
