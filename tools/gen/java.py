@@ -320,7 +320,12 @@ def fields_class(api: Api, struct: Struct, spellings: dict[str, str]) -> str:
         lines += setter(api, option, spellings)
     for handle in handles_in(api, struct):
         offset = api.layout(struct).offsets[handle.name]
-        lines += ["", f"    final void {camel(handle.name)}Handle(long handle) {{", f"        with({offset}, handle);", "    }"]
+        lines += [
+            "",
+            f"    final void {camel(handle.name)}Handle(long handle) {{",
+            f"        with({offset}, handle);",
+            "    }",
+        ]
     for option in listed:
         if option.kind == "flag":
             getter = camel(option.name, "x")

@@ -19,7 +19,7 @@ def params():
 
 def test_options_are_those_of_the_c_struct():
     taken = inspect.signature(ts.DDP).parameters
-    assert list(taken)[:3] == ["comm", "params", "bucket_bytes"]
+    assert list(taken)[:4] == ["comm", "params", "tp", "bucket_bytes"]
     assert all(taken[name].default is None for name in ("op", "find_unused", "hook", "share_params"))
     described = inspect.getdoc(ts.DDP) or ""
     assert "find_unused : bool, optional\n    True: gradients that are not ready at `DDP.wait`" in described

@@ -55,8 +55,8 @@ typedef struct tsr_tp_rule {
 typedef struct tsr_tp_options {
     size_t struct_size;
     tsr_flag sync_values; /* 1 (default): slices are cut from rank 0's values; 0: each rank cuts its own */
-    /* 1: between regions, activations are cut along the sequence (dim >= 0 in tsr_tp_enter and tsr_tp_leave), so the
-     * gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE; default 0 */
+    /* 1: between regions, activations are cut along the sequence (tsr_tp_enter and tsr_tp_leave with a dimension), so
+     * gradients of row biases are summed over the ranks like those of the style sequence; default 0 */
     tsr_flag sequence_parallel;
 } tsr_tp_options;
 

@@ -120,5 +120,5 @@ class TensorParallelOptions(TypedDict, total=False):
 
 TP = {
     'sync_values': Option('bool', "True (default): slices are cut from rank 0's values; False: each rank cuts its own."),
-    'sequence_parallel': Option('bool', "True: between regions, activations are cut along the sequence (dim >= 0 in `TensorParallel.enter` and `TensorParallel.call`), so the gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE; default False."),
+    'sequence_parallel': Option('bool', 'True: between regions, activations are cut along the sequence (`TensorParallel.enter` and `TensorParallel.leave` with a dimension), so gradients of row biases are summed over the ranks like those of the style sequence; default False.'),
 }

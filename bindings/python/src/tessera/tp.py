@@ -319,11 +319,15 @@ class TensorParallel(Closable):
             Return a `Work` instead; needs `out`.
         """
 
-        def call(handle: _core.TensorParallel, source: _core.Tensor, d: int, to: _core.Tensor, later: bool) -> Any:
-            added = None if bias is None else tensor(bias, writable=False)
-            return _core.tp_leave(handle, source, d, added, to, later)
-
-        return self._moved(call, y, dim, out, async_op, "cut")
+        added = None if bias is None else tensor(bias, writable=False)
+        return self._moved(
+            lambda handle, source, at, to, later: _core.tp_leave(handle, source, at, added, to, later),
+            y,
+            dim,
+            out,
+            async_op,
+            "cut",
+        )
 
     @overload
     def leave_backward(

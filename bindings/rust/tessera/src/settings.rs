@@ -914,7 +914,7 @@ macro_rules! tp_setters {
             self.settings.sync_values = Some(value);
             self
         }
-        #[doc = "True: between regions, activations are cut along the sequence (`dim` in `TensorParallel::enter` and `TensorParallel::leave`), so the gradients of `Style::Row`'s biases are summed like those of `Style::Sequence`; default false."]
+        #[doc = "True: between regions, activations are cut along the sequence (`TensorParallel::enter` and `TensorParallel::leave` with a dimension), so gradients of row biases are summed over the ranks like those of the style sequence; default false."]
         #[must_use = "the setting is in what is returned"]
         pub fn sequence_parallel(mut self, value: bool) -> Self {
             self.settings.sequence_parallel = Some(value);

@@ -21,9 +21,9 @@ abstract class TpOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * True: between regions, activations are cut along the sequence (dim &gt;= 0 in {@code TensorParallel.enter} and
-     * {@code TensorParallel.leave}), so the gradients of TSR_TP_ROW's biases are summed like those of TSR_TP_SEQUENCE;
-     * default false.
+     * True: between regions, activations are cut along the sequence ({@code TensorParallel.enter} and {@code
+     * TensorParallel.leave} with a dimension), so gradients of row biases are summed over the ranks like those of the
+     * style sequence; default false.
      *
      * @param value the new one
      * @return this
