@@ -1,5 +1,8 @@
 """Tensor parallelism: what ranks with slices compute together is what one rank computes, checkpoints included."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +323,23 @@ def test_bad_plans_are_refused_on_all_ranks(ranks):
     refused({}, "2 dimensions", dim=None)
     refused({}, '"pp"', ts.NotFound, dim="pp")
     refused([], "plan is a list", TypeError)
+
+
+def test_the_pages_program_runs(tmp_path: Path):
+    page = (Path(__file__).parents[3] / "docs/TENSOR_PARALLEL.md").read_text()
+    program = tmp_path / "program.py"
+    program.write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
+    losses = [
+        subprocess.run(
+            ["tessera", "run", "-n", str(size), sys.executable, program],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=SECONDS * 3,
+        ).stdout.split("loss ")[1]
+        for size in (1, 2)
+    ]
+    assert float(losses[0]) == pytest.approx(float(losses[1]), abs=2e-6)
 
 
 def test_misuse_is_told(ranks):
