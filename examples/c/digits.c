@@ -1,5 +1,6 @@
-/* A small network learns to read handwritten digits, data-parallel or fully sharded, on any number of ranks. The contract that it keeps
- * with its sisters in other languages (options, initial values, what is printed) is in examples/README.md. */
+/* A small network learns to read handwritten digits on any number of ranks: data-parallel, fully sharded, tensor-parallel,
+ * or both. The contract that it keeps with its sisters in other languages (options, initial values, what is printed) is in
+ * examples/README.md. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>
@@ -18,12 +19,16 @@ static const char *const options[] = {"--data",       "--checkpoints", "--log", 
                                       "--save-every", "--batch",       "--seed", "--pace",   "--progress"};
 static const char *text[] = {
     "examples/data/digits.csv", "checkpoints", "", "tessera", "ddp", "600", "50", "32", "7", "0", "0"};
-static long number[OPTIONS]; /* from STEPS on */
+static const char *const ways[] = {"ddp", "fsdp", "tp", "dp+tp", "fsdp+tp"}; /* to be parallel */
+static long number[OPTIONS];                                                 /* from STEPS on */
 static float train_x[TRAIN][PIXELS], test_x[HELD_OUT][PIXELS];
 static int train_y[TRAIN], test_y[HELD_OUT];
 static float w1[HIDDEN][PIXELS], b1[HIDDEN], w2[CLASSES][HIDDEN], b2[CLASSES];
 static float *value[PARAMS] = {w1[0], b1, w2[0], b2}, *grad[PARAMS]; /* sharded: of a unit that is whole */
 static float h[TRAIN][HIDDEN], p[TRAIN][CLASSES];                    /* of the samples of a batch */
+static int width = HIDDEN;                                           /* this rank's hidden units */
+static tsr_mesh *mesh;
+static tsr_tp *tp; /* NULL: not tensor-parallel */
 static tsr_ddp *ddp;
 static tsr_fsdp *fsdp; /* one of these is NULL */
 static int32_t rank, world, stop;
@@ -46,8 +51,10 @@ static void read_arguments(int argc, char **argv) {
         if (i + 1 == argc) USAGE("%s needs a value", argv[i]);
         text[k] = argv[i + 1];
     }
-    if (strcmp(text[PARALLEL], "ddp") != 0 && strcmp(text[PARALLEL], "fsdp") != 0)
-        USAGE("--parallel cannot be \"%s\": ddp or fsdp", text[PARALLEL]);
+    size_t way = 0;
+    while (way < sizeof ways / sizeof *ways && strcmp(text[PARALLEL], ways[way]) != 0) ++way;
+    if (way == sizeof ways / sizeof *ways)
+        USAGE("--parallel cannot be \"%s\": ddp, fsdp, tp, dp+tp or fsdp+tp", text[PARALLEL]);
     for (int k = STEPS; k < OPTIONS; ++k) {
         const int digits = (int)strspn(text[k], "0123456789"), least = k == STEPS || k == BATCH;
         number[k] = strtol(text[k], NULL, 10);
@@ -81,6 +88,27 @@ static void initialize(float *values, int n, int fan_in, uint64_t *state) {
     }
 }
 
+/* Gives this rank its slices of fc1's rows and fc2's columns. Returns the ranks with the same slices and other samples. */
+static tsr_comm *slice(tsr_comm *comm, tsr_param *params) {
+    const int32_t ranks = strcmp(text[PARALLEL], "tp") == 0 ? world : 2, sizes[] = {world / ranks, ranks};
+    if (world % ranks != 0) USAGE("--parallel %s needs an even number of ranks, not %d", text[PARALLEL], (int)world);
+    const char *const dims[] = {"dp", "tp"};
+    const tsr_tp_rule plan[] = {{"fc1", TSR_TP_COLUMN, 0, NULL}, {"fc2", TSR_TP_ROW, 0, NULL}};
+    tsr_comm *others;
+    tsr_mesh *group;
+    CHECK(tsr_mesh_create(comm, dims, sizes, 2, &mesh));
+    CHECK(tsr_mesh_comm(mesh, "dp", &others));
+    CHECK(tsr_mesh_slice(mesh, &dims[1], 1, &group));
+    CHECK(tsr_tp_create(group, params, PARAMS, plan, 2, NULL, &tp));
+    tsr_mesh_destroy(group); /* the model keeps its communicator */
+    for (size_t i = 0; i < PARAMS; ++i) {
+        CHECK(tsr_tp_slice(tp, i, &params[i]));
+        value[i] = params[i].tensor.data;
+    }
+    width = (int)params[B1].tensor.shape[0];
+    return others;
+}
+
 /* A pass over a unit begins: sharded parameters are whole until its end, and gradients are there in the backward pass. */
 static void begin(size_t unit, int is_backward) {
     if (fsdp != NULL) CHECK(is_backward ? tsr_fsdp_backward(fsdp, unit) : tsr_fsdp_forward(fsdp, unit));
@@ -101,21 +129,28 @@ static void end(size_t unit, int is_backward) {
 }
 
 static void hidden_layer(const float *x, float *out) {
-    for (int j = 0; j < HIDDEN; ++j) {
+    for (int j = 0; j < width; ++j) {
         out[j] = value[B1][j];
         for (int k = 0; k < PIXELS; ++k) out[j] += value[W1][j * PIXELS + k] * x[k];
         if (out[j] < 0) out[j] = 0;
     }
 }
 
-/* Returns the class with the largest logit. */
-static int logits(const float *hidden, float *out) {
-    int best = 0;
-    for (int c = 0; c < CLASSES; ++c) {
-        out[c] = value[B2][c];
-        for (int j = 0; j < HIDDEN; ++j) out[c] += value[W2][c * HIDDEN + j] * hidden[j];
-        if (out[c] > out[best]) best = c;
+/* Writes the logits of n samples to p. Of slices they are a sum over the ranks, to which the bias is added once. */
+static void logits(size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        for (int c = 0; c < CLASSES; ++c) {
+            p[i][c] = tp != NULL ? 0 : value[B2][c];
+            for (int j = 0; j < width; ++j) p[i][c] += value[W2][c * width + j] * h[i][j];
+        }
     }
+    const tsr_tensor all = tsr_f32_2d(p[0], (int64_t)n, CLASSES), bias = tsr_f32_1d(value[B2], CLASSES);
+    if (tp != NULL) CHECK(tsr_tp_leave(tp, &all, -1, &bias, &all, NULL, NULL));
+}
+
+static int likeliest(const float *of) {
+    int best = 0;
+    for (int c = 1; c < CLASSES; ++c) best = of[c] > of[best] ? c : best;
     return best;
 }
 
@@ -125,8 +160,9 @@ static double forward_backward(const int64_t *batch, size_t n) {
     begin(FC1, 0);
     for (size_t i = 0; i < n; ++i) hidden_layer(train_x[batch[i]], h[i]);
     end(FC1, 0), begin(FC2, 0);
+    logits(n);
     for (size_t i = 0; i < n; ++i) {
-        const float top = p[i][logits(h[i], p[i])];
+        const float top = p[i][likeliest(p[i])];
         float sum = 0;
         for (int c = 0; c < CLASSES; ++c) sum += p[i][c] = expf(p[i][c] - top);
         for (int c = 0; c < CLASSES; ++c) p[i][c] /= sum;
@@ -138,16 +174,16 @@ static double forward_backward(const int64_t *batch, size_t n) {
         for (int c = 0; c < CLASSES; ++c) {
             const float d = (p[i][c] - (c == train_y[batch[i]] ? 1.F : 0.F)) / (float)n;
             grad[B2][c] += d;
-            for (int j = 0; j < HIDDEN; ++j) {
-                grad[W2][c * HIDDEN + j] += d * h[i][j];
-                dh[j] += d * value[W2][c * HIDDEN + j];
+            for (int j = 0; j < width; ++j) {
+                grad[W2][c * width + j] += d * h[i][j];
+                dh[j] += d * value[W2][c * width + j];
             }
         }
-        for (int j = 0; j < HIDDEN; ++j) h[i][j] = h[i][j] > 0 ? dh[j] : 0; /* from here on its gradient */
+        for (int j = 0; j < width; ++j) h[i][j] = h[i][j] > 0 ? dh[j] : 0; /* from here on its gradient */
     }
     end(FC2, 1), begin(FC1, 1);
     for (size_t i = 0; i < n; ++i) {
-        for (int j = 0; j < HIDDEN; ++j) {
+        for (int j = 0; j < width; ++j) {
             if (h[i][j] == 0) continue;
             grad[B1][j] += h[i][j];
             for (int k = 0; k < PIXELS; ++k) grad[W1][j * PIXELS + k] += h[i][j] * train_x[batch[i]][k];
@@ -186,16 +222,22 @@ int main(int argc, char **argv) {
     CHECK(tsr_comm_from_env(NULL, &comm)); /* tessera run, torchrun, mpirun, srun, or alone */
     CHECK(tsr_comm_rank(comm, &rank));
     CHECK(tsr_comm_world_size(comm, &world));
-    const tsr_param params[PARAMS] = {{"fc1.weight", tsr_f32_2d(w1, HIDDEN, PIXELS)},
-                                      {"fc1.bias", tsr_f32_1d(b1, HIDDEN)},
-                                      {"fc2.weight", tsr_f32_2d(w2, CLASSES, HIDDEN)},
-                                      {"fc2.bias", tsr_f32_1d(b2, CLASSES)}};
+    tsr_param params[PARAMS] = {{"fc1.weight", tsr_f32_2d(w1, HIDDEN, PIXELS)},
+                                {"fc1.bias", tsr_f32_1d(b1, HIDDEN)},
+                                {"fc2.weight", tsr_f32_2d(w2, CLASSES, HIDDEN)},
+                                {"fc2.bias", tsr_f32_1d(b2, CLASSES)}};
+    tsr_comm *others = strstr(text[PARALLEL], "tp") != NULL ? slice(comm, params) : comm; /* with other samples */
     const tsr_fsdp_unit units[UNITS] = {{.name = "fc1", .params = params, .n = 2, .reshard_after_forward = 1},
                                         {.name = "fc2", .params = params + 2, .n = 2, .reshard_after_forward = 1}};
-    const int sharded = strcmp(text[PARALLEL], "fsdp") == 0;
-    if (sharded)
-        CHECK(tsr_fsdp_create(comm, units, UNITS, NULL, &fsdp)); /* every rank has its rows of rank 0's values */
-    if (!sharded) CHECK(tsr_ddp_create(comm, params, PARAMS, NULL, &ddp)); /* or all of them */
+    const int sharded = strncmp(text[PARALLEL], "fsdp", 4) == 0;
+    tsr_ddp_options ddp_options;
+    tsr_fsdp_options fsdp_options;
+    CHECK(tsr_ddp_options_init(&ddp_options, sizeof ddp_options));
+    CHECK(tsr_fsdp_options_init(&fsdp_options, sizeof fsdp_options));
+    ddp_options.tp = fsdp_options.tp = tp;
+    /* every rank has its rows of rank 0's values, or all of them */
+    CHECK(sharded ? tsr_fsdp_create(others, units, UNITS, &fsdp_options, &fsdp)
+                  : tsr_ddp_create(others, params, PARAMS, &ddp_options, &ddp));
     tsr_adamw_options adamw;
     CHECK(tsr_adamw_options_init(&adamw, sizeof adamw));
     adamw.lr = 0.003;
@@ -203,7 +245,7 @@ int main(int argc, char **argv) {
     CHECK(sharded ? tsr_fsdp_adamw(fsdp, &adamw, &optimizer) : tsr_ddp_adamw(ddp, &adamw, &optimizer));
     const tsr_sampler_options order = {.struct_size = sizeof order, .seed = (uint64_t)number[SEED], .shuffle = 1};
     tsr_sampler *sampler;
-    CHECK(tsr_sampler_create(comm, TRAIN, &order, &sampler));
+    CHECK(tsr_sampler_create(others, TRAIN, &order, &sampler));
     tsr_state *state;
     CHECK(tsr_state_create(&state));
     CHECK(sharded ? tsr_state_add_fsdp(state, "model", fsdp) : tsr_state_add_ddp(state, "model", ddp));
@@ -243,12 +285,14 @@ int main(int argc, char **argv) {
         begin(FC1, 0);
         for (int i = 0; i < HELD_OUT; ++i) hidden_layer(test_x[i], h[i]);
         end(FC1, 0), begin(FC2, 0);
-        for (int i = 0; i < HELD_OUT; ++i) right += logits(h[i], p[i]) == test_y[i];
+        logits(HELD_OUT);
+        for (int i = 0; i < HELD_OUT; ++i) right += likeliest(p[i]) == test_y[i];
         end(FC2, 0);
         log_line(step, "accuracy", (double)right / HELD_OUT);
         if (rank == 0) printf("held-out accuracy %.4f\n", (double)right / HELD_OUT);
     }
     CHECK(tsr_comm_finalize(comm));
     tsr_saver_destroy(saver), tsr_state_destroy(state), tsr_sampler_destroy(sampler);
-    tsr_optimizer_destroy(optimizer), tsr_ddp_destroy(ddp), tsr_fsdp_destroy(fsdp), tsr_comm_destroy(comm);
+    tsr_optimizer_destroy(optimizer), tsr_ddp_destroy(ddp), tsr_fsdp_destroy(fsdp);
+    tsr_tp_destroy(tp), tsr_mesh_destroy(mesh), tsr_comm_destroy(comm);
 }

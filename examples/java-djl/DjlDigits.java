@@ -57,7 +57,7 @@ public final class DjlDigits {
                 .optOptimizer(ai.djl.training.optimizer.Optimizer.sgd().setLearningRateTracker(Tracker.fixed(0.1f)).build()));
         trainer.initialize(new Shape(batch, Digits.PIXELS));
         digits.initialize(seed);
-        final Params params = register(List.of(digits.w1, digits.b1, digits.w2, digits.b2));
+        final Params params = register(List.of(digits.value));
         try (Trainer closed = trainer; // last: what follows uses its memory
                 Comm comm = Comm.fromEnv();
                 Ddp ddp = Ddp.create(comm, params); // rank 0's values on every rank

@@ -7,18 +7,24 @@ import java.util.*;
 import java.util.concurrent.locks.LockSupport;
 import java.util.stream.IntStream;
 
-/** Learns to read handwritten digits, data-parallel or fully sharded: 64 pixels, 128 hidden units with ReLU, 10 classes;
- * AdamW. The Java twin of examples/c/digits.c; see examples/README.md. Run by {@code tessera run -n 4 java -jar target/digits.jar}. */
+/** Learns to read handwritten digits, data-parallel, fully sharded, tensor-parallel, or both: 64 pixels, 128 hidden units
+ * with ReLU, 10 classes; AdamW. The Java twin of examples/c/digits.c; see examples/README.md. Run by
+ * {@code tessera run -n 4 java -jar target/digits.jar}. */
 public final class Digits {
     static final int PIXELS = 64, HIDDEN = 128, CLASSES = 10;
     final Map<String, String> options = new LinkedHashMap<>(Map.of("--data", "examples/data/digits.csv",
             "--checkpoints", "checkpoints", "--steps", "600", "--save-every", "50", "--batch", "32", "--seed", "7",
             "--log", "", "--format", "tessera", "--pace", "0", "--progress", "0"));
-    boolean sharded; // --parallel fsdp
+    String parallel;
+    boolean sharded; // --parallel fsdp or fsdp+tp
     final List<float[]> trainX = new ArrayList<>(), testX = new ArrayList<>();
     final List<Integer> trainY = new ArrayList<>(), testY = new ArrayList<>();
-    final FloatBuffer w1 = floats(HIDDEN * PIXELS), b1 = floats(HIDDEN), w2 = floats(CLASSES * HIDDEN), b2 = floats(CLASSES);
-    final FloatBuffer[] value = {w1, b1, w2, b2}, grad = new FloatBuffer[4]; // of layer l: 2 l and 2 l + 1
+    static final String[] NAMES = {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}; // of layer l: 2 l and 2 l + 1
+    final Tensor[] params = {Tensor.zeros(DType.F32, HIDDEN, PIXELS), Tensor.zeros(DType.F32, HIDDEN),
+            Tensor.zeros(DType.F32, CLASSES, HIDDEN), Tensor.zeros(DType.F32, CLASSES)}; // direct: no copies
+    final FloatBuffer[] value = new FloatBuffer[4], grad = new FloatBuffer[4];
+    int width = HIDDEN; // this rank's hidden units
+    TensorParallel tp; // null: not tensor-parallel
     Ddp ddp;
     Fsdp fsdp; // or this one
     Fsdp.Pass pass;
@@ -27,10 +33,10 @@ public final class Digits {
         final Digits digits = new Digits();
         digits.options.put("--parallel", "ddp");
         digits.readOptions(args);
-        final String parallel = digits.options.get("--parallel");
-        digits.sharded = parallel.equals("fsdp");
-        if (!digits.sharded && !parallel.equals("ddp")) {
-            throw usage("--parallel cannot be \"%s\": ddp or fsdp", parallel);
+        digits.parallel = digits.options.get("--parallel");
+        digits.sharded = digits.parallel.startsWith("fsdp");
+        if (!List.of("ddp", "fsdp", "tp", "dp+tp", "fsdp+tp").contains(digits.parallel)) {
+            throw usage("--parallel cannot be \"%s\": ddp, fsdp, tp, dp+tp or fsdp+tp", digits.parallel);
         }
         digits.readData();
         try {
@@ -43,25 +49,51 @@ public final class Digits {
     }
 
     void train() throws IOException {
+        initialize(number("--seed"));
+        try (Comm comm = Comm.fromEnv();
+                Mesh mesh = parallel.endsWith("tp") ? meshOf(comm) : null;
+                TensorParallel slices = mesh == null ? null : slice(mesh)) {
+            train(comm, mesh == null ? comm : mesh.comm("dp"));
+        }
+    }
+
+    /** Of groups that share a model ("tp"); ranks with the same slices have other samples ("dp"). */
+    Mesh meshOf(Comm comm) {
+        final int world = comm.worldSize(), ranks = parallel.equals("tp") ? world : 2;
+        if (world % ranks != 0) throw usage("--parallel %s needs an even number of ranks, not %d", parallel, world);
+        return Mesh.over(comm).dim("dp", world / ranks).dim("tp", ranks).build();
+    }
+
+    /** From here on, the parameters are this rank's slices of fc1's rows and fc2's columns. */
+    TensorParallel slice(Mesh mesh) {
+        tp = TensorParallel.over(mesh, "tp").params(layer(0)).params(layer(1))
+                .rule("fc1", TensorParallel.Style.COLUMN).rule("fc2", TensorParallel.Style.ROW).build();
+        for (int i = 0; i < 4; ++i) params[i] = tp.slice(NAMES[i]);
+        for (int i = 0; i < 4; ++i) value[i] = params[i].floats();
+        width = value[1].limit();
+        return tp;
+    }
+
+    Params layer(int l) { return Params.of(NAMES[2 * l], params[2 * l]).and(NAMES[2 * l + 1], params[2 * l + 1]); }
+
+    void train(Comm comm, Comm others) throws IOException { // those with other samples
         final int steps = number("--steps"), saveEvery = number("--save-every"), seed = number("--seed");
         final int batch = Math.min(number("--batch"), trainX.size());
         final long pace = number("--pace") * 1_000_000L;
-        initialize(seed);
-        final Params fc1 = Params.of("fc1.weight", w1, HIDDEN, PIXELS).and("fc1.bias", b1);
-        final Params fc2 = Params.of("fc2.weight", w2, CLASSES, HIDDEN).and("fc2.bias", b2);
-        try (Comm comm = Comm.fromEnv();
-                Fsdp rows = !sharded ? null // else each rank has its rows of rank 0's values
-                        : Fsdp.create(comm, List.of(FsdpUnit.of("fc1", fc1), FsdpUnit.of("fc2", fc2)));
-                Ddp all = sharded ? null : Ddp.create(comm, fc1.and("fc2.weight", w2, CLASSES, HIDDEN).and("fc2.bias", b2));
-                Optimizer opt = (sharded ? Optimizer.adamW(rows) : Optimizer.adamW(all)).lr(0.003).build();
-                Sampler data = Sampler.of(comm, trainX.size()).seed(seed).build();
+        final List<FsdpUnit> units = List.of(FsdpUnit.of("fc1", layer(0)), FsdpUnit.of("fc2", layer(1)));
+        final Params all = layer(0).and(NAMES[2], params[2]).and(NAMES[3], params[3]);
+        try (Fsdp rows = !sharded ? null // else each rank has its rows of rank 0's values
+                        : Fsdp.create(others, units, tp == null ? new FsdpOptions() : new FsdpOptions().tp(tp));
+                Ddp copy = sharded ? null : Ddp.create(others, all, tp == null ? new DdpOptions() : new DdpOptions().tp(tp));
+                Optimizer opt = (sharded ? Optimizer.adamW(rows) : Optimizer.adamW(copy)).lr(0.003).build();
+                Sampler data = Sampler.of(others, trainX.size()).seed(seed).build();
                 Saver saver = Saver.at(comm, Path.of(options.get("--checkpoints"))).keepLatest(3)
                         .format(options.get("--format"))
                         .progress(number("--progress") > 0 && comm.rank() == 0 ? Digits::showBar : (p, d, t) -> {}).open()) {
             final boolean first = comm.rank() == 0;
-            final State state = (sharded ? State.of("model", rows) : State.of("model", all))
+            final State state = (sharded ? State.of("model", rows) : State.of("model", copy))
                     .with("optim", opt).with("data", data);
-            ddp = all;
+            ddp = copy;
             fsdp = rows;
             long step = saver.resume(state); // 0 when there is nothing yet
             print(first, "digits: %d ranks, %s", comm.worldSize(),
@@ -115,15 +147,16 @@ public final class Digits {
     /** The mean loss over the batch; its gradients are the average of all ranks then. */
     double forwardBackward(long[] samples) {
         final int n = samples.length;
-        final float[][] h = new float[n][HIDDEN], p = new float[n][CLASSES];
+        final float[][] h = new float[n][width];
         double loss = 0;
         begin(0, false);
         for (int s = 0; s < n; ++s) hiddenLayer(trainX.get((int) samples[s]), h[s]);
         end(0, false);
         begin(1, false);
+        final float[][] p = logits(h);
         for (int s = 0; s < n; ++s) {
             final int y = trainY.get((int) samples[s]);
-            final float max = p[s][logits(h[s], p[s])];
+            final float max = p[s][likeliest(p[s])];
             float sum = 0;
             for (float logit : p[s]) sum += (float) Math.exp(logit - max);
             loss += (Math.log(sum) + max - p[s][y]) / n;
@@ -132,22 +165,22 @@ public final class Digits {
         end(1, false);
         begin(1, true);
         for (int s = 0; s < n; ++s) { // p is the gradient of the logits now
-            final float[] dh = new float[HIDDEN];
+            final float[] dh = new float[width];
             for (int c = 0; c < CLASSES; ++c) {
                 final float d = p[s][c];
                 grad[3].put(c, grad[3].get(c) + d);
-                for (int j = 0; j < HIDDEN; ++j) {
-                    grad[2].put(c * HIDDEN + j, grad[2].get(c * HIDDEN + j) + d * h[s][j]);
-                    dh[j] += d * value[2].get(c * HIDDEN + j);
+                for (int j = 0; j < width; ++j) {
+                    grad[2].put(c * width + j, grad[2].get(c * width + j) + d * h[s][j]);
+                    dh[j] += d * value[2].get(c * width + j);
                 }
             }
-            for (int j = 0; j < HIDDEN; ++j) h[s][j] = h[s][j] > 0 ? dh[j] : 0; // from here on its gradient
+            for (int j = 0; j < width; ++j) h[s][j] = h[s][j] > 0 ? dh[j] : 0; // from here on its gradient
         }
         end(1, true);
         begin(0, true);
         for (int s = 0; s < n; ++s) {
             final float[] x = trainX.get((int) samples[s]);
-            for (int j = 0; j < HIDDEN; ++j) {
+            for (int j = 0; j < width; ++j) {
                 final float d = h[s][j];
                 if (d == 0) continue;
                 grad[1].put(j, grad[1].get(j) + d);
@@ -161,40 +194,51 @@ public final class Digits {
     }
 
     void hiddenLayer(float[] x, float[] h) {
-        for (int j = 0; j < HIDDEN; ++j) {
+        for (int j = 0; j < width; ++j) {
             float sum = value[1].get(j);
             for (int i = 0; i < PIXELS; ++i) sum += value[0].get(j * PIXELS + i) * x[i];
             h[j] = Math.max(sum, 0);
         }
     }
 
-    /** Fills the logits; returns the likeliest digit. */
-    int logits(float[] h, float[] logits) {
-        int best = 0;
-        for (int c = 0; c < CLASSES; ++c) {
-            logits[c] = value[3].get(c);
-            for (int j = 0; j < HIDDEN; ++j) logits[c] += value[2].get(c * HIDDEN + j) * h[j];
-            if (logits[c] > logits[best]) best = c;
+    /** Of slices they are a sum over the ranks, to which the bias is added once. */
+    float[][] logits(float[][] h) {
+        final Tensor all = Tensor.zeros(DType.F32, h.length, CLASSES);
+        final FloatBuffer out = all.floats();
+        for (int i = 0; i < out.limit(); ++i) {
+            float sum = tp == null ? value[3].get(i % CLASSES) : 0;
+            for (int j = 0; j < width; ++j) sum += value[2].get(i % CLASSES * width + j) * h[i / CLASSES][j];
+            out.put(i, sum);
         }
+        if (tp != null) tp.leave(all, all, sharded ? pass.paramTensor(3) : params[3]);
+        final float[][] logits = new float[h.length][CLASSES];
+        for (float[] row : logits) out.get(row);
+        return logits;
+    }
+
+    static int likeliest(float[] logits) {
+        int best = 0;
+        for (int c = 1; c < CLASSES; ++c) best = logits[c] > logits[best] ? c : best;
         return best;
     }
 
     double accuracy() {
-        final float[][] h = new float[testX.size()][HIDDEN];
+        final float[][] h = new float[testX.size()][width];
         begin(0, false);
         for (int i = 0; i < h.length; ++i) hiddenLayer(testX.get(i), h[i]);
         end(0, false);
         begin(1, false);
-        final float[] p = new float[CLASSES];
-        final double right = IntStream.range(0, h.length).filter(i -> logits(h[i], p) == testY.get(i)).count();
+        final float[][] p = logits(h);
+        final double right = IntStream.range(0, h.length).filter(i -> likeliest(p[i]) == testY.get(i)).count();
         end(1, false);
         return right / h.length;
     }
 
     /** The same values in every language: SplitMix64, scaled by the number of inputs. */
     void initialize(long seed) {
-        for (FloatBuffer param : List.of(w1, b1, w2, b2)) {
-            final double scale = Math.sqrt(param == w1 || param == b1 ? PIXELS : HIDDEN);
+        for (int p = 0; p < 4; ++p) {
+            final FloatBuffer param = value[p] = params[p].floats();
+            final double scale = Math.sqrt(p < 2 ? PIXELS : HIDDEN);
             for (int i = 0; i < param.limit(); ++i) {
                 seed += 0x9e3779b97f4a7c15L;
                 long z = (seed ^ seed >>> 30) * 0xbf58476d1ce4e5b9L;
@@ -260,8 +304,6 @@ public final class Digits {
         Files.write(Path.of(options.get("--log")), line.getBytes(StandardCharsets.UTF_8),
                 StandardOpenOption.CREATE, StandardOpenOption.APPEND);
     }
-
-    static FloatBuffer floats(int count) { return Tensor.zeros(DType.F32, count).floats(); } // direct: no copies
 
     static void print(boolean first, String format, Object... values) {
         if (first) System.out.println(String.format(Locale.ROOT, format, values));

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Digits: a 64-128-10 network learns handwritten digits, data-parallel or fully sharded, on any number of ranks.
+"""Digits: a 64-128-10 network learns handwritten digits on any number of ranks: data-parallel, fully sharded,
+tensor-parallel, or both.
 
     python digits.py                            alone
     tessera run -n 4 python digits.py           four ranks
-    tessera run -n 4 python digits.py --parallel fsdp
+    tessera run -n 4 python digits.py --parallel fsdp       or tp, dp+tp, fsdp+tp
     tessera run -n 1 digits_c : -n 3 python digits.py
 
 Forward and backward are plain NumPy; all that is distributed is `tessera`. examples/README.md says what the four
@@ -11,6 +12,7 @@ languages' versions agree on.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -64,8 +66,11 @@ def hidden_layer(params, x):
     return np.maximum(x @ params["fc1.weight"].T + params["fc1.bias"], 0)
 
 
-def logits_of(params, hidden):
-    return hidden @ params["fc2.weight"].T + params["fc2.bias"]
+def logits_of(params, hidden, tp):
+    logits = hidden @ params["fc2.weight"].T
+    if tp:  # of slices: the sum of all ranks' parts, to which the bias is added once
+        return tp.leave(logits, bias=params["fc2.bias"])
+    return logits + params["fc2.bias"]
 
 
 def loss_of(logits, labels):
@@ -91,16 +96,16 @@ def fc1_backward(grads, x, d_hidden):
 
 
 class DataParallel:
-    """Every rank has all parameters."""
+    """Every rank has all parameters, or all of its slices."""
 
-    def __init__(self, comm, params):
-        self.params = params
-        self.model = ts.DDP(comm, params)
+    def __init__(self, comm, params, tp):
+        self.params, self.tp = params, tp
+        self.model = ts.DDP(comm, params, tp=tp)
 
     def forward_backward(self, x, labels):
         """Returns the loss; the gradients are the average of all ranks then."""
         hidden = hidden_layer(self.params, x)
-        loss, d_logits = loss_of(logits_of(self.params, hidden), labels)
+        loss, d_logits = loss_of(logits_of(self.params, hidden, self.tp), labels)
         d_hidden = fc2_backward(self.params, self.model.grads, hidden, d_logits)
         self.model.ready("fc2.weight", "fc2.bias")  # reduced in the background while fc1's are computed
         fc1_backward(self.model.grads, x, d_hidden)
@@ -109,22 +114,23 @@ class DataParallel:
         return loss
 
     def logits(self, x):
-        return logits_of(self.params, hidden_layer(self.params, x))
+        return logits_of(self.params, hidden_layer(self.params, x), self.tp)
 
 
 class FullySharded:
     """Every rank has its rows; a layer is whole while it computes."""
 
-    def __init__(self, comm, params):
+    def __init__(self, comm, params, tp):
         layers = ("fc1", "fc2")
         units = {layer: {name: params[name] for name in params if name.startswith(layer)} for layer in layers}
-        self.model = ts.FSDP(comm, units)
+        self.tp = tp
+        self.model = ts.FSDP(comm, units, tp=tp)
 
     def forward_backward(self, x, labels):
         with self.model.forward("fc1") as params:
             hidden = hidden_layer(params, x)
         with self.model.forward("fc2") as params:
-            loss, d_logits = loss_of(logits_of(params, hidden), labels)
+            loss, d_logits = loss_of(logits_of(params, hidden, self.tp), labels)
         with self.model.backward("fc2") as (params, grads):
             d_hidden = fc2_backward(params, grads, hidden, d_logits)
         with self.model.backward("fc1") as (_, grads):
@@ -134,10 +140,24 @@ class FullySharded:
 
     def logits(self, x):
         with self.model.summon_full_params() as params:
-            return logits_of(params, hidden_layer(params, x))
+            return logits_of(params, hidden_layer(params, x), self.tp)
 
 
-PARALLEL = {"ddp": DataParallel, "fsdp": FullySharded}
+PARALLEL = {
+    "ddp": DataParallel,
+    "fsdp": FullySharded,
+    "tp": DataParallel,
+    "dp+tp": DataParallel,
+    "fsdp+tp": FullySharded,
+}
+
+
+def mesh_of(comm, parallel):
+    """Of groups that share a model ("tp"); ranks with the same slices have other samples ("dp")."""
+    ranks = comm.world_size if parallel == "tp" else 2
+    if comm.world_size % ranks:
+        usage_error(f"--parallel {parallel} needs an even number of ranks, not {comm.world_size}")
+    return ts.Mesh(comm, {"dp": comm.world_size // ranks, "tp": ranks})
 
 
 def show_bar(phase, done, total):
@@ -149,11 +169,16 @@ def show_bar(phase, done, total):
 
 
 def train(options, training, held_out):
-    with ts.init() as comm:
+    with ts.init() as comm, contextlib.ExitStack() as meshes:
         first = comm.rank == 0
-        network = PARALLEL[options.parallel](comm, initial_values(options.seed))
+        others, params, tp = comm, initial_values(options.seed), None
+        if options.parallel.endswith("tp"):
+            mesh = meshes.enter_context(mesh_of(comm, options.parallel))
+            tp = ts.TensorParallel(mesh, params, {"fc1": "column", "fc2": "row"}, dim="tp")
+            others, params = mesh["dp"], tp.slices
+        network = PARALLEL[options.parallel](others, params, tp)
         opt = ts.AdamW(network.model, lr=0.003)
-        data = ts.Sampler(comm, length=len(training[0]), seed=options.seed)
+        data = ts.Sampler(others, length=len(training[0]), seed=options.seed)
         progress = show_bar if options.progress and first else None
         saver = ts.Saver(comm, options.checkpoints, keep_latest=3, format=options.format, progress=progress)
         state = ts.State(model=network.model, optim=opt, data=data)
@@ -213,7 +238,7 @@ def number(least):
 
 def parallel(text):
     if text not in PARALLEL:
-        raise argparse.ArgumentTypeError(f'cannot be "{text}": ddp or fsdp')
+        raise argparse.ArgumentTypeError(f'cannot be "{text}": ddp, fsdp, tp, dp+tp or fsdp+tp')
     return text
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "examples" / "demo"))
 from programs import FRAMEWORKS, LANGUAGES, TESSERA  # noqa: E402
 from programs import digits as digits_of_demo  # noqa: E402
 
-__all__ = ["FRAMEWORKS", "LANGUAGES", "ROOT", "RunJob", "digits", "job", "losses", "newest", "ranks_equal_one"]
+__all__ = ["FRAMEWORKS", "LANGUAGES", "ROOT", "RunJob", "digits", "job", "losses", "newest", "ranks_equal_one", "run"]
 RunJob = Callable[..., str]
 
 if importlib.util.find_spec("torch") is not None:
@@ -56,18 +56,22 @@ def job(
     return command
 
 
+def run(languages: list[str], **options: Any) -> str:
+    """Runs one rank of each and returns what the job printed."""
+    done = subprocess.run(job(languages, **options), capture_output=True, text=True, timeout=patience(180))
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    return output
+
+
 @pytest.fixture
 def run_job(tmp_path: Path) -> RunJob:
-    """``run_job(["c", "java"], steps=20)`` runs one rank each and returns what the job printed."""
+    """``run_job(["c", "java"], steps=20)`` is `run` with checkpoints of the test's own."""
 
-    def run(languages: list[str], *, checkpoints: Path | None = None, **options: Any) -> str:
-        command = job(languages, checkpoints=checkpoints or tmp_path / "checkpoints", **options)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience(180))
-        output = done.stdout + done.stderr
-        assert done.returncode == 0, output
-        return output
+    def run_here(languages: list[str], *, checkpoints: Path | None = None, **options: Any) -> str:
+        return run(languages, checkpoints=checkpoints or tmp_path / "checkpoints", **options)
 
-    return run
+    return run_here
 
 
 @pytest.fixture(params=LANGUAGES)

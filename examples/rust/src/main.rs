@@ -3,10 +3,14 @@
 mod contract;
 
 use std::time::{Duration, Instant};
-use std::{collections::HashMap, process::exit, thread::sleep};
+use std::{collections::HashMap, ops::Range, process::exit, thread::sleep};
 
 use contract::{initial, log, parse_options, read_data, show_bar, usage, Sample, CLASSES, HIDDEN, PIXELS};
-use tessera::{params, units, AdamW, Comm, Ddp, Fsdp, Result, Sampler, Saver, State};
+use tessera::{units, AdamW, Comm, Ddp, DdpOptions, Fsdp, FsdpOptions, Mesh, Params, Result, Sampler, Saver, State};
+use tessera::{Style, Tensor, TensorParallel};
+
+const NAMES: [&str; 4] = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"];
+type Slices<'a> = Option<&'a TensorParallel<'a>>; // None: not tensor-parallel
 
 /// `weight · input + bias`; each row of `weight` makes one output.
 fn linear(weight: &[f32], bias: &[f32], input: &[f32]) -> Vec<f32> {
@@ -14,8 +18,8 @@ fn linear(weight: &[f32], bias: &[f32], input: &[f32]) -> Vec<f32> {
     rows.map(|(row, bias)| bias + row.iter().zip(input).map(|(w, x)| w * x).sum::<f32>()).collect()
 }
 
-/// The model over the ranks: all of it on each, or its rows. A layer's weight and bias are parameters `2 layer` and
-/// `2 layer + 1`.
+/// The model, or a slice of it, over the ranks: all of it on each, or its rows. A layer's weight and bias are parameters
+/// `2 layer` and `2 layer + 1`.
 enum Model<'c> {
     Parallel(Ddp<'c>),
     Sharded(Fsdp<'c>),
@@ -71,8 +75,13 @@ fn hidden_layer(model: &Model, images: &[&Sample]) -> Result<Vec<Vec<f32>>> {
     })
 }
 
-fn logits(model: &Model, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
-    model.forward(1, |weight, bias| hidden.iter().map(|hidden| linear(weight, bias, hidden)).collect())
+fn logits(model: &Model, tp: Slices, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+    model.forward(1, |weight, bias| {
+        let Some(tp) = tp else { return Ok(hidden.iter().map(|hidden| linear(weight, bias, hidden)).collect()) };
+        let mut parts: Vec<_> = hidden.iter().flat_map(|hidden| linear(weight, &[0.0; CLASSES], hidden)).collect();
+        tp.leave_in_place(&mut parts, &[hidden.len(), CLASSES], Some(bias))?; // their sum over the ranks, and the bias
+        Ok(parts.chunks_exact(CLASSES).map(<[f32]>::to_vec).collect())
+    })?
 }
 
 /// Writes the gradients of one linear layer. Each sample gives the loss's gradient by the layer's outputs, and its inputs.
@@ -88,9 +97,9 @@ fn gradients<'a>(weight: &mut [f32], bias: &mut [f32], samples: impl Iterator<It
 }
 
 /// The batch's mean loss; its gradients are being averaged over the ranks.
-fn forward_backward(model: &Model, batch: &[&Sample]) -> Result<f32> {
+fn forward_backward(model: &Model, tp: Slices, batch: &[&Sample]) -> Result<f32> {
     let hidden = hidden_layer(model, batch)?;
-    let mut outputs = logits(model, &hidden)?;
+    let mut outputs = logits(model, tp, &hidden)?;
     let mut loss = 0.0;
     for (outputs, (_, label)) in outputs.iter_mut().zip(batch) {
         let largest = outputs.iter().copied().fold(f32::MIN, f32::max);
@@ -103,8 +112,8 @@ fn forward_backward(model: &Model, batch: &[&Sample]) -> Result<f32> {
     let inner: Vec<Vec<f32>> = model.backward(1, |fc2, weight, bias| {
         gradients(weight, bias, outputs.iter().zip(&hidden).map(|(outputs, hidden)| (&outputs[..], &hidden[..])));
         let inner = outputs.iter().zip(&hidden).map(|(outputs, hidden)| {
-            let by_hidden = |j: usize| (0..CLASSES).map(|k| outputs[k] * fc2[k * HIDDEN + j]).sum();
-            (0..HIDDEN).map(|j| if hidden[j] > 0.0 { by_hidden(j) } else { 0.0 }).collect()
+            let by_hidden = |j: usize| (0..CLASSES).map(|k| outputs[k] * fc2[k * hidden.len() + j]).sum();
+            (0..hidden.len()).map(|j| if hidden[j] > 0.0 { by_hidden(j) } else { 0.0 }).collect()
         });
         inner.collect()
     })?;
@@ -114,12 +123,25 @@ fn forward_backward(model: &Model, batch: &[&Sample]) -> Result<f32> {
     Ok(loss)
 }
 
-fn accuracy(model: &Model, samples: &[Sample]) -> Result<f64> {
+fn accuracy(model: &Model, tp: Slices, samples: &[Sample]) -> Result<f64> {
     let samples: Vec<_> = samples.iter().collect();
-    let logits = logits(model, &hidden_layer(model, &samples)?)?;
+    let logits = logits(model, tp, &hidden_layer(model, &samples)?)?;
     let is_right = |logits: &[f32], label: usize| (0..CLASSES).all(|i| logits[i] <= logits[label]);
     let right = logits.iter().zip(&samples).filter(|(logits, (_, label))| is_right(logits, *label)).count();
     Ok(right as f64 / samples.len() as f64)
+}
+
+/// Of groups that share a model ("tp"); ranks with the same slices have other samples ("dp").
+fn mesh_of(comm: &Comm, parallel: &str) -> Result<Option<Mesh>> {
+    if !parallel.ends_with("tp") {
+        return Ok(None);
+    }
+    let world = comm.world_size()?;
+    let ranks = if parallel == "tp" { world } else { 2 };
+    if world % ranks != 0 {
+        usage(format!("--parallel {parallel} needs an even number of ranks, not {world}"));
+    }
+    Mesh::new(comm, &[("dp", world / ranks), ("tp", ranks)]).map(Some)
 }
 
 fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, progress]: [u64; 6]) -> Result<()> {
@@ -130,22 +152,40 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
     let (log_file, mut random) = (&texts["--log"], seed);
     let record = |step, name, value| (!log_file.is_empty()).then(|| log(log_file, rank, world, step, name, value));
     let mut values = |count, fan_in| initial(&mut random, count, fan_in);
-    let [w1, b1] = [values(HIDDEN * PIXELS, PIXELS), values(HIDDEN, PIXELS)];
-    let [w2, b2] = [values(CLASSES * HIDDEN, HIDDEN), values(CLASSES, HIDDEN)];
-    let fc1 = params!["fc1.weight" => (w1, [HIDDEN, PIXELS]), "fc1.bias" => (b1, [HIDDEN])];
-    let (w2, b2) = ((w2, [CLASSES, HIDDEN]), (b2, [CLASSES]));
-    let mut model = if texts["--parallel"] == "fsdp" {
-        let units = units!["fc1" => fc1, "fc2" => params!["fc2.weight" => w2, "fc2.bias" => b2]];
-        Model::Sharded(Fsdp::new(&comm, units)?) // every rank now has its rows of rank 0's values
+    let mut params = vec![
+        Tensor::new(values(HIDDEN * PIXELS, PIXELS), [HIDDEN, PIXELS])?,
+        Tensor::new(values(HIDDEN, PIXELS), [HIDDEN])?,
+        Tensor::new(values(CLASSES * HIDDEN, HIDDEN), [CLASSES, HIDDEN])?,
+        Tensor::new(values(CLASSES, HIDDEN), [CLASSES])?,
+    ];
+    let named = |params: &[Tensor], range: Range<usize>| {
+        range.fold(Params::new(), |named, i| named.with(NAMES[i], params[i].clone()))
+    };
+    let mesh = mesh_of(&comm, &texts["--parallel"])?;
+    let (mut tp, mut others) = (None, &comm); // those with other samples
+    if let Some(mesh) = &mesh {
+        let plan = [("fc1", Style::Column), ("fc2", Style::Row)];
+        let slices = TensorParallel::builder(mesh, named(&params, 0..4)).dim("tp").plan(plan).build()?;
+        params = (0..NAMES.len()).map(|i| slices.slice_tensor(i)).collect::<Result<_>>()?;
+        (tp, others) = (Some(slices), mesh.comm("dp")?);
+    }
+    let mut model = if texts["--parallel"].starts_with("fsdp") {
+        let units = units!["fc1" => named(&params, 0..2), "fc2" => named(&params, 2..4)];
+        Model::Sharded(match &tp {
+            Some(tp) => Fsdp::over_slices(others, tp, units, &FsdpOptions::new())?,
+            None => Fsdp::new(others, units)?, // every rank now has its rows of rank 0's values
+        })
     } else {
-        Model::Parallel(Ddp::new(&comm, fc1.with("fc2.weight", w2).with("fc2.bias", b2))?)
-        // or all of them
+        Model::Parallel(match &tp {
+            Some(tp) => Ddp::over_slices(others, tp, &DdpOptions::new())?,
+            None => Ddp::new(others, named(&params, 0..4))?, // or all of them
+        })
     };
     let (mut opt, state) = match &mut model {
         Model::Parallel(ddp) => (AdamW::new(ddp).lr(0.003).build()?, State::new().with("model", ddp)),
         Model::Sharded(fsdp) => (AdamW::new(fsdp).lr(0.003).build()?, State::new().with("model", fsdp)),
     };
-    let mut data = Sampler::new(&comm, train.len()).seed(seed).build()?;
+    let mut data = Sampler::new(others, train.len()).seed(seed).build()?;
     let mut state = state.with("optim", &opt).with("data", &data);
     let saver = Saver::at(&comm, &texts["--checkpoints"]).keep_latest(3).format(&texts["--format"]);
     let saver = if progress > 0 && rank == 0 { saver.progress(show_bar) } else { saver }.open()?;
@@ -157,7 +197,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
     for step in start + 1..=steps {
         let began = Instant::now();
         let batch: Vec<_> = data.batch(batch as usize)?.into_iter().map(|i| &train[i]).collect();
-        let loss = forward_backward(&model, &batch)?;
+        let loss = forward_backward(&model, tp.as_ref(), &batch)?;
         model.wait()?;
         opt.step()?;
         if step % 10 == 0 || step == steps {
@@ -177,7 +217,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
         sleep(Duration::from_millis(pace).saturating_sub(began.elapsed()));
     }
     saver.wait()?;
-    let accuracy = accuracy(&model, &held_out)?;
+    let accuracy = accuracy(&model, tp.as_ref(), &held_out)?;
     say(format!("held-out accuracy {accuracy:.4}"));
     record(start.max(steps), "accuracy", accuracy);
     comm.finalize()
@@ -185,8 +225,8 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
 
 fn main() {
     let (texts, numbers) = parse_options(&[("--parallel", "ddp")]);
-    if !matches!(&*texts["--parallel"], "ddp" | "fsdp") {
-        usage(format!("--parallel cannot be \"{}\": ddp or fsdp", texts["--parallel"]));
+    if !matches!(&*texts["--parallel"], "ddp" | "fsdp" | "tp" | "dp+tp" | "fsdp+tp") {
+        usage(format!("--parallel cannot be \"{}\": ddp, fsdp, tp, dp+tp or fsdp+tp", texts["--parallel"]));
     }
     if let Err(error) = train(&texts, numbers) {
         eprintln!("digits: {error}");

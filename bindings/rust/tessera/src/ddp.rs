@@ -20,6 +20,7 @@ use crate::params::{group_accessors, GradientOf, Group, Params, RawParams};
 use crate::raw::{self, created};
 use crate::settings::{ddp_setters, DdpSettings};
 use crate::tensor::{slice, slice_mut, Held, Tensor, Use, View, ViewMut};
+use crate::tp::{Handle, TensorParallel};
 
 /// A bucket in the last reduced step. Times are since the step's first `ready` on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +226,7 @@ pub struct Inner {
     /// Whether an optimizer updates each parameter as soon as its gradient was ready.
     pub(crate) steps: Cell<bool>,
     failures: Arc<Failures>,
+    _tp: Option<Arc<Handle>>, // dropped after the handle
 }
 
 impl fmt::Debug for Failures {
@@ -263,13 +265,43 @@ impl<'c> Ddp<'c> {
     /// # Errors
     /// The same errors.
     pub fn with_options(comm: &'c Comm, params: Params, options: &DdpOptions) -> Result<Self> {
+        Self::create(comm, params, options, None)
+    }
+
+    /// Registers the slices of a tensor-parallel model. `comm` has the ranks with the same slices and other data, such as
+    /// a mesh's "dp". Optimizers, norms and states are then those of the full model, and
+    /// [`sum_grads`](TensorParallel::sum_grads) is not needed. Parameters have the model's numbers; the new object keeps
+    /// the slices. Collective.
+    ///
+    /// ```
+    /// # fn main() -> tessera::Result<()> {
+    /// use tessera::{params, Comm, Ddp, DdpOptions, Mesh, Style, TensorParallel};
+    /// let comm = Comm::from_env()?;
+    /// let mesh = Mesh::new(&comm, &[("dp", comm.world_size()?), ("tp", 1)])?;
+    /// let params = params!["fc1.weight" => (vec![0.5f32; 12], [4, 3])];
+    /// let tp = TensorParallel::builder(&mesh, params).dim("tp").plan([("fc1", Style::Column)]).build()?;
+    /// let ddp = Ddp::over_slices(mesh.comm("dp")?, &tp, &DdpOptions::new())?;
+    /// assert_eq!(ddp.name(0), tp.name(0));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Ddp::new`]; `InvalidArgument`: the ranks of `comm` do not have the same slices; `Unsupported`: with
+    /// [`share_params`](DdpOptions::share_params).
+    pub fn over_slices(comm: &'c Comm, tp: &TensorParallel<'c>, options: &DdpOptions) -> Result<Self> {
+        Self::create(comm, tp.slices(), options, Some(tp))
+    }
+
+    fn create(comm: &'c Comm, params: Params, options: &DdpOptions, tp: Option<&TensorParallel<'c>>) -> Result<Self> {
         let params = params.into_items()?;
         // The library writes rank 0's values and then reads at every step: nobody may hold a view now.
         let held = Held::new(params.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)?;
         let raw_params = RawParams::new(&params)?;
         let mut handle = ptr::null_mut();
         let raw = options.settings.with_raw(|raw| {
-            // SAFETY: the new object keeps the tensors, and borrows the communicator, for as long as C does.
+            raw::set(&mut raw.tp, tp.map(|tp| tp.handle().as_ptr()));
+            // SAFETY: the new object keeps the tensors and the tensor-parallel model, and borrows the communicators, for as
+            // long as C does.
             check(unsafe { sys::tsr_ddp_create(comm.as_ptr(), raw_params.as_ptr(), params.len(), raw, &mut handle) })?;
             Ok(*raw)
         })?;
@@ -281,6 +313,7 @@ impl<'c> Ddp<'c> {
             writes_unready: raw.find_unused != 0 || raw.static_graph != 0,
             steps: Cell::new(raw.share_params != 0),
             failures: Arc::default(),
+            _tp: tp.map(|tp| Arc::clone(tp.handle())),
         };
         let mut count = 0;
         // SAFETY: the handle is alive.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tessera_sys as sys;
 
@@ -16,6 +17,7 @@ use crate::params::{GradientOf, Group, Params, RawParams};
 use crate::raw::{self, created};
 use crate::settings::{fsdp_setters, fsdp_unit_setters, FsdpSettings, FsdpUnitSettings};
 use crate::tensor::{slice, Held, Tensor, Use, View, ViewMut};
+use crate::tp::{Handle, TensorParallel};
 
 /// Parameters that are unsharded together, such as a layer. [`Params`] convert to one.
 ///
@@ -238,6 +240,7 @@ pub struct FsdpInner {
     pub(crate) trained: Group,
     params: Vec<Param>,
     units: Vec<Unit>,
+    _tp: Option<Arc<Handle>>, // dropped after the handle
 }
 
 impl fmt::Debug for FsdpInner {
@@ -428,6 +431,22 @@ impl<'c> Fsdp<'c> {
     /// # Errors
     /// The same errors.
     pub fn with_options(comm: &'c Comm, units: Units, options: &FsdpOptions) -> Result<Self> {
+        Self::create(comm, units, options, None)
+    }
+
+    /// Shards the slices of a tensor-parallel model: the units have its slices
+    /// ([`slice_tensor`](TensorParallel::slice_tensor)) under their names. `comm` has the ranks with the same slices and
+    /// other data, such as a mesh's "dp". Layouts, optimizers, norms and states are then those of the full model, and
+    /// [`sum_grads`](TensorParallel::sum_grads) is not needed. Collective.
+    ///
+    /// # Errors
+    /// As [`Fsdp::new`]; `InvalidArgument`: a parameter is not a slice of `tp`, or the ranks of `comm` do not have the
+    /// same slices.
+    pub fn over_slices(comm: &'c Comm, tp: &TensorParallel<'c>, units: Units, options: &FsdpOptions) -> Result<Self> {
+        Self::create(comm, units, options, Some(tp))
+    }
+
+    fn create(comm: &'c Comm, units: Units, options: &FsdpOptions, tp: Option<&TensorParallel<'c>>) -> Result<Self> {
         let mut tensors: Vec<(String, Tensor)> = Vec::new();
         let mut trained: Vec<i32> = Vec::new();
         let mut given = Vec::new();
@@ -463,7 +482,9 @@ impl<'c> Fsdp<'c> {
             .collect();
         let mut handle = ptr::null_mut();
         options.settings.with_raw(|raw| {
-            // SAFETY: all but the communicator, which the new object borrows, is borrowed for the call.
+            raw::set(&mut raw.tp, tp.map(|tp| tp.handle().as_ptr()));
+            // SAFETY: all is borrowed for the call, but the communicators, which the new object borrows, and the
+            // tensor-parallel model, which it keeps.
             check(unsafe { sys::tsr_fsdp_create(comm.as_ptr(), raw_units.as_ptr(), raw_units.len(), raw, &mut handle) })
         })?;
         drop(held);
@@ -472,6 +493,7 @@ impl<'c> Fsdp<'c> {
             trained: Group { params: Vec::new(), grads: Vec::new() },
             params: Vec::new(),
             units: Vec::new(),
+            _tp: tp.map(|tp| Arc::clone(tp.handle())),
         };
         inner.read()?;
         Ok(Fsdp { inner: Rc::new(inner), _comm: Borrowed::new() })

@@ -173,6 +173,19 @@ impl Tensor {
         Ok(Tensor(Rc::new(Memory { data: data.cast(), len, dtype, shape, access, shared: false, _owner: None })))
     }
 
+    /// The same of memory that `owner` keeps.
+    ///
+    /// # Safety
+    /// `view` is contiguous, and its memory is there as long as `owner`.
+    pub(crate) unsafe fn owned_by(view: &sys::tsr_tensor, owner: Box<dyn Any>) -> Result<Self> {
+        // SAFETY: the tensor and its clones keep the owner.
+        let mut tensor = unsafe { Self::borrowed(view) }?;
+        if let Some(memory) = Rc::get_mut(&mut tensor.0) {
+            memory._owner = Some(owner);
+        }
+        Ok(tensor)
+    }
+
     /// The same of memory that other ranks have too.
     ///
     /// # Safety

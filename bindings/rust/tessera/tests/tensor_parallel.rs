@@ -10,8 +10,9 @@ use std::time::Instant;
 use common::{alone, block_on, deadline, ranks};
 use half::f16;
 use tessera::{
-    params, Adam, AdamW, Checkpoint, Code, Comm, CrossEntropy, DType, Element, GradScaler, Layout, LoadOptions,
-    LossReduction, Mesh, Params, ReduceOp, Region, Result, Saver, Sgd, State, Style, Tensor, TensorParallel,
+    params, units, Adam, AdamW, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpOptions, Element, Fsdp,
+    FsdpOptions, GradScaler, Layout, LoadOptions, LossReduction, Mesh, Params, ReduceOp, Region, Result, Saver, Sgd,
+    State, Style, Tensor, TensorParallel,
 };
 
 /// Uniform in ±1.
@@ -85,6 +86,8 @@ fn described(hidden: usize) -> Params {
         "fc2.bias" => of(&[FEATURES]),
     ]
 }
+
+const MLP: [(&str, Style); 2] = [("fc1", Style::Column), ("fc2", Style::Row)];
 
 /// The perceptron, whose activations are cut along `dim` outside of its region.
 fn cut(mesh: &Mesh, params: Params, dim: Option<usize>) -> TensorParallel<'_> {
@@ -207,6 +210,126 @@ fn the_gradient_of_one_rank_is_that_of_differences() {
         shifted(step);
         assert!((difference - grad[1]).abs() < 1e-8, "{i}: {difference}, not {}", grad[1]);
     }
+}
+
+/// Three steps of the perceptron from the values of seed 3, on rank 0 of `data_ranks`, and the norms of their gradients.
+/// `averaged` computes gradients, averages them over the ranks with other samples, and clips and steps.
+fn trained(tp: &mut TensorParallel, mut averaged: impl FnMut(&mut TensorParallel) -> f64) -> (Vec<f64>, Vec<Vec<f64>>) {
+    let norms = (0..3).map(|_| averaged(tp)).collect();
+    (norms, gathered(tp, false))
+}
+
+const CLIP: f64 = 0.5;
+
+/// On one rank, with the samples of two.
+fn trained_alone(hidden: usize, samples: &[Vec<f64>; 2]) -> (Vec<f64>, Vec<Vec<f64>>) {
+    let comm = alone();
+    let mesh = line(&comm);
+    let mut tp = cut(&mesh, perceptron(hidden, 3), None);
+    let mut opt = AdamW::new(&mut tp).lr(0.1).build().unwrap();
+    trained(&mut tp, |tp| {
+        let [first, second] = [0, 1].map(|of| {
+            forward_backward(tp, &samples[of], hidden, None);
+            gathered(tp, true)
+        });
+        for (i, (a, b)) in first.iter().zip(&second).enumerate() {
+            let mean: Vec<_> = a.iter().zip(b).map(|(a, b)| (a + b) / 2.0).collect();
+            tp.grad_mut_as::<f64>(i).unwrap().copy_from_slice(&mean);
+        }
+        let norm = opt.clip_grad_norm(CLIP, 2.0).unwrap();
+        opt.step().unwrap();
+        norm
+    })
+}
+
+#[test]
+fn ddp_and_fsdp_over_slices_equal_one_rank() {
+    let (hidden, samples) = (5, [values(17, ROWS * FEATURES), values(18, ROWS * FEATURES)]);
+    let (norms, expected) = trained_alone(hidden, &samples);
+    let over_ddp = |comm: &Comm| {
+        let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)]).unwrap();
+        let mut tp = TensorParallel::builder(&mesh, perceptron(hidden, 3)).dim("tp").plan(MLP).build().unwrap();
+        let others = mesh.comm("dp").unwrap();
+        let x = &samples[others.rank().unwrap()];
+        let mut ddp = Ddp::over_slices(others, &tp, &DdpOptions::new()).unwrap();
+        let mut opt = AdamW::new(&mut ddp).lr(0.1).build().unwrap();
+        trained(&mut tp, |tp| {
+            forward_backward(tp, x, hidden, None);
+            for i in 0..tp.len() {
+                ddp.grad_mut_as::<f64>(i).unwrap().copy_from_slice(&tp.grad_as(i).unwrap());
+                ddp.ready(i).unwrap();
+            }
+            ddp.wait().unwrap();
+            let norm = opt.clip_grad_norm(CLIP, 2.0).unwrap();
+            opt.step().unwrap();
+            norm
+        })
+    };
+    let over_fsdp = |comm: &Comm| {
+        let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)]).unwrap();
+        let mut tp = TensorParallel::builder(&mesh, perceptron(hidden, 3)).dim("tp").plan(MLP).build().unwrap();
+        let others = mesh.comm("dp").unwrap();
+        let x = &samples[others.rank().unwrap()];
+        let units = units!["all" => tp.slices()];
+        let mut fsdp = Fsdp::over_slices(others, &tp, units, &FsdpOptions::new()).unwrap();
+        let mut opt = AdamW::new(&mut fsdp).lr(0.1).build().unwrap();
+        let unsharded = |fsdp: &Fsdp, tp: &TensorParallel| {
+            let whole = fsdp.forward(0).unwrap();
+            (0..tp.len()).for_each(|i| tp.slice_mut_as::<f64>(i).unwrap().copy_from_slice(whole.param_as(i).unwrap()));
+            whole.done().unwrap();
+        };
+        let (norms, _) = trained(&mut tp, |tp| {
+            unsharded(&fsdp, tp);
+            forward_backward(tp, x, hidden, None);
+            let whole = fsdp.backward(0).unwrap();
+            (0..tp.len()).for_each(|i| {
+                whole.grad_mut_as::<f64>(i).unwrap().copy_from_slice(&tp.grad_as(i).unwrap());
+            });
+            whole.ready().unwrap();
+            fsdp.wait().unwrap();
+            let norm = opt.clip_grad_norm(CLIP, 2.0).unwrap();
+            opt.step().unwrap();
+            norm
+        });
+        unsharded(&fsdp, &tp);
+        (norms, gathered(&tp, false))
+    };
+    for (found_norms, found) in [ranks(4, |comm| over_ddp(&comm)), ranks(4, |comm| over_fsdp(&comm))].concat() {
+        near(&found_norms, &norms, "norms");
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            near(found, expected, &format!("parameter {i}"));
+        }
+    }
+}
+
+#[test]
+fn a_model_over_slices_keeps_them() {
+    let comm = alone();
+    let mesh = Mesh::new(&comm, &[("dp", 1), ("tp", 1)]).unwrap();
+    let tp = TensorParallel::builder(&mesh, perceptron(5, 3)).dim("tp").plan(MLP).build().unwrap();
+    let slice = tp.slice_tensor(4).unwrap();
+    let refused = |result: Result<()>, why: &str| {
+        let error = result.unwrap_err();
+        assert!(error.message().contains(why), "{error}");
+    };
+    let (dp, options) = (mesh.comm("dp").unwrap(), FsdpOptions::new());
+    let mut ddp = Ddp::over_slices(dp, &tp, &DdpOptions::new()).unwrap();
+    let other = units!["u" => params!["other" => slice.clone()]];
+    refused(Fsdp::over_slices(dp, &tp, other, &options).map(drop), "other");
+    refused(tp.slice_tensor(5).map(drop), "parameter 5 does not exist");
+    drop(tp);
+    let mut opt = Sgd::new(&mut ddp).lr(1.0).build().unwrap();
+    (0..ddp.len()).for_each(|i| ddp.grad_mut_as::<f64>(i).unwrap().fill(1.0));
+    (0..ddp.len()).for_each(|i| ddp.ready(i).unwrap());
+    ddp.wait().unwrap();
+    let before = slice.to_vec::<f64>().unwrap();
+    {
+        let _view = slice.view::<f64>().unwrap();
+        refused(opt.step(), "fc2.bias");
+    }
+    opt.step().unwrap();
+    drop((opt, ddp));
+    assert_eq!(slice.to_vec::<f64>().unwrap(), before.iter().map(|value| value - 1.0).collect::<Vec<_>>());
 }
 
 #[test]

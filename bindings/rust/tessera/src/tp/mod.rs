@@ -217,8 +217,8 @@ pub struct TensorParallel<'c> {
     _comm: Borrowed<'c>,
 }
 
-/// The C object and what it uses. Operations in the background share it.
-struct Handle {
+/// The C object and what it uses. Operations in the background share it, and so do slices and models over them.
+pub(crate) struct Handle {
     ptr: NonNull<sys::tsr_tp>,
     ranks: MeshDim, // dropped after the C object
 }
@@ -227,6 +227,18 @@ struct Handle {
 // it. The last owner destroys it, on whatever thread that is.
 unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
+
+impl Handle {
+    pub(crate) fn as_ptr(&self) -> *mut sys::tsr_tp {
+        self.ptr.as_ptr()
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorParallel").finish_non_exhaustive()
+    }
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -239,7 +251,7 @@ struct Param {
     name: String,
     shape: Vec<usize>,
     cut: Option<usize>,
-    /// Points into the handle's memory, and is dropped after it.
+    /// Of the handle's memory, which it keeps.
     slice: Tensor,
     slice_shape: Vec<usize>,
     /// Its number among those that have a gradient, the floating-point ones.
@@ -287,8 +299,8 @@ impl TpInner {
 
     fn read_param(&self, index: usize) -> Result<Param> {
         let mut cut = 0;
-        // SAFETY: plain structs of which zero is a value; what is read of them lives as long as the handle, whose owner also
-        // owns the tensor.
+        // SAFETY: plain structs of which zero is a value; what is read of them lives as long as the handle, which the tensor
+        // keeps.
         unsafe {
             let (mut whole, mut part): (sys::tsr_param, sys::tsr_param) = (std::mem::zeroed(), std::mem::zeroed());
             check(sys::tsr_tp_param(self.as_ptr(), index, &mut whole, ptr::null_mut(), &mut cut))?;
@@ -296,7 +308,7 @@ impl TpInner {
             let name = raw::text(whole.name);
             let sizes = slice(whole.tensor.shape, usize::try_from(whole.tensor.ndim).unwrap_or(0));
             let shape = sizes.iter().map(|&size| usize::try_from(size).unwrap_or(0)).collect();
-            let tensor = Tensor::borrowed(&part.tensor)?;
+            let tensor = Tensor::owned_by(&part.tensor, Box::new(Arc::clone(&self.handle)))?;
             let (cut, slice_shape) = (usize::try_from(cut).ok(), tensor.shape());
             Ok(Param { name, shape, cut, slice: tensor, slice_shape, trained: None })
         }
@@ -351,6 +363,10 @@ impl<'c> TensorParallel<'c> {
 
     pub(crate) fn inner(&self) -> &Rc<TpInner> {
         &self.inner
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.inner.handle
     }
 
     /// The number of parameters.
@@ -422,6 +438,20 @@ impl<'c> TensorParallel<'c> {
         // SAFETY: the handle is alive and used by this thread alone.
         check(unsafe { sys::tsr_tp_layout(self.inner.as_ptr(), index, &mut handle) })?;
         Ok(Layout::from_raw(created(handle)?, ndim))
+    }
+
+    /// This rank's slices of all parameters. They are other handles of the slices' memory.
+    pub fn slices(&self) -> Params {
+        self.inner.named_slices().fold(Params::new(), |params, (name, slice)| params.with(name, slice.clone()))
+    }
+
+    /// This rank's slice of parameter `index` as a tensor, such as for a unit of
+    /// [`Fsdp::over_slices`](crate::Fsdp::over_slices). It is another handle of the slice's memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the parameter does not exist.
+    pub fn slice_tensor(&self, index: usize) -> Result<Tensor> {
+        Ok(self.inner.param(index)?.slice.clone())
     }
 
     /// This rank's slice of parameter `index`, an `f32` tensor of [`slice_shape`](Self::slice_shape), to read.

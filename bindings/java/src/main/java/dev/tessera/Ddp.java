@@ -19,6 +19,7 @@ public final class Ddp extends NativeObject {
     private final Params params; // as registered; null: the ranks of a host share them
     private final List<Tensor> tensors; // those of params
     private final Comm comm; // not closed by us; reachable while we are
+    private final TensorParallel tp; // likewise; null: the parameters are whole
     private final Tensor[] grads; // cleared by close()
     private final FloatBuffer[] floats;
     private volatile Relay relay; // of the hook that is set
@@ -191,9 +192,12 @@ public final class Ddp extends NativeObject {
         }
     }
 
-    private Ddp(long handle, Comm comm, Params params, boolean shared) {
-        super(new Ref("Ddp", handle, Native::ddpDestroy).keep(shared ? null : params));
+    private Ddp(long handle, Comm comm, Params params, DdpOptions options) {
+        super(TensorParallel.under(options.tp(),
+                new Ref("Ddp", handle, Native::ddpDestroy).keep(options.isShareParams() ? null : params)));
         this.comm = comm;
+        tp = options.tp();
+        final boolean shared = options.isShareParams();
         names = params.names();
         this.params = shared ? null : params;
         tensors = shared ? null : params.tensors();
@@ -227,8 +231,9 @@ public final class Ddp extends NativeObject {
     public static Ddp create(Comm comm, Params params, DdpOptions options) {
         Objects.requireNonNull(options, "options");
         final byte[][] names = params.nameBytes();
-        final long handle = comm.ref.callLongExclusive(c -> Native.ddpCreate(c, names, params.descriptors(), options));
-        return new Ddp(handle, comm, params, options.isShareParams());
+        final long handle = TensorParallel.handed(options.tp(), options::tpHandle,
+                () -> comm.ref.callLongExclusive(c -> Native.ddpCreate(c, names, params.descriptors(), options)));
+        return new Ddp(handle, comm, params, options);
     }
 
     /**

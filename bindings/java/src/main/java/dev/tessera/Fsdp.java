@@ -39,6 +39,7 @@ import java.util.stream.Stream;
  */
 public final class Fsdp extends NativeObject {
     private final Comm comm; // not closed by us; reachable while we are
+    private final TensorParallel tp; // likewise; null: the parameters are whole
     private final List<String> unitNames = new ArrayList<>();
     private final List<String> names = new ArrayList<>(); // without wrappers
     private final Map<String, Integer> units = new HashMap<>();
@@ -133,7 +134,8 @@ public final class Fsdp extends NativeObject {
 
         /**
          * An unsharded parameter. It is read-only, because the ranks of a host share one copy: its buffers are
-         * read-only, and operations, which write in place, refuse it.
+         * read-only, and operations, which write in place, refuse it. It may be the bias of {@link
+         * TensorParallel#leave(Tensor, Tensor, Tensor)}.
          *
          * @param index of a parameter of this unit
          * @return of the parameter's shape, and its dtype or {@link FsdpOptions#paramDtype}; at the same address in every pass
@@ -284,9 +286,10 @@ public final class Fsdp extends NativeObject {
         }
     }
 
-    private Fsdp(long handle, Comm comm, List<FsdpUnit> given) {
-        super(new Ref("Fsdp", handle, Native::fsdpDestroy));
+    private Fsdp(long handle, Comm comm, List<FsdpUnit> given, TensorParallel tp) {
+        super(TensorParallel.under(tp, new Ref("Fsdp", handle, Native::fsdpDestroy)));
         this.comm = comm;
+        this.tp = tp;
         firstOf = new int[unitCount() + 1];
         for (int u = 0; u < firstOf.length - 1; ++u) {
             final int unit = u;
@@ -357,8 +360,10 @@ public final class Fsdp extends NativeObject {
         all.forEach(unit -> settings.put(unit.settings.struct.duplicate()));
         final int[] counts = all.stream().mapToInt(unit -> unit.params.size()).toArray();
         final int[] flags = trained.stream().mapToInt(flag -> flag).toArray();
-        return new Fsdp(comm.ref.callLongExclusive(c -> Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), settings,
-                counts, names.toArray(new byte[0][]), Tensor.descriptors(tensors), flags, options)), comm, all);
+        final long handle = TensorParallel.handed(options.tp(), options::tpHandle,
+                () -> comm.ref.callLongExclusive(c -> Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), settings,
+                        counts, names.toArray(new byte[0][]), Tensor.descriptors(tensors), flags, options)));
+        return new Fsdp(handle, comm, all, options.tp());
     }
 
     /**

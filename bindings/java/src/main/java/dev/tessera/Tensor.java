@@ -540,11 +540,20 @@ public final class Tensor {
         return descriptors(List.of(this));
     }
 
+    /** Of a tensor that a call only reads before it returns: an unsharded FSDP parameter, too. */
+    long[] readDescriptor() {
+        return descriptors(List.of(this), true);
+    }
+
     static long[] optionalDescriptor(Tensor tensor) {
         return tensor == null ? null : tensor.descriptor();
     }
 
     static long[] descriptors(Collection<Tensor> tensors) {
+        return descriptors(tensors, false);
+    }
+
+    private static long[] descriptors(Collection<Tensor> tensors, boolean onlyRead) {
         int words = 0;
         for (Tensor tensor : tensors) {
             words += HEADER_WORDS + Objects.requireNonNull(tensor, "a tensor of the list is null").shape.length;
@@ -553,7 +562,7 @@ public final class Tensor {
         int at = 0;
         for (Tensor tensor : tensors) {
             tensor.checkLease();
-            if (tensor.lease != null && tensor.lease.readOnly) {
+            if (tensor.lease != null && tensor.lease.readOnly && !onlyRead) {
                 throw new IllegalArgumentException(
                         "an unsharded FSDP parameter is read-only, but operations write tensors in place; use a copy of it");
             }

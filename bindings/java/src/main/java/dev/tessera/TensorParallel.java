@@ -7,6 +7,8 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.function.LongConsumer;
+import java.util.function.LongSupplier;
 
 /**
  * Tensor-parallel training: each rank of a group holds a slice of every large parameter and computes with it. A plan
@@ -286,6 +288,27 @@ public final class TensorParallel extends NativeObject {
         return part == mesh ? ref : ref.borrow(part.ref);
     }
 
+    /** Create a model over the slices of `tp`, whose handle `options` take; null: not over slices. */
+    static long handed(TensorParallel tp, LongConsumer options, LongSupplier create) {
+        if (tp == null) {
+            options.accept(0);
+            return create.getAsLong();
+        }
+        return tp.ref.callLongExclusive(handle -> {
+            options.accept(handle);
+            try {
+                return create.getAsLong();
+            } finally {
+                options.accept(0);
+            }
+        });
+    }
+
+    /** The native part of such a model. */
+    static Ref under(TensorParallel tp, Ref model) {
+        return tp == null ? model : model.dependOn(tp.ref);
+    }
+
     /**
      * Start building a model over the ranks of a mesh.
      *
@@ -468,10 +491,9 @@ public final class TensorParallel extends NativeObject {
         return new Operation((h, async) -> move.issue(h, source, dim, target, async), from, to);
     }
 
-    private static Operation leaving(Tensor in, int dim, Tensor out, Tensor bias) {
+    private static Operation leaving(Tensor in, int dim, Tensor out, long[] added, Tensor bias) {
         final long[] source = in.descriptor();
         final long[] target = out.descriptor();
-        final long[] added = Tensor.optionalDescriptor(bias);
         return new Operation((h, async) -> Native.tpLeave(h, source, dim, added, target, async), in, out, bias);
     }
 
@@ -578,7 +600,7 @@ public final class TensorParallel extends NativeObject {
      * @param out receives the sum, in the same shape; may be {@code in}
      */
     public void leave(Tensor in, Tensor out) {
-        run(leaving(in, ALL, out, null));
+        run(leaving(in, ALL, out, null, null));
     }
 
     /**
@@ -590,7 +612,7 @@ public final class TensorParallel extends NativeObject {
      * @return the operation in flight
      */
     public Work leaveAsync(Tensor in, Tensor out) {
-        return start(leaving(in, ALL, out, null));
+        return start(leaving(in, ALL, out, null, null));
     }
 
     /**
@@ -603,7 +625,7 @@ public final class TensorParallel extends NativeObject {
      *     floating-point dtype
      */
     public void leave(Tensor in, Tensor out, Tensor bias) {
-        run(leaving(in, ALL, out, Objects.requireNonNull(bias, "bias")));
+        run(leaving(in, ALL, out, bias.readDescriptor(), bias));
     }
 
     /**
@@ -617,7 +639,7 @@ public final class TensorParallel extends NativeObject {
      * @return the operation in flight
      */
     public Work leaveAsync(Tensor in, Tensor out, Tensor bias) {
-        return start(leaving(in, ALL, out, Objects.requireNonNull(bias, "bias")));
+        return start(leaving(in, ALL, out, bias.descriptor(), bias));
     }
 
     /**
@@ -629,7 +651,7 @@ public final class TensorParallel extends NativeObject {
      * @param out receives this rank's part along {@code dim}
      */
     public void leave(Tensor in, int dim, Tensor out) {
-        run(leaving(in, checked(dim), out, null));
+        run(leaving(in, checked(dim), out, null, null));
     }
 
     /**
@@ -642,7 +664,7 @@ public final class TensorParallel extends NativeObject {
      * @return the operation in flight
      */
     public Work leaveAsync(Tensor in, int dim, Tensor out) {
-        return start(leaving(in, checked(dim), out, null));
+        return start(leaving(in, checked(dim), out, null, null));
     }
 
     /**
@@ -656,7 +678,7 @@ public final class TensorParallel extends NativeObject {
      *     floating-point dtype
      */
     public void leave(Tensor in, int dim, Tensor out, Tensor bias) {
-        run(leaving(in, checked(dim), out, Objects.requireNonNull(bias, "bias")));
+        run(leaving(in, checked(dim), out, bias.readDescriptor(), bias));
     }
 
     /**
@@ -671,7 +693,7 @@ public final class TensorParallel extends NativeObject {
      * @return the operation in flight
      */
     public Work leaveAsync(Tensor in, int dim, Tensor out, Tensor bias) {
-        return start(leaving(in, checked(dim), out, Objects.requireNonNull(bias, "bias")));
+        return start(leaving(in, checked(dim), out, bias.descriptor(), bias));
     }
 
     /**

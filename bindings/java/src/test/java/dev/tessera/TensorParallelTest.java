@@ -699,6 +699,151 @@ class TensorParallelTest {
         return losses;
     }
 
+    // --- with ranks that have other rows of the batch
+
+    private static final int STEPS = 3;
+    private static final double CLIP = 0.5;
+
+    /** Of the perceptron on one rank after some steps; the norm of each step's gradients goes to `norms`. */
+    private static Map<String, double[]> trainedAlone(Mlp mlp, double[] norms) {
+        final Params params = mlp.params();
+        final Map<String, Tensor> grads = new LinkedHashMap<>();
+        mlp.shapes.forEach((name, shape) -> grads.put(name, Tensor.zeros(DType.F64, shape)));
+        final Map<String, double[]> now = new LinkedHashMap<>();
+        try (Optimizer optimizer = Optimizer.adamW(params, List.copyOf(grads.values())).lr(0.1).build()) {
+            for (int i = 0; i < STEPS; ++i) {
+                params.names().forEach(name -> now.put(name, values(params.tensors().get(params.names().indexOf(name)))));
+                optimizer.zeroGrad();
+                new Half(mlp.x, now.get("fc1.weight"), now.get("fc1.bias"), now.get("fc2.weight"))
+                        .backward(mlp.dy, (name, grad) -> add(grads.get(name), grad));
+                add(grads.get("fc2.bias"), columnSums(mlp.dy, OUT));
+                norms[i] = optimizer.clipGradNorm(CLIP);
+                optimizer.step();
+            }
+        }
+        params.names().forEach(name -> now.put(name, values(params.tensors().get(params.names().indexOf(name)))));
+        return now;
+    }
+
+    private void expectTrainedAlone(boolean sharded) throws Exception {
+        final Mlp mlp = new Mlp(13);
+        final double[] norms = new double[STEPS];
+        final Map<String, double[]> expected = trainedAlone(mlp, norms);
+        final long[] yShape = {ROWS, OUT};
+        Ranks.run(4, comm -> {
+            try (Mesh mesh = Mesh.over(comm).dim("dp", 2).dim("tp", 2).build();
+                    TensorParallel tp = TensorParallel.over(mesh, "tp").params(mlp.params()).rule("fc1", Style.COLUMN)
+                            .rule("fc2", Style.ROW).build()) {
+                final int rows = mesh.coordinate("dp"); // these of the batch, uneven ones
+                final double[] x = partOf(mlp.x, new long[] {ROWS, IN}, 0, 2, rows);
+                final double[] dy = partOf(mlp.dy, yShape, 0, 2, rows);
+                Params slices = Params.of(Map.of());
+                for (String name : tp.names()) {
+                    slices = slices.and(name, tp.slice(name));
+                }
+                final Comm others = mesh.comm("dp");
+                final Params all = slices;
+                try (Ddp ddp = sharded ? null
+                                : Ddp.create(others, all, new DdpOptions().op(ReduceOp.SUM).tp(tp));
+                        Fsdp fsdp = !sharded ? null : Fsdp.create(others, List.of(FsdpUnit.of("all", all)),
+                                new FsdpOptions().op(ReduceOp.SUM).tp(tp));
+                        Optimizer optimizer = (sharded ? Optimizer.adamW(fsdp) : Optimizer.adamW(ddp)).lr(0.1).build();
+                        Saver saver = Saver.at(comm, root).open()) {
+                    for (int i = 0; i < STEPS; ++i) {
+                        if (sharded) {
+                            passes(tp, fsdp, x, dy);
+                        } else {
+                            ddp.zeroGrad();
+                            half(tp, x).backward(dy, (name, grad) -> add(ddp.gradTensor(tp.names().indexOf(name)), grad));
+                            add(ddp.gradTensor(3), columnSums(dy, OUT));
+                            ddp.readyAll();
+                            ddp.await();
+                        }
+                        assertEquals(norms[i], optimizer.clipGradNorm(CLIP), NEAR); // of all parameters
+                        optimizer.step();
+                    }
+                    saver.save(STEPS, (sharded ? State.of("model", fsdp) : State.of("model", ddp)).with("optim", optimizer));
+                    try (Fsdp.Pass pass = sharded ? fsdp.forward(0) : null) {
+                        expected.forEach((name, whole) -> {
+                            final int dim = tp.cut(name);
+                            near(dim < 0 ? whole : partOf(whole, mlp.shapes.get(name), dim, 2, mesh.coordinate("tp")),
+                                    values(sharded ? pass.paramTensor(name) : tp.slice(name)), name);
+                        });
+                    }
+                }
+            }
+        });
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            expected.forEach((name, whole) -> near(whole, values(checkpoint.read("model." + name)), name));
+            assertArrayEquals(new long[] {13, IN}, checkpoint.read("optim.state.fc1.weight.exp_avg").shape());
+        }
+    }
+
+    /** The forward and backward pass over an FSDP model of slices. */
+    private static void passes(TensorParallel tp, Fsdp fsdp, double[] x, double[] dy) {
+        final Half half;
+        try (Fsdp.Pass pass = fsdp.forward("all")) {
+            half = new Half(x, values(pass.paramTensor("fc1.weight")), values(pass.paramTensor("fc1.bias")),
+                    values(pass.paramTensor("fc2.weight")));
+            final long[] shape = {dy.length / OUT, OUT};
+            final Tensor without = Tensor.copyOf(half.y, shape);
+            tp.leave(without, without);
+            final Tensor with = Tensor.copyOf(half.y, shape);
+            tp.leave(with, with, pass.paramTensor("fc2.bias")); // it is read-only
+            near(plus(values(without), values(pass.paramTensor("fc2.bias"))), values(with), "y");
+            refused("read-only", IllegalArgumentException.class,
+                    () -> tp.leaveAsync(with, with, pass.paramTensor("fc2.bias")));
+        }
+        try (Fsdp.Pass pass = fsdp.backward("all")) {
+            half.backward(dy, (name, grad) -> pass.gradTensor(name).doubles().put(grad));
+            pass.gradTensor("fc2.bias").doubles().put(columnSums(dy, OUT));
+            pass.ready();
+        }
+        fsdp.await();
+    }
+
+    @Test
+    void ddpOverSlicesIsOneRank() throws Exception {
+        expectTrainedAlone(false);
+    }
+
+    @Test
+    void fsdpOverSlicesIsOneRank() throws Exception {
+        expectTrainedAlone(true);
+    }
+
+    @Test
+    void closingATensorParallelModelClosesThoseOverItsSlices() throws Exception {
+        onMesh(1, (mesh, rank) -> {
+            final TensorParallel tp = new Mlp(8).deferred(mesh).build();
+            final Comm one = Mesh.over(mesh.comm("tp")).dim("dp", 1).build().comm("dp");
+            final Params slices = Params.of("fc1.weight", tp.slice("fc1.weight"));
+            final DdpOptions options = new DdpOptions().tp(tp);
+            final Ddp ddp = Ddp.create(one, slices, options);
+            final Fsdp fsdp = Fsdp.create(one, List.of(FsdpUnit.of("u", slices)), new FsdpOptions().tp(tp));
+            final Optimizer optimizer = Optimizer.sgd(ddp).build();
+            tp.close();
+            for (NativeObject closed : List.of(ddp, fsdp, optimizer)) {
+                assertTrue(closed.isClosed(), closed.getClass().getName());
+            }
+            refused("this Ddp is closed: the TensorParallel", IllegalStateException.class, ddp::zeroGrad);
+            refused("this TensorParallel is closed", IllegalStateException.class, () -> Ddp.create(one, slices, options));
+        });
+    }
+
+    @Test
+    void slicesOfAnotherModelAreRefused() throws Exception {
+        onMesh(1, (mesh, rank) -> {
+            try (TensorParallel tp = new Mlp(8).deferred(mesh).build()) {
+                final Params others = Params.of("other", Tensor.zeros(DType.F64, 2));
+                refused("other", TesseraInvalidArgumentException.class,
+                        () -> Ddp.create(mesh.comm("tp"), others, new DdpOptions().tp(tp)));
+                refused("other", TesseraInvalidArgumentException.class, () -> Fsdp.create(mesh.comm("tp"),
+                        List.of(FsdpUnit.of("u", others)), new FsdpOptions().tp(tp)));
+            }
+        });
+    }
+
     @Test
     void anOptimizerRefusesGradientsThatWereNotSummed() throws Exception {
         onMesh(2, (mesh, rank) -> {
@@ -1042,7 +1187,8 @@ class TensorParallelTest {
                 final Tensor loss = Tensor.zeros(DType.F64);
                 final Tensor targets = longs(new long[] {2}, 0, 4);
                 refused("target 4 of row 1", wrong, () -> tp.crossEntropy(logits, targets, 4, loss, null));
-                refused("rank " + rank + " of 2 has", wrong, () -> tp.crossEntropy(logits, targets, 7, loss, null));
+                refused("rank " + rank + " of 2 must be [2, " + (4 - rank) + "]", wrong,
+                        () -> tp.crossEntropy(logits, targets, 7, loss, null));
                 refused("the loss is f32", wrong, () -> tp.crossEntropy(logits, targets, 4, Tensor.zeros(DType.F32), null));
                 refused("label_smoothing is 2", wrong, () -> tp.crossEntropy(logits, targets, 4, loss, null,
                         new CrossEntropyOptions().labelSmoothing(2)));
