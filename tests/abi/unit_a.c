@@ -11,6 +11,7 @@
 #include "tessera/memory.h"
 #include "tessera/mesh.h"
 #include "tessera/optim.h"
+#include "tessera/random.h"
 #include "tessera/state.h"
 #include "tessera/store.h"
 #include "tessera/types.h"

@@ -10,6 +10,7 @@
 #include "tessera/memory.h"
 #include "tessera/mesh.h"
 #include "tessera/optim.h"
+#include "tessera/random.h"
 #include "tessera/state.h"
 #include "tessera/store.h"
 #include "tessera/tessera.h"

@@ -27,6 +27,7 @@ NUMBERS = {  # C type -> (JNI, Java, what the argument becomes)
     "size_t": ("jlong", "long", "static_cast<size_t>({})"),
     "uint16_t": ("jint", "int", "static_cast<uint16_t>({})"),
     "uint32_t": ("jint", "int", "static_cast<uint32_t>({})"),
+    "uint64_t": ("jlong", "long", "static_cast<uint64_t>({})"),
     "tsr_flag": ("jboolean", "boolean", "({} ? 1 : 0)"),
     "tsr_dtype": ("jint", "int", "{}"),
     "tsr_reduce_op": ("jint", "int", "{}"),

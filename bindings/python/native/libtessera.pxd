@@ -516,6 +516,12 @@ cdef extern from "tessera/plan.h" nogil:
     void tsr_plan_destroy(tsr_plan *plan)
 
 
+cdef extern from "tessera/random.h" nogil:
+    tsr_status tsr_random_uniform(const tsr_tensor *output, uint64_t seed, uint64_t stream, double low, double high, const tsr_layout *layout, int32_t rank)
+    tsr_status tsr_random_normal(const tsr_tensor *output, uint64_t seed, uint64_t stream, double mean, double deviation, const tsr_layout *layout, int32_t rank)
+    tsr_status tsr_random_bernoulli(const tsr_tensor *output, uint64_t seed, uint64_t stream, double p, const tsr_layout *layout, int32_t rank)
+
+
 cdef extern from "tessera/state.h" nogil:
     ctypedef int32_t (*tsr_state_collect_fn)(tsr_state *values, char *message, void *user_data) noexcept
     ctypedef int32_t (*tsr_state_take_fn)(const tsr_state *values, char *message, void *user_data) noexcept

@@ -3,6 +3,7 @@
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import tessera as ts
@@ -36,16 +37,18 @@ def test_a_public_name_is_described(name: str):
             assert inspect.getdoc(function), f"{name}.{member_name}"
 
 
-def test_the_functions_of_the_log_are_described():
-    for name in ts.log.__all__:
-        assert inspect.getdoc(getattr(ts.log, name)), name
+@pytest.mark.parametrize("module", [ts.log, ts.random], ids=["log", "random"])
+def test_the_functions_of_a_module_are_described(module: ModuleType):
+    for name in module.__all__:
+        assert inspect.getdoc(getattr(module, name)), name
 
 
 def test_the_index_names_everything_once_and_nothing_else():
     named = re.findall(r"^- `(?:ts\.)?(\w+(?:\.\w+)?)", INDEX, re.MULTILINE)
     assert sorted(named) == sorted(set(named))
-    expected = [name for name in ts.__all__ if name not in ("log", "storage")]
+    expected = [name for name in ts.__all__ if name not in ("log", "random", "storage")]
     expected += [f"log.{name}" for name in ts.log.__all__]
+    expected += [f"random.{name}" for name in ts.random.__all__]
     expected += [f"storage.{name}" for name in ts.storage.__all__ if name != "Storage"]
     assert sorted(named) == sorted(expected)
 

@@ -16,6 +16,7 @@
 #include "mesh.h"
 #include "optim.h"
 #include "plan.h"
+#include "random.h"
 #include "state.h"
 #include "storage.h"
 #include "store.h"

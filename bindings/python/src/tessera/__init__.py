@@ -23,6 +23,7 @@ from . import (
     errors,
     launch,
     log,
+    random,
     storage,
 )
 from .checkpoint import Cast, Checkpoint, LoadReport, Phase, Saver, TensorInfo
@@ -87,6 +88,7 @@ __all__ = [
     "init",
     "log",
     "preempt_requested",
+    "random",
     "record",
     "storage",
     *errors.__all__,

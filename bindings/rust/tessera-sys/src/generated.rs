@@ -1178,6 +1178,33 @@ functions! {
     fn tsr_plan_start(plan: *mut tsr_plan) -> tsr_status;
     fn tsr_plan_wait(plan: *const tsr_plan, timeout_ms: i32) -> tsr_status;
     fn tsr_plan_destroy(plan: *mut tsr_plan);
+    "random.h":
+    fn tsr_random_uniform(
+        output: *const tsr_tensor,
+        seed: u64,
+        stream: u64,
+        low: f64,
+        high: f64,
+        layout: *const tsr_layout,
+        rank: i32,
+    ) -> tsr_status;
+    fn tsr_random_normal(
+        output: *const tsr_tensor,
+        seed: u64,
+        stream: u64,
+        mean: f64,
+        deviation: f64,
+        layout: *const tsr_layout,
+        rank: i32,
+    ) -> tsr_status;
+    fn tsr_random_bernoulli(
+        output: *const tsr_tensor,
+        seed: u64,
+        stream: u64,
+        p: f64,
+        layout: *const tsr_layout,
+        rank: i32,
+    ) -> tsr_status;
     "state.h":
     fn tsr_state_create(out: *mut *mut tsr_state) -> tsr_status;
     fn tsr_state_add_tensor(state: *mut tsr_state, name: *const c_char, tensor: *const tsr_tensor) -> tsr_status;

@@ -78,6 +78,7 @@ mod optim;
 mod params;
 mod plan;
 mod progress;
+pub mod random;
 mod raw;
 #[cfg(feature = "safetensors")]
 mod safetensors;

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use common::{deadline, options, ranks, serve};
 use tessera::{
-    params, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpJoin, DdpOptions,
-    ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp,
-    Region, Sampler, Saver, Sgd, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
+    params, random, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpJoin,
+    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement,
+    ReduceOp, Region, Sampler, Saver, Sgd, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
 };
 
 #[test]
@@ -126,6 +126,10 @@ fn collectives(comm: &Comm) {
     assert_eq!(plan.outputs().unwrap()[0], [4.0; 3]);
     assert!(plan.inputs().unwrap().is_empty());
     drop(plan);
+    random::uniform(&mut two, 1, 0, 0.0, 1.0, None).unwrap();
+    random::normal(&mut two, 1, 0, 0.0, 1.0, None).unwrap();
+    random::bernoulli(&mut two, 1, 0, 1.0, None).unwrap();
+    assert_eq!(two, [1.0; 2]);
     let mut buffer = comm.buffer::<f32>(4).unwrap();
     comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
 

@@ -1156,6 +1156,27 @@ void plan_destroy(JNIEnv*, jclass, jlong plan) {
     tsr_plan_destroy(as<tsr_plan>(plan));
 }
 
+void random_uniform(JNIEnv* env, jclass, jlongArray output, jlong seed, jlong stream, jdouble low, jdouble high, jlong layout, jint rank) {
+    shim(env, [&] {
+        const Tensors output_list(env, output);
+        check(env, tsr_random_uniform(output_list.data(), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream), low, high, as<tsr_layout>(layout), rank));
+    });
+}
+
+void random_normal(JNIEnv* env, jclass, jlongArray output, jlong seed, jlong stream, jdouble mean, jdouble deviation, jlong layout, jint rank) {
+    shim(env, [&] {
+        const Tensors output_list(env, output);
+        check(env, tsr_random_normal(output_list.data(), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream), mean, deviation, as<tsr_layout>(layout), rank));
+    });
+}
+
+void random_bernoulli(JNIEnv* env, jclass, jlongArray output, jlong seed, jlong stream, jdouble p, jlong layout, jint rank) {
+    shim(env, [&] {
+        const Tensors output_list(env, output);
+        check(env, tsr_random_bernoulli(output_list.data(), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream), p, as<tsr_layout>(layout), rank));
+    });
+}
+
 jlong state_create(JNIEnv* env, jclass) {
     return shim(env, [&]() -> jlong {
         tsr_state* out_out = nullptr;
@@ -1673,6 +1694,9 @@ Methods plain_methods() {
         method<plan_start>("planStart"),
         method<plan_wait>("planWait"),
         method<plan_destroy>("planDestroy"),
+        method<random_uniform>("randomUniform"),
+        method<random_normal>("randomNormal"),
+        method<random_bernoulli>("randomBernoulli"),
         method<state_create>("stateCreate"),
         method<state_add_tensor>("stateAddTensor"),
         method<state_add_ddp>("stateAddDdp"),

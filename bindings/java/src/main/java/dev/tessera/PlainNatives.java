@@ -186,6 +186,11 @@ abstract class PlainNatives {
     static native void planWait(long plan, int timeoutMs);
     static native void planDestroy(long plan);
 
+    // random.h
+    static native void randomUniform(long[] output, long seed, long stream, double low, double high, long layout, int rank);
+    static native void randomNormal(long[] output, long seed, long stream, double mean, double deviation, long layout, int rank);
+    static native void randomBernoulli(long[] output, long seed, long stream, double p, long layout, int rank);
+
     // state.h
     static native long stateCreate();
     static native void stateAddTensor(long state, byte[] name, long[] tensor);
