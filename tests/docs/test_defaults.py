@@ -42,11 +42,11 @@ PLACES = {
     "tsr_comm_options": (ts.init, ("CommOptions.java", ""), ("comm/options.rs", "impl CommOptions")),
     "tsr_ddp_options": (ts.DDP, ("DdpOptions.java", ""), ("ddp.rs", "impl DdpOptions")),
     "tsr_fsdp_options": (ts.FSDP, ("FsdpOptions.java", ""), ("fsdp.rs", "impl FsdpOptions")),
-    "tsr_tp_options": (ts.TensorParallel, ("TpOptions.java", ""), ("tp.rs", "impl")),
+    "tsr_tp_options": (ts.TensorParallel, ("TpOptions.java", ""), ("tp/mod.rs", "impl<'c, 'l> TensorParallelBuilder")),
     "tsr_cross_entropy_options": (
         ts.TensorParallel.cross_entropy,
         ("CrossEntropyOptions.java", ""),
-        ("tp.rs", "impl CrossEntropy"),
+        ("tp/vocabulary.rs", "impl<'a> CrossEntropy<'a>"),
     ),
     "tsr_grad_scaler_options": (
         ts.GradScaler,

@@ -47,7 +47,7 @@ OWNERS = {
     ".rs": r"\s*(?:unsafe\s+)?impl(?:<[^{]*?>)?\s+(?:[\w:<>', ]+\s+for\s+)?(\w+)",
 }
 DEFINITIONS[".pxi"], OWNERS[".pxi"] = DEFINITIONS[".pyx"], OWNERS[".pyx"]
-KEYWORDS = {"if", "for", "while", "switch", "catch", "try", "synchronized"}
+KEYWORDS = {"if", "for", "while", "switch", "catch", "try", "synchronized", "super", "this"}
 CONSTRUCTORS = {"__init__", "__cinit__"}
 
 

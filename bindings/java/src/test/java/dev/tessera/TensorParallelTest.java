@@ -1182,7 +1182,7 @@ class TensorParallelTest {
                 final Tensor out = Tensor.zeros(DType.F64, 2, 2);
                 refused("id 3 at position 1", wrong, () -> tp.embed("tok", longs(new long[] {2}, 0, 3), out));
                 refused("ids are f64", wrong, () -> tp.embed("tok", Tensor.zeros(DType.F64, 2), out));
-                refused("no embedding", wrong, () -> tp.embed("fc1.bias", longs(new long[] {2}, 0, 1), out));
+                refused("not an embedding", wrong, () -> tp.embed("fc1.bias", longs(new long[] {2}, 0, 1), out));
                 final Tensor logits = Tensor.zeros(DType.F64, 2, 2);
                 final Tensor loss = Tensor.zeros(DType.F64);
                 final Tensor targets = longs(new long[] {2}, 0, 4);
