@@ -143,13 +143,8 @@ class FullySharded:
             return logits_of(params, hidden_layer(params, x), self.tp)
 
 
-PARALLEL = {
-    "ddp": DataParallel,
-    "fsdp": FullySharded,
-    "tp": DataParallel,
-    "dp+tp": DataParallel,
-    "fsdp+tp": FullySharded,
-}
+PARALLEL = {"ddp": DataParallel, "fsdp": FullySharded}
+PARALLEL |= {"tp": DataParallel, "dp+tp": DataParallel, "fsdp+tp": FullySharded}
 
 
 def mesh_of(comm, parallel):
