@@ -75,6 +75,8 @@ SET_BY_THE_BINDING = {
     ("java", "tsr_open_options", "storage"),  # an argument of open
     ("rust", "tsr_open_options", "storage"),  # of open_in
     ("rust", "tsr_export_options", "progress"),  # an argument of export_with_progress
+    ("rust", "tsr_ddp_options", "tp"),  # Ddp::over_slices
+    ("rust", "tsr_fsdp_options", "tp"),
     # What a callback of C gets; those of the others hold their own.
     *(
         (language, struct, "progress_data")
