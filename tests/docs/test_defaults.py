@@ -196,7 +196,7 @@ def rust_setters(struct: str) -> dict[str, str]:
     text = (RUST / file).read_text(encoding="utf-8")
     part = text[text.index(begin) :]
     part = part[: part.index("\n}")]
-    setter = r" +pub (?:unsafe )?fn (\w+)\("
+    setter = r" +pub (?:unsafe )?fn (\w+)(?:<[^(]*>)?\("
     found = {name: doc for doc, name in re.findall(rf"((?:^ +///.*\n)+)(?: +#.*\n)*{setter}", part, re.M)}
     found |= dict(re.findall(r'(\w+): (?:\w+ =\s+)?"([^"]*)"', part))
     settings = (RUST / "settings.rs").read_text(encoding="utf-8")
