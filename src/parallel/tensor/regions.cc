@@ -125,6 +125,7 @@ void TpMoves::sum(const Tensor& in, const Tensor& out, StreamHandle stream) {
 
 void TpMoves::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) {
     check_part(in, out, Part::in, dim);
+    if (out.numel() == 0) return;  // on every rank
     const Cut cut(out, dim, comm_->world_size());
     const auto gather = [&](Collective how, const Tensor& part, std::span<const Tensor> whole) {
         comm_->run({.collective = how, .inputs = {&part, 1}, .outputs = whole, .label = "gather of activations"});
@@ -150,6 +151,7 @@ void TpMoves::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle 
 
 void TpMoves::sum_scatter(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) {
     check_part(in, out, Part::out, dim);
+    if (in.numel() == 0) return;  // on every rank
     const Cut cut(in, dim, comm_->world_size());
     const auto reduce = [&](const Tensor& whole, const Tensor& part) {
         comm_->run({.collective = Collective::reduce_scatter,
@@ -173,6 +175,7 @@ void TpMoves::sum_scatter(const Tensor& in, const Tensor& out, int dim, StreamHa
 
 void TpMoves::split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const {
     check_part(in, out, Part::out, dim);
+    if (in.numel() == 0) return;
     const Cut cut(in, dim, comm_->world_size());
     const auto own = static_cast<size_t>(comm_->rank());
     device_api(in.device).copy_rows({out.data, cut.row(own)}, cut.in(in.data, own), cut.outer, cut.row(own), stream);
