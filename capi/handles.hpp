@@ -22,6 +22,9 @@ class Store;
 class StoreServer;
 class TensorParallel;
 class Work;
+namespace pipeline {
+class Pipeline;
+}
 namespace capi {
 struct MeshObject;
 }
@@ -41,6 +44,7 @@ struct tsr_sampler : tsr::capi::Handle<tsr::Sampler, 0x545352'53414d504c> {};
 struct tsr_ddp : tsr::capi::Handle<tsr::Ddp, 0x545352'444450> {};
 struct tsr_fsdp : tsr::capi::Handle<tsr::Fsdp, 0x545352'46534450> {};
 struct tsr_tp : tsr::capi::Handle<tsr::TensorParallel, 0x545352'5450> {};
+struct tsr_pipeline : tsr::capi::Handle<tsr::pipeline::Pipeline, 0x545352'50495045> {};
 struct tsr_state : tsr::capi::Handle<tsr::State, 0x545352'5354415445> {};
 struct tsr_saver : tsr::capi::Handle<tsr::Saver, 0x545352'5341564552> {};
 struct tsr_checkpoint : tsr::capi::Handle<const tsr::Checkpoint, 0x545352'43484543> {};

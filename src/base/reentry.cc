@@ -14,7 +14,8 @@ Reentry::Reentry(const void* object, std::string_view kind, std::string_view nam
         throw Error(
             Code::invalid_state,
             fmt::format(
-                "{}{} is used in a callback (an interrupt callback such as a signal handler, or one of a "
+                "{}{} is used in a callback (an interrupt callback such as a signal handler, one of a pipeline, or one "
+                "of a "
                 "state's source) while another call on it is running; set a flag in the callback, and act on it "
                 "after the call has returned",
                 kind, name.empty() ? "" : fmt::format(" '{}'", name)));

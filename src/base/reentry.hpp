@@ -1,6 +1,6 @@
 // Refuses a call on an object during another call on it by the same thread. This happens only in callbacks: an
 // interrupt callback runs user code (such as a Python signal handler) wherever a call waits, a state's source runs it
-// in a save or load, and the object may then be in an inconsistent state.
+// in a save or load, a pipeline in a step, and the object may then be in an inconsistent state.
 #pragma once
 
 #include <string_view>

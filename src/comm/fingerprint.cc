@@ -46,6 +46,7 @@ std::string_view label_of(Compared compared) {
         case Compared::buffers: return "comparing the ranks' buffers";
         case Compared::meshes: return "comparing the ranks' meshes";
         case Compared::tensors: return "comparing the ranks' tensors";
+        case Compared::pipelines: return "comparing the ranks' pipelines";
     }
     return "";
 }

@@ -56,6 +56,7 @@ TSR_TEST_HANDLE(tsr_layout);
 TSR_TEST_HANDLE(tsr_ddp);
 TSR_TEST_HANDLE(tsr_fsdp);
 TSR_TEST_HANDLE(tsr_tp);
+TSR_TEST_HANDLE(tsr_pipeline);
 TSR_TEST_HANDLE(tsr_optimizer);
 TSR_TEST_HANDLE(tsr_grad_scaler);
 TSR_TEST_HANDLE(tsr_sampler);

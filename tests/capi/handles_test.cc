@@ -48,6 +48,8 @@ namespace {
     F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_clip_grad_norm) \
     F(tsr_optimizer_clip_grad_value) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
     F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_random_bernoulli) F(tsr_random_normal) F(tsr_random_uniform) F(tsr_record_error) F(tsr_record_error_about) \
+    F(tsr_pipeline_create) F(tsr_pipeline_destroy) F(tsr_pipeline_eval) F(tsr_pipeline_loss) F(tsr_pipeline_options_init) F(tsr_pipeline_output) \
+    F(tsr_pipeline_stats) F(tsr_pipeline_step) F(tsr_pipeline_sum_tied) \
     F(tsr_sampler_create) F(tsr_sampler_destroy) F(tsr_sampler_next) F(tsr_sampler_options_init) F(tsr_sampler_position) \
     F(tsr_sampler_set_epoch) F(tsr_saver_create) F(tsr_saver_destroy) F(tsr_saver_options_init) F(tsr_saver_resume) \
     F(tsr_saver_save) F(tsr_saver_save_async) F(tsr_saver_should_stop) F(tsr_saver_trim) F(tsr_saver_wait) \
@@ -134,6 +136,7 @@ struct Handles {
     api::Owned<tsr_ddp> ddp;
     api::Owned<tsr_fsdp> fsdp;
     api::Owned<tsr_tp> tp;
+    api::Owned<tsr_pipeline> pipeline;
     api::Owned<tsr_optimizer> optimizer;
     api::Owned<tsr_grad_scaler> scaler;
     api::Owned<tsr_sampler> sampler;
@@ -168,6 +171,14 @@ struct Handles {
         const tsr_fsdp_unit unit{"u", &param, 1, nullptr, 1, {}};
         EXPECT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
         EXPECT_OK(tsr_tp_create(mesh, &param, 1, nullptr, 0, nullptr, tp.out()));
+        tsr_pipeline_options pipeline_options;
+        EXPECT_OK(tsr_pipeline_options_init(&pipeline_options, sizeof pipeline_options));
+        pipeline_options.microbatches = 1;
+        const int32_t stage = 0;
+        tsr_pipeline_callbacks callbacks{};
+        callbacks.struct_size = sizeof callbacks;
+        callbacks.forward = callbacks.backward = [](const tsr_stage_call*, char*, void*) -> int32_t { return 0; };
+        EXPECT_OK(tsr_pipeline_create(comm, &stage, 1, &callbacks, &pipeline_options, pipeline.out()));
         const tsr_tensor gradient = grad.tensor();
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
@@ -193,6 +204,7 @@ struct Handles {
         if constexpr (std::is_same_v<T, tsr_ddp>) return ddp;
         if constexpr (std::is_same_v<T, tsr_fsdp>) return fsdp;
         if constexpr (std::is_same_v<T, tsr_tp>) return tp;
+        if constexpr (std::is_same_v<T, tsr_pipeline>) return pipeline;
         if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
         if constexpr (std::is_same_v<T, tsr_grad_scaler>) return scaler;
         if constexpr (std::is_same_v<T, tsr_sampler>) return sampler;
@@ -208,7 +220,8 @@ constexpr bool is_handle =
     std::is_same_v<T, tsr_store_server> || std::is_same_v<T, tsr_store> || std::is_same_v<T, tsr_comm> ||
     std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
     std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
-    std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_tp> || std::is_same_v<T, tsr_optimizer> ||
+    std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_tp> || std::is_same_v<T, tsr_pipeline> ||
+    std::is_same_v<T, tsr_optimizer> ||
     std::is_same_v<T, tsr_grad_scaler> || std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> ||
     std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
 
@@ -290,7 +303,8 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                 {"checkpoint", handles.checkpoint},
                 {"fsdp", handles.fsdp},
                 {"scaler", handles.scaler},
-                {"tp", handles.tp}};
+                {"tp", handles.tp},
+                {"pipeline", handles.pipeline}};
     }
     const auto destroyed = [&]<class T>() -> T* {
         const char* key = std::is_same_v<T, tsr_store_server>  ? "server"
@@ -306,6 +320,7 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                           : std::is_same_v<T, tsr_tp>          ? "tp"
                           : std::is_same_v<T, tsr_optimizer>   ? "optimizer"
                           : std::is_same_v<T, tsr_grad_scaler> ? "scaler"
+                          : std::is_same_v<T, tsr_pipeline>    ? "pipeline"
                           : std::is_same_v<T, tsr_sampler>     ? "sampler"
                           : std::is_same_v<T, tsr_state>       ? "state"
                           : std::is_same_v<T, tsr_saver>       ? "saver"

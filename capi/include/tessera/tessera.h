@@ -15,6 +15,7 @@
 #include "memory.h"
 #include "mesh.h"
 #include "optim.h"
+#include "pipeline.h"
 #include "plan.h"
 #include "random.h"
 #include "state.h"

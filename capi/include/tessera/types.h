@@ -38,6 +38,7 @@ typedef struct tsr_layout tsr_layout;
 typedef struct tsr_ddp tsr_ddp;
 typedef struct tsr_fsdp tsr_fsdp;
 typedef struct tsr_tp tsr_tp;
+typedef struct tsr_pipeline tsr_pipeline;
 typedef struct tsr_optimizer tsr_optimizer;
 typedef struct tsr_grad_scaler tsr_grad_scaler;
 typedef struct tsr_sampler tsr_sampler;

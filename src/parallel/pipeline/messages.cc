@@ -1,0 +1,404 @@
+#include "parallel/pipeline/messages.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace tsr::pipeline {
+
+namespace {
+
+// The trainer's waits have deadlines. A receive is posted long before the trainer waits for it, so it has none but that
+// of the whole job.
+constexpr milliseconds no_timeout = std::chrono::hours{24 * 365};
+
+// Messages that a rank may have on their way before its trainer waits. Each keeps its memory.
+constexpr size_t max_messages = 32;
+
+// Ranks that wait for each other in a chain should not all give up at once: the one next to the late rank knows most.
+// Those behind it wait a little longer.
+constexpr milliseconds grace_per_stage{100};
+constexpr int most_stages_of_grace = 50;
+
+size_t index_of(Kind kind) { return static_cast<size_t>(kind); }
+
+std::string_view name_of(Kind kind) { return kind == Kind::activation ? "activation" : "gradient"; }
+std::string_view name_of(Pass pass) { return pass == Pass::training ? "a training step" : "an evaluation"; }
+
+Tensor bytes_of(std::byte* data, size_t size) { return {data, Dims{static_cast<int64_t>(size)}, DType::u8, {}}; }
+
+Parcel parcel_of(const MessageHeader& header) {
+    return {header.kind, header.edge, static_cast<int>(header.microbatch)};
+}
+
+}  // namespace
+
+Messages::Messages(std::shared_ptr<Communicator> comm, std::vector<Route> routes, int microbatches,
+                   uint64_t max_tensor_bytes, std::shared_ptr<Pool> pool)
+    : routes_(std::move(routes)),
+      microbatches_(microbatches),
+      max_tensor_bytes_(max_tensor_bytes),
+      pool_(std::move(pool)),
+      rank_(comm->rank()),
+      comm_(std::move(comm)) {
+    std::map<int, Source> sources;
+    for (const Kind kind : {Kind::activation, Kind::gradient}) {
+        auto& slots = slots_[index_of(kind)];
+        slots.resize(routes_.size());
+        for (size_t edge = 0; edge < routes_.size(); ++edge) {
+            const Parcel any{kind, edge, 0};
+            if (receiver_of(any) != rank_) continue;
+            slots[edge].resize(static_cast<size_t>(microbatches_));
+            const int sender = sender_of(any);
+            if (sender == rank_) continue;
+            Source& source = sources[sender];
+            source.rank = sender;
+            ++source.edges[index_of(kind)];
+        }
+    }
+    for (auto& [rank, source] : sources) sources_.push_back(std::move(source));
+}
+
+Messages::~Messages() {
+    if (fork_.in_child()) return;  // the progress thread is the parent's
+    comm_->leave();                // aborts what is unfinished, so that its callbacks come now
+    std::unique_lock lock(mutex_);
+    while (in_flight_ > 0) changed_.wait_for(lock, poll_slice);  // ends: an aborted communicator finishes all its work
+}
+
+int Messages::sender_of(const Parcel& parcel) const {
+    const Route& route = routes_[parcel.edge];
+    return parcel.kind == Kind::activation ? route.from_rank : route.to_rank;
+}
+
+int Messages::receiver_of(const Parcel& parcel) const {
+    const Route& route = routes_[parcel.edge];
+    return parcel.kind == Kind::activation ? route.to_rank : route.from_rank;
+}
+
+std::string Messages::describe(const Parcel& parcel) const {
+    const Route& route = routes_[parcel.edge];
+    return fmt::format("the {} of micro-batch {} from stage {} on rank {}", name_of(parcel.kind), parcel.microbatch,
+                       parcel.kind == Kind::activation ? route.from_stage : route.to_stage, sender_of(parcel));
+}
+
+Messages::Slot& Messages::slot(const Parcel& parcel) {
+    return slots_[index_of(parcel.kind)][parcel.edge][static_cast<size_t>(parcel.microbatch)];
+}
+
+// --- a pass
+
+void Messages::begin(Pass pass, milliseconds timeout) {
+    ++step_;
+    pass_ = pass;
+    timeout_ = timeout;
+    {
+        const std::lock_guard lock(mutex_);
+        for (auto& edges : slots_) {
+            for (auto& slots : edges) std::ranges::fill(slots, Slot{});
+        }
+    }
+    comm_->set_timeout(no_timeout);
+    for (Source& source : sources_) {
+        const size_t edges = source.edges[0] + (pass == Pass::training ? source.edges[1] : 0);
+        source.bundles_left = edges * static_cast<size_t>(microbatches_);
+        if (source.bundles_left > 0) receive_header(source);
+    }
+}
+
+Bundle Messages::take(const Parcel& parcel) {
+    const Route& route = routes_[parcel.edge];
+    const bool forward = parcel.kind == Kind::activation;
+    const int stage = forward ? route.to_stage : route.from_stage;
+    const int behind = forward ? stage : static_cast<int>(routes_.size()) - stage;
+    const milliseconds grace = std::min(timeout_, grace_per_stage * std::clamp(behind, 0, most_stages_of_grace));
+    std::unique_lock lock(mutex_);
+    Slot& here = slot(parcel);
+    const auto what = [&] { return fmt::format("stage {} waited for {}", stage, describe(parcel)); };
+    if (!wait(lock, timeout_ + grace, [&] { return here.state == Slot::State::complete; }, what)) {
+        throw timed_out(what(), sender_of(parcel));
+    }
+    here.state = Slot::State::taken;
+    return std::move(here.bundle);
+}
+
+void Messages::finish() {
+    std::unique_lock lock(mutex_);
+    const auto what = [&] {
+        std::string peers;
+        for (const auto& [peer, count] : sends_) {
+            if (count > 0) peers += fmt::format("{}{}", peers.empty() ? "" : ", ", peer);
+        }
+        return fmt::format("waited until rank {} had received all messages", peers);
+    };
+    if (wait(lock, timeout_, [&] { return in_flight_ == 0; }, what)) return;
+    const auto late = std::ranges::find_if(sends_, [](const auto& one) { return one.second > 0; });
+    throw timed_out(what(), late != sends_.end() ? late->first : -1);
+}
+
+void Messages::between(milliseconds timeout, FunctionRef<void(Communicator&)> body) {
+    comm_->set_timeout(timeout);
+    body(*comm_);
+}
+
+// --- sending
+
+void Messages::send(const Parcel& parcel, Bundle bundle) {
+    const int peer = receiver_of(parcel);
+    if (peer == rank_) {
+        const std::lock_guard lock(mutex_);
+        Slot& there = slot(parcel);
+        there.bundle = std::move(bundle);
+        there.state = Slot::State::complete;
+        return;
+    }
+    MessageHeader header;
+    header.step = step_;
+    header.pass = pass_;
+    header.kind = parcel.kind;
+    header.edge = static_cast<uint32_t>(parcel.edge);
+    header.microbatch = static_cast<uint32_t>(parcel.microbatch);
+    header.count = static_cast<uint32_t>(bundle.size());
+    if (bundle.empty()) return send_tensor(peer, header, {});
+    for (Held& held : bundle) {
+        const Tensor& tensor = held.tensor;
+        header.dtype = static_cast<int32_t>(tensor.dtype);
+        header.ndim = tensor.shape.ndim();
+        header.shape = {};
+        std::ranges::copy(tensor.shape, header.shape.begin());
+        send_tensor(peer, header, std::move(held));
+        ++header.index;
+    }
+}
+
+void Messages::send_tensor(int peer, const MessageHeader& header, Held held) {
+    {
+        std::unique_lock lock(mutex_);
+        const auto what = [&] {
+            return fmt::format("waited until rank {} had received earlier messages, to send {}", peer,
+                               describe(parcel_of(header)));
+        };
+        if (!wait(lock, timeout_, [&] { return sends_[peer] < max_messages; }, what)) throw timed_out(what(), peer);
+    }
+    const auto outgoing = std::make_shared<Outgoing>(Outgoing{header, std::move(held)});
+    const auto send = [&](const Tensor& bytes, int tag, std::string_view label) {
+        submit({.collective = Collective::send, .inputs = {&bytes, 1}, .peer = peer, .tag = tag, .label = label},
+               [outgoing] {});
+    };
+    send(bytes_of(reinterpret_cast<std::byte*>(&outgoing->header), sizeof outgoing->header), header_tag, "header");
+    const size_t size = header.count == 0 ? 0 : outgoing->held.tensor.size_bytes();
+    if (size > 0) send(bytes_of(outgoing->held.tensor.data, size), bytes_tag, name_of(header.kind));
+}
+
+// Calls `then` when the operation is done, on the progress thread or at once.
+template <class Then>
+void Messages::submit(const Request& request, Then then) {
+    const int peer = request.peer;
+    const bool sends = request.collective == Collective::send;
+    std::function<void(const std::optional<Error>&)> done =
+        [this, peer, sends, then = std::move(then)](const std::optional<Error>& error) {
+            if (error) {
+                note(*error);
+            } else {
+                try {
+                    then();
+                } catch (...) {
+                    fail(current_error());
+                }
+            }
+            const std::lock_guard lock(mutex_);
+            if (sends) --sends_[peer];
+            --in_flight_;
+            changed_.notify_all();  // under the lock: whoever waits may destroy this object then
+        };
+    const WorkPtr work = comm_->submit(request);
+    {
+        const std::lock_guard lock(mutex_);
+        ++in_flight_;
+        if (sends) ++sends_[peer];
+    }
+    work->on_done(std::move(done));
+}
+
+// --- receiving, on the progress thread but for the first header of a pass
+
+void Messages::receive_header(Source& source) {
+    source.header = {};
+    const Tensor bytes = bytes_of(reinterpret_cast<std::byte*>(&source.header), sizeof source.header);
+    submit({.collective = Collective::recv,
+            .outputs = {&bytes, 1},
+            .peer = source.rank,
+            .tag = header_tag,
+            .label = "header"},
+           [this, &source] { header_came(source); });
+}
+
+void Messages::header_came(Source& source) {
+    check_header(source);
+    if (source.header.count == 0) return tensor_came(source);
+    Held& arriving = source.arriving;
+    arriving.tensor = checked_tensor(source);
+    const size_t size = arriving.tensor.size_bytes();
+    arriving.memory = pool_->take(size);
+    arriving.tensor.data = arriving.memory.get();
+    if (size == 0) return tensor_came(source);
+    const Tensor bytes = bytes_of(arriving.tensor.data, size);
+    submit({.collective = Collective::recv,
+            .outputs = {&bytes, 1},
+            .peer = source.rank,
+            .tag = bytes_tag,
+            .label = name_of(source.header.kind)},
+           [this, &source] { tensor_came(source); });
+}
+
+// A tensor, or a bundle without any.
+void Messages::tensor_came(Source& source) {
+    const MessageHeader& header = source.header;
+    {
+        const std::lock_guard lock(mutex_);
+        Slot& here = slot(parcel_of(header));
+        here.count = header.count;
+        if (header.count > 0) here.bundle.push_back(std::exchange(source.arriving, {}));
+        here.state = here.bundle.size() == header.count ? Slot::State::complete : Slot::State::partial;
+        if (here.state == Slot::State::complete) {
+            --source.bundles_left;
+            changed_.notify_all();
+        }
+    }
+    if (source.bundles_left > 0) receive_header(source);
+}
+
+void Messages::check_header(const Source& source) {
+    const MessageHeader& header = source.header;
+    const auto refuse = [&](Code code, const std::string& why) {
+        throw Error(code, fmt::format("rank {} sent a message that {}", source.rank, why)).with_peer(source.rank);
+    };
+    if (header.magic != MessageHeader::current_magic) {
+        refuse(Code::corrupt, fmt::format("does not begin as one of a pipeline (magic {:#x})", header.magic));
+    }
+    if (header.kind != Kind::activation && header.kind != Kind::gradient) {
+        refuse(Code::corrupt, fmt::format("has the unknown kind {}", static_cast<int>(header.kind)));
+    }
+    if (header.edge >= routes_.size() || header.microbatch >= static_cast<uint32_t>(microbatches_)) {
+        refuse(Code::corrupt, fmt::format("is for micro-batch {} and edge {}; there are {} micro-batches and {} edges",
+                                          header.microbatch, header.edge, microbatches_, routes_.size()));
+    }
+    const Parcel parcel = parcel_of(header);
+    const std::string what = describe(parcel);
+    if (sender_of(parcel) != source.rank || receiver_of(parcel) != rank_) {
+        refuse(Code::corrupt, fmt::format("claims to be {}, which goes from rank {} to rank {}, not to rank {}", what,
+                                          sender_of(parcel), receiver_of(parcel), rank_));
+    }
+    if (header.step != step_ || header.pass != pass_) {
+        refuse(
+            Code::mismatch,
+            fmt::format("is {} of pass {}, {}; here it is pass {}, {}: call step and eval in the same order on every "
+                        "rank",
+                        what, header.step, name_of(header.pass), step_, name_of(pass_)));
+    }
+    if (header.kind == Kind::gradient && pass_ == Pass::evaluation) {
+        refuse(Code::mismatch, fmt::format("is {}; an evaluation has no gradients", what));
+    }
+    if (header.count > max_bundle_tensors) {
+        refuse(Code::corrupt, fmt::format("claims that {} has {} tensors; at most {} are allowed", what, header.count,
+                                          max_bundle_tensors));
+    }
+    const std::lock_guard lock(mutex_);
+    const Slot& here = slot(parcel);
+    if (here.state == Slot::State::complete || here.state == Slot::State::taken) {
+        refuse(Code::mismatch, fmt::format("is {}, which has come before", what));
+    }
+    const bool in_order =
+        header.index == here.bundle.size() &&
+        (here.state == Slot::State::awaited ? header.index < std::max(header.count, 1U) : header.count == here.count);
+    if (!in_order) {
+        refuse(Code::corrupt,
+               fmt::format("is tensor {} of {} of {}; expected was tensor {}{}", header.index, header.count, what,
+                           here.bundle.size(), here.count > 0 ? fmt::format(" of {}", here.count) : ""));
+    }
+}
+
+Tensor Messages::checked_tensor(const Source& source) const {
+    const MessageHeader& header = source.header;
+    const auto refuse = [&](const std::string& why) {
+        throw Error(Code::corrupt, fmt::format("rank {} sent tensor {} of {} with {}", source.rank, header.index,
+                                               describe(parcel_of(header)), why))
+            .with_peer(source.rank);
+    };
+    Tensor tensor;
+    tensor.dtype = static_cast<DType>(header.dtype);
+    if (!is_known(tensor.dtype)) refuse(fmt::format("the unknown dtype {}", header.dtype));
+    if (header.ndim < 0 || header.ndim > max_ndim) {
+        refuse(fmt::format("{} dimensions; 0 to {} are supported", header.ndim, max_ndim));
+    }
+    tensor.shape = Dims(std::span(header.shape).first(static_cast<size_t>(header.ndim)));
+    try {
+        check_shape(tensor.shape, tensor.dtype, "the tensor");
+    } catch (const Error& error) {
+        refuse(fmt::format("an impossible shape: {}", error.what()));
+    }
+    if (tensor.size_bytes() > max_tensor_bytes_) {
+        refuse(fmt::format("{} bytes; max_message_bytes is {}", tensor.size_bytes(), max_tensor_bytes_));
+    }
+    return tensor;
+}
+
+// --- waiting and failing
+
+bool Messages::wait(std::unique_lock<std::mutex>& lock, milliseconds time, FunctionRef<bool()> ready,
+                    FunctionRef<std::string()> what) {
+    const Deadline deadline = Deadline::in(time);
+    while (true) {
+        if (failure_) {
+            const ErrorRecord& record = *failure_->record();
+            throw Error(record.code, fmt::format("{}: {}", what(), record.message))
+                .with_peer(record.peer)
+                .caused_by(*failure_);
+        }
+        if (ready()) return true;
+        if (deadline.expired()) return false;
+        changed_.wait_for(lock, deadline.slice());
+        lock.unlock();
+        try {
+            poll_interrupt();
+        } catch (const Error& error) {
+            throw Error(error.code(), fmt::format("{}: {}", what(), error.what()));
+        }
+        lock.lock();
+    }
+}
+
+Error Messages::timed_out(const std::string& what, int peer) const {
+    return Error(Code::timeout, fmt::format("{}, in vain for {} s; check the log of rank {}, or raise the timeout of "
+                                            "the communicator",
+                                            what, static_cast<double>(timeout_.count()) / 1000, peer))
+        .with_peer(peer);
+}
+
+// A message has failed. The communicator knows the first error, which may be another message's.
+void Messages::note(const Error& error) {
+    const Error cause = comm_->error().value_or(error);
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = cause;
+    changed_.notify_all();
+}
+
+// Tells the peers before this rank's trainer, which may destroy this object and so leave the communicator: they would
+// learn of that instead.
+void Messages::fail(const Error& why) {
+    if (failure()) return;
+    const Error cause = comm_->error().value_or(why);  // a peer's, if it is known by now
+    comm_->abort(cause.what());
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = cause;
+    changed_.notify_all();
+}
+
+std::optional<Error> Messages::failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+}  // namespace tsr::pipeline
