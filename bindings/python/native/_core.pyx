@@ -20,6 +20,7 @@ from libc.string cimport memcpy, memset, strcpy
 from libtessera cimport *
 
 import atexit
+import gc
 import threading
 import weakref
 from operator import index
@@ -61,6 +62,7 @@ include "random.pxi"
 include "tp.pxi"
 include "ddp.pxi"
 include "fsdp.pxi"
+include "pipeline.pxi"
 include "optim.pxi"
 include "grad_scaler.pxi"
 include "data.pxi"

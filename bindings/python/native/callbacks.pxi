@@ -59,6 +59,19 @@ cdef void tell(object fn, int32_t phase, int64_t done, int64_t total) noexcept:
         thread_has_pending = 1
 
 
+cdef int explain(object error, char *message) except -1:
+    """Writes what a callback raised into a message of TSR_MESSAGE_BYTES."""
+    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:TSR_MESSAGE_BYTES - 1]
+    text = text.decode("utf-8", "ignore").encode().replace(b"\0", b"?")
+    memcpy(message, PyBytes_AsString(text), len(text))
+    return 0
+
+
+cdef int32_t refused_at_exit(char *message) noexcept nogil:
+    strcpy(message, "the Python interpreter is shutting down")
+    return TSR_E_ABORTED
+
+
 cdef void call_back(object fn, tuple arguments) noexcept:
     """Calls a callback. No caller can receive its exception, so Python reports it as unraisable."""
     fn(*arguments)

@@ -19,6 +19,7 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_ddp
     ctypedef struct tsr_fsdp
     ctypedef struct tsr_tp
+    ctypedef struct tsr_pipeline
     ctypedef struct tsr_optimizer
     ctypedef struct tsr_grad_scaler
     ctypedef struct tsr_sampler
@@ -496,6 +497,84 @@ cdef extern from "tessera/optim.h" nogil:
     tsr_status tsr_optimizer_set_lr(tsr_optimizer *optimizer, double lr)
     tsr_status tsr_optimizer_steps(const tsr_optimizer *optimizer, int64_t *steps)
     void tsr_optimizer_destroy(tsr_optimizer *optimizer)
+
+
+cdef extern from "tessera/pipeline.h" nogil:
+    ctypedef int32_t tsr_schedule
+    ctypedef int32_t tsr_stage_work
+    int TSR_SCHEDULE_GPIPE
+    int TSR_SCHEDULE_1F1B
+    int TSR_SCHEDULE_LOOPED_BFS
+    int TSR_SCHEDULE_INTERLEAVED_1F1B
+    int TSR_SCHEDULE_INTERLEAVED_ZERO_BUBBLE
+    int TSR_SCHEDULE_ZB_H2
+    int TSR_SCHEDULE_ZBV
+    int TSR_SCHEDULE_DUALPIPEV
+    int TSR_STAGE_FORWARD
+    int TSR_STAGE_BACKWARD
+    int TSR_STAGE_BACKWARD_INPUT
+    int TSR_STAGE_BACKWARD_WEIGHT
+    ctypedef struct tsr_stage_call
+    ctypedef int32_t (*tsr_stage_fn)(const tsr_stage_call *call, char *message, void *user_data) noexcept
+    ctypedef struct tsr_stage_call:
+        size_t struct_size
+        tsr_stage_work work
+        int32_t stage
+        int32_t microbatch
+        int32_t microbatches
+        tsr_flag training
+        tsr_flag is_last_backward
+        double weight
+        const tsr_tensor *inputs
+        size_t n_inputs
+        const tsr_tensor *targets
+        size_t n_targets
+        const tsr_tensor *outputs
+        size_t n_outputs
+        const tsr_tensor *output_grads
+        size_t n_output_grads
+        const tsr_tensor *input_grads
+        size_t n_input_grads
+    ctypedef struct tsr_pipeline_callbacks:
+        size_t struct_size
+        tsr_stage_fn forward
+        tsr_stage_fn backward
+        tsr_stage_fn backward_input
+        tsr_stage_fn backward_weight
+        tsr_destroy_fn destroy
+        void *user_data
+    ctypedef struct tsr_pipeline_edge:
+        int32_t from_stage
+        int32_t output
+        int32_t to_stage
+        int32_t reserved
+    ctypedef struct tsr_pipeline_options:
+        size_t struct_size
+        tsr_schedule schedule
+        int32_t microbatches
+        const char *schedule_csv
+        const tsr_pipeline_edge *edges
+        size_t edge_count
+        uint64_t max_message_bytes
+    ctypedef struct tsr_pass_stats:
+        size_t struct_size
+        int64_t wall_ns
+        int64_t busy_ns
+        int64_t waited_ns
+        int64_t longest_ns
+        int32_t longest_stage
+        int32_t longest_rank
+        size_t peak_activations
+        size_t peak_bytes
+    tsr_status tsr_pipeline_options_init(tsr_pipeline_options *options, size_t struct_size)
+    tsr_status tsr_pipeline_create(tsr_comm *comm, const int32_t *stages, size_t n, const tsr_pipeline_callbacks *callbacks, const tsr_pipeline_options *options, tsr_pipeline **out)
+    tsr_status tsr_pipeline_step(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch, const tsr_tensor *targets, size_t n_targets, const double *weights, double *losses)
+    tsr_status tsr_pipeline_eval(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch, const tsr_tensor *targets, size_t n_targets, const double *weights, double *losses)
+    tsr_status tsr_pipeline_output(tsr_pipeline *pipeline, tsr_dtype dtype, const int64_t *shape, int32_t ndim, tsr_tensor *tensor)
+    tsr_status tsr_pipeline_loss(tsr_pipeline *pipeline, double loss)
+    tsr_status tsr_pipeline_sum_tied(tsr_pipeline *pipeline, const tsr_tensor *gradient, const int32_t *stages, size_t n)
+    tsr_status tsr_pipeline_stats(tsr_pipeline *pipeline, tsr_pass_stats *stats)
+    void tsr_pipeline_destroy(tsr_pipeline *pipeline)
 
 
 cdef extern from "tessera/plan.h" nogil:

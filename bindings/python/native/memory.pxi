@@ -3,16 +3,18 @@
 @cython.final
 @cython.no_gc_clear
 cdef class Memory:
-    """Memory of the library as a writable Python buffer. Keeps the handle that owns it alive."""
+    """Memory of the library as a Python buffer. Keeps the handle that owns it alive."""
 
     cdef void *data
     cdef Py_ssize_t size
     cdef Handle owner
     cdef list counts  # where it is counted while it is alive, or None
     cdef size_t place
+    cdef object keep  # what else it needs, such as the array that it is a part of
+    cdef bint read_only
 
     def __dealloc__(self):
-        if self.counts is not None:
+        if self.counts is not None and self.place < <size_t>len(self.counts):  # the collector may have emptied it
             self.counts[self.place] -= 1
         if self.owner is not None:
             unpin(self.owner)
@@ -27,7 +29,7 @@ cdef class Memory:
             raise BufferError("Memory objects are created by functions of tessera._core")
         if self.owner.generation != current_generation():
             raise BufferError("the memory belongs to the parent of this forked process")
-        PyBuffer_FillInfo(buffer, self, self.data, self.size, 0, flags)
+        PyBuffer_FillInfo(buffer, self, self.data, self.size, self.read_only, flags)
 
     def __releasebuffer__(self, Py_buffer *buffer):
         pass

@@ -294,6 +294,25 @@ cdef list adamw_options(tsr_adamw_options *o, dict given):
     return keep
 
 
+cdef list pipeline_options(tsr_pipeline_options *o, dict given):
+    cdef list keep = []
+    check(tsr_pipeline_options_init(o, sizeof(tsr_pipeline_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "schedule":
+            o.schedule = int32(value, "schedule")
+        elif name == "microbatches":
+            o.microbatches = int32(value, "microbatches")
+        elif name == "schedule_csv":
+            o.schedule_csv = text_or_null(keep, value, "schedule_csv")
+        elif name == "max_message_bytes":
+            o.max_message_bytes = uint64(value, "max_message_bytes")
+        else:
+            no_option(name, "tsr_pipeline_options")
+    return keep
+
+
 cdef list store_options(tsr_store_options *o, dict given):
     cdef list keep = []
     check(tsr_store_options_init(o, sizeof(tsr_store_options)))

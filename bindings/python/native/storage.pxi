@@ -16,9 +16,7 @@ cdef int32_t storage_failed(object error, char *message) noexcept:
     """Converts a method's exception to a status and a message. The failed call raises Ctrl-C on the main thread."""
     global pending, thread_has_pending
     try:
-        text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:TSR_MESSAGE_BYTES - 1]
-        text = text.decode("utf-8", "ignore").encode()
-        memcpy(message, PyBytes_AsString(text), len(text))
+        explain(error, message)
         if not isinstance(error, Exception) and thread_is_armed and threading.current_thread() is threading.main_thread():
             pending = error
             thread_has_pending = 1
@@ -26,11 +24,6 @@ cdef int32_t storage_failed(object error, char *message) noexcept:
         return _status_of(error)
     except BaseException:
         return -1
-
-
-cdef int32_t storage_closed(char *message) noexcept nogil:
-    strcpy(message, "the Python interpreter is shutting down")
-    return TSR_E_ABORTED
 
 
 cdef object view_of(const void *data, int64_t size, bint writable):
@@ -142,7 +135,7 @@ cdef int32_t on_storage_status(const char *key, int32_t *kind, int64_t *size, in
                                void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_status(key, kind, size, modified_ms, message, <object>user_data)
     gate_leave()
@@ -153,7 +146,7 @@ cdef int32_t on_storage_open(const char *key, void **opened, int64_t *size, char
                              void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_open(key, opened, size, message, <object>user_data)
     gate_leave()
@@ -164,7 +157,7 @@ cdef int32_t on_storage_read(void *opened, int64_t offset, void *data, int64_t s
                              void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_read(<object>opened, offset, data, size, got, message)
     gate_leave()
@@ -184,7 +177,7 @@ cdef int32_t on_storage_put(const char *key, const void *data, int64_t size, int
                             void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_put(key, data, size, if_absent, message, <object>user_data)
     gate_leave()
@@ -195,7 +188,7 @@ cdef int32_t on_storage_begin(const char *key, int64_t size, void **upload, char
                               void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_begin(key, size, upload, message, <object>user_data)
     gate_leave()
@@ -206,7 +199,7 @@ cdef int32_t on_storage_part(void *upload, int64_t place, int64_t offset, const 
                              void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_part(<object>upload, place, offset, data, size, message)
     gate_leave()
@@ -216,7 +209,7 @@ cdef int32_t on_storage_part(void *upload, int64_t place, int64_t offset, const 
 cdef int32_t on_storage_finish(void *upload, char *message, void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_finish(<object>upload, message)
     gate_leave()
@@ -236,7 +229,7 @@ cdef int32_t on_storage_list(const char *key, tsr_storage_found_fn found, void *
                              void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_list(key, found, found_data, message, <object>user_data)
     gate_leave()
@@ -246,7 +239,7 @@ cdef int32_t on_storage_list(const char *key, tsr_storage_found_fn found, void *
 cdef int32_t on_storage_remove(const char *key, char *message, void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_remove(key, False, message, <object>user_data)
     gate_leave()
@@ -256,7 +249,7 @@ cdef int32_t on_storage_remove(const char *key, char *message, void *user_data) 
 cdef int32_t on_storage_remove_directory(const char *key, char *message, void *user_data) noexcept nogil:
     cdef int32_t status
     if not gate_enter():
-        return storage_closed(message)
+        return refused_at_exit(message)
     with gil:
         status = storage_remove(key, True, message, <object>user_data)
     gate_leave()

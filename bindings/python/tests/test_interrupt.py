@@ -15,6 +15,7 @@ WAITS = {
     "recv": "comm.recv(np.ones(1), 1)",
     "ddp": "ts.DDP(comm, {'w': np.ones(3)})",
     "fsdp": "ts.FSDP(comm, {'u': {'w': np.ones(3)}})",
+    "pipeline": "ts.Pipeline(comm, [0], print, print, microbatches=2)",
     "store": "store.wait('never')",
 }
 

@@ -168,6 +168,7 @@ def test_a_forked_child_may_use_no_object_of_its_parent(tmp_path):
         scaler = ts.GradScaler()
         plan = comm.prepare("all_reduce", outputs=[np.ones(2, np.float32)])
         mesh = ts.Mesh(comm, {"dp": 1})
+        pipeline = ts.Pipeline(comm, [0], lambda call: None, lambda call: None, microbatches=1)
         uses = {
             "save": lambda: saver.save(3, state),
             "save_async": lambda: saver.save_async(3, state),
@@ -183,6 +184,7 @@ def test_a_forked_child_may_use_no_object_of_its_parent(tmp_path):
             "scaled step": lambda: scaler.step(optimizer),
             "plan": plan.run,
             "mesh": lambda: mesh["dp"].barrier(),
+            "pipeline": pipeline.step,
         }
         told = {name: in_child(use) for name, use in uses.items()}
         assert {name: text for name, text in told.items() if "InvalidState" not in text or "forked" not in text} == {}

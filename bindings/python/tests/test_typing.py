@@ -63,6 +63,12 @@ with ts.init(timeout=5) as comm:
     state = ts.State(model=ddp, optim=opt, epoch=3)
     step: int = ts.Saver(comm, "x").resume(state)
     shape: tuple[int, ...] = ts.Checkpoint("x").tensors["w"].shape
+
+    def forward(call: ts.StageCall) -> object:
+        return call.inputs[0] * 2 if call.stage == 0 else float(call.inputs[0].sum())
+
+    with ts.Pipeline(comm, [0], forward, lambda call: call.output_grads, microbatches=2, schedule="gpipe") as pipe:
+        mean: float = float(pipe.step(np.ones(4), weights=[0.5, 0.5]).mean())
 """
     )
     assert mypy(str(program)) == ""

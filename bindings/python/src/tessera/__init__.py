@@ -38,6 +38,7 @@ from .launch import preempt_requested, record
 from .layout import Box, Layout, Replicate, Shard
 from .mesh import Mesh
 from .optim import SGD, Adam, AdamW, Optimizer
+from .pipeline import Pipeline, PipelineStats, StageCall
 from .plan import Plan
 from .state import PerRank, Sharded, State, Stateful
 from .storage import Storage
@@ -69,6 +70,8 @@ __all__ = [
     "Optimizer",
     "PerRank",
     "Phase",
+    "Pipeline",
+    "PipelineStats",
     "Plan",
     "ReduceOp",
     "Replicate",
@@ -77,6 +80,7 @@ __all__ = [
     "Saver",
     "Shard",
     "Sharded",
+    "StageCall",
     "State",
     "Stateful",
     "Storage",
