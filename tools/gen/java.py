@@ -43,6 +43,7 @@ JAVA |= {jni: java for jni, java, _ in NUMBERS.values()} | {"void": "void"}
 # The Java types of enumerations.
 ENUMS = {"tsr_reduce_op": "ReduceOp", "tsr_ddp_hook_kind": "DdpOptions.Hook", "tsr_ddp_join_kind": "DdpOptions.Join"}
 ENUMS |= {"tsr_busy": "Saver.WhenBusy", "tsr_loss_reduction": "CrossEntropyOptions.Reduction"}
+ENUMS |= {"tsr_schedule": "Pipeline.Schedule"}
 
 
 def camel(name: str, first: str = "") -> str:
@@ -270,11 +271,14 @@ def setter(api: Api, option: Option, spellings: dict[str, str]) -> list[str]:
         "uint64_t": ("long", f"with({at}, value)"),
         "double": ("double", f"with({at}, value)"),
     }.get(kind) or (ENUMS[kind], f"with({at}, value.{'number' if kind == 'tsr_reduce_op' else 'ordinal'}())")
-    constants = {c.name: re.sub(r"^TSR_(REDUCE|DDP_HOOK|DDP_JOIN|BUSY|LOSS)_", "", c.name) for c in api.constants}
+    constants = {
+        c.name: re.sub(r"^TSR_(REDUCE|DDP_HOOK|DDP_JOIN|BUSY|LOSS|SCHEDULE)_", "", c.name) for c in api.constants
+    }
+    constants["TSR_SCHEDULE_1F1B"] = "ONE_F_ONE_B"
     text = described(option, constants, ("true", "false", "none"))
     text = re.sub(
-        r"\b(tsr_\w+)\b",
-        lambda found: f"{{@code {spellings.get(found[1], found[1])}}}",
+        r"(?<!\")\b(tsr_\w+|[a-z]+_[a-z_]+)\b|`(\w+)`",
+        lambda found: f"{{@code {spellings.get(found[1] or found[2], found[1] or found[2])}}}",
         text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"),
     )
     value = {"time": "rounded up to milliseconds", "uint64_t": "an unsigned number"}.get(kind, "the new one")
@@ -317,8 +321,9 @@ def fields_class(api: Api, struct: Struct, spellings: dict[str, str]) -> str:
     ]
     if not short.endswith("_options"):  # a part of what is made, of which there are variants
         lines += ["", f"    {name}({name}<T> from) {{", "        super(from);", "    }"]
+    known = spellings | {option.name: camel(option.name) for option in listed}
     for option in listed:
-        lines += setter(api, option, spellings)
+        lines += setter(api, option, known)
     for handle in handles_in(api, struct):
         offset = api.layout(struct).offsets[handle.name]
         lines += [

@@ -94,6 +94,11 @@ static_assert(offsetof(tsr_adamw_options, beta1) == 16);
 static_assert(offsetof(tsr_adamw_options, beta2) == 24);
 static_assert(offsetof(tsr_adamw_options, eps) == 32);
 static_assert(offsetof(tsr_adamw_options, weight_decay) == 40);
+static_assert(sizeof(tsr_pipeline_options) == 48);
+static_assert(offsetof(tsr_pipeline_options, schedule) == 8);
+static_assert(offsetof(tsr_pipeline_options, microbatches) == 12);
+static_assert(offsetof(tsr_pipeline_options, schedule_csv) == 16);
+static_assert(offsetof(tsr_pipeline_options, max_message_bytes) == 40);
 static_assert(sizeof(tsr_store_options) == 40);
 static_assert(offsetof(tsr_store_options, timeout_ms) == 8);
 static_assert(offsetof(tsr_store_options, insecure) == 12);
@@ -1124,6 +1129,22 @@ void optimizer_destroy(JNIEnv*, jclass, jlong optimizer) {
     tsr_optimizer_destroy(as<tsr_optimizer>(optimizer));
 }
 
+void pipeline_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_pipeline_options_init(options_of<tsr_pipeline_options>(env, options), sizeof(tsr_pipeline_options)));
+    });
+}
+
+void pipeline_loss(JNIEnv* env, jclass, jlong pipeline, jdouble loss) {
+    shim(env, [&] {
+        check(env, tsr_pipeline_loss(as<tsr_pipeline>(pipeline), loss));
+    });
+}
+
+void pipeline_destroy(JNIEnv*, jclass, jlong pipeline) {
+    tsr_pipeline_destroy(as<tsr_pipeline>(pipeline));
+}
+
 jlong plan_create(JNIEnv* env, jclass, jlong comm, jint collective, jlongArray inputs, jlongArray outputs, jint op, jint root) {
     return shim(env, [&]() -> jlong {
         const Tensors inputs_list(env, inputs);
@@ -1689,6 +1710,9 @@ Methods plain_methods() {
         method<optimizer_set_lr>("optimizerSetLr"),
         method<optimizer_steps>("optimizerSteps"),
         method<optimizer_destroy>("optimizerDestroy"),
+        method<pipeline_options_init>("pipelineOptionsInit"),
+        method<pipeline_loss>("pipelineLoss"),
+        method<pipeline_destroy>("pipelineDestroy"),
         method<plan_create>("planCreate"),
         method<plan_run>("planRun"),
         method<plan_start>("planStart"),

@@ -159,10 +159,15 @@ Tensors::Tensors(JNIEnv* env, jlongArray descriptors) {
     size_ = tensors_.size();
 }
 
-jlongArray descriptor_of(JNIEnv* env, const tsr_tensor& tensor) {
-    std::vector<int64_t> words{as_long(tensor.data) + static_cast<int64_t>(tensor.byte_offset), tensor.dtype,
-                               tensor.device_type, tensor.device_index, tensor.ndim};
+void describe(std::vector<int64_t>& words, const tsr_tensor& tensor) {
+    words.insert(words.end(), {as_long(tensor.data) + static_cast<int64_t>(tensor.byte_offset), tensor.dtype,
+                               tensor.device_type, tensor.device_index, tensor.ndim});
     words.insert(words.end(), tensor.shape, tensor.shape + tensor.ndim);
+}
+
+jlongArray descriptor_of(JNIEnv* env, const tsr_tensor& tensor) {
+    std::vector<int64_t> words;
+    describe(words, tensor);
     return longs_of(env, words.data(), words.size());
 }
 
@@ -187,6 +192,7 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
         load_interrupt_classes(env);
         load_log_classes(env);
         load_option_classes(env);
+        load_pipeline_classes(env);
         load_work_classes(env);
         load_storage_classes(env);
         load_state_classes(env);
@@ -198,8 +204,8 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
         add(global_class(env, "dev/tessera/PlainNatives"), plain_methods());
         const jclass natives = global_class(env, "dev/tessera/Native");
         for (const auto& list : {version_methods, log_methods, store_methods, work_methods, memory_methods,
-                                 mesh_methods, layout_methods, ddp_methods, fsdp_methods, tp_methods, data_methods,
-                                 state_methods, checkpoint_methods, storage_methods}) {
+                                 mesh_methods, layout_methods, ddp_methods, fsdp_methods, tp_methods, pipeline_methods,
+                                 data_methods, state_methods, checkpoint_methods, storage_methods}) {
             add(natives, list());
         }
         return JNI_VERSION_1_8;

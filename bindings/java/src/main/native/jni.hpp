@@ -139,6 +139,7 @@ class Tensors {
 };
 
 // The descriptor of a tensor that the library hands out.
+void describe(std::vector<int64_t>& words, const tsr_tensor& tensor);
 jlongArray descriptor_of(JNIEnv* env, const tsr_tensor& tensor);
 
 // Named tensors: the names and the descriptors have the same length.
@@ -208,6 +209,8 @@ constexpr const char* type_code() {
         return "[I";
     else if constexpr (std::is_same_v<T, jlongArray>)
         return "[J";
+    else if constexpr (std::is_same_v<T, jdoubleArray>)
+        return "[D";
     else if constexpr (std::is_same_v<T, jobjectArray>)
         return "[[B";
     else {
@@ -244,6 +247,7 @@ Methods layout_methods();
 Methods ddp_methods();
 Methods fsdp_methods();
 Methods tp_methods();
+Methods pipeline_methods();
 Methods data_methods();
 Methods state_methods();
 Methods checkpoint_methods();
@@ -254,6 +258,7 @@ void load_checkpoint_classes(JNIEnv* env);
 void load_ddp_classes(JNIEnv* env);
 void load_error_classes(JNIEnv* env);
 void load_option_classes(JNIEnv* env);
+void load_pipeline_classes(JNIEnv* env);
 void load_interrupt_classes(JNIEnv* env);
 void load_log_classes(JNIEnv* env);
 void load_work_classes(JNIEnv* env);

@@ -96,8 +96,8 @@ public final class Fsdp extends NativeObject {
             this.unit = unit;
             this.leave = leave;
             final String what = "this pass of unit \"" + unitNames.get(unit) + "\" has ended";
-            reading = new Tensor.Lease(true, what, uses[unit]);
-            writing = new Tensor.Lease(false, what, uses[unit]);
+            reading = new Tensor.Lease(Tensor.Lender.FSDP_PASS, true, what, uses[unit]);
+            writing = new Tensor.Lease(Tensor.Lender.FSDP_PASS, false, what, uses[unit]);
             paramTensors = new Tensor[firstOf[unit + 1] - firstOf[unit]];
             gradTensors = new Tensor[paramTensors.length];
         }

@@ -74,6 +74,17 @@ final class Native extends PlainNatives {
             long tp, long[] logits, long vocabulary, long[] targets, Object options, long[] classWeights, long dataRanks,
             long[] loss, long[] grad, boolean async);
 
+    // pipeline.cc
+    static native long pipelineCreate(
+            long comm, int[] stages, Object relay, boolean split, int[] edges, Object options);
+    static native double[] pipelineStep(
+            long pipeline, long[] batch, long[] targets, double[] weights, int capacity);
+    static native double[] pipelineEval(
+            long pipeline, long[] batch, long[] targets, double[] weights, int capacity);
+    static native long[] pipelineOutput(long pipeline, int dtype, long[] shape);
+    static native void pipelineSumTied(long pipeline, long[] gradient, int[] stages);
+    static native long[] pipelineStats(long pipeline);
+
     // data.cc
     static native long[] samplerNext(long sampler, int size);
     static native long[] samplerPosition(long sampler);

@@ -179,6 +179,11 @@ abstract class PlainNatives {
     static native long optimizerSteps(long optimizer);
     static native void optimizerDestroy(long optimizer);
 
+    // pipeline.h
+    static native void pipelineOptionsInit(Object options);
+    static native void pipelineLoss(long pipeline, double loss);
+    static native void pipelineDestroy(long pipeline);
+
     // plan.h
     static native long planCreate(long comm, int collective, long[] inputs, long[] outputs, int op, int root);
     static native void planRun(long plan);

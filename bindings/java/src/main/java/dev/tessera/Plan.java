@@ -68,7 +68,8 @@ public final class Plan extends NativeObject {
      * @param op the reduction; ignored by others
      * @param root the root; ignored by collectives without one
      * @return the plan; it keeps the tensors reachable and is closed with the communicator
-     * @throws IllegalArgumentException if a tensor belongs to a {@link Fsdp.Pass}, whose memory is reused
+     * @throws IllegalArgumentException if a tensor belongs to a {@link Fsdp.Pass} or {@link StageCall}, whose memory is
+     *     reused
      */
     public static Plan of(Comm comm, Collective collective, List<Tensor> inputs, List<Tensor> outputs, ReduceOp op,
             int root) {

@@ -192,8 +192,8 @@ final class Ref implements Runnable {
         ++users;
     }
 
-    /** As {@link #retain}, by a call in flight: works even if the object was closed since it began. */
-    synchronized void retainInCall() {
+    /** Add a user by one that there is already: it works even if the object was closed since. */
+    synchronized void retainAgain() {
         ++users;
     }
 

@@ -65,7 +65,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * How many of the best saves to keep; default 0. Needs best_metric and keep_latest.
+     * How many of the best saves to keep; default 0. Needs {@code bestMetric} and {@code keepLatest}.
      *
      * @param value the new one
      * @return this
@@ -75,7 +75,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Saves at multiples of this step are kept forever; 0 (default): none. Needs keep_latest.
+     * Saves at multiples of this step are kept forever; 0 (default): none. Needs {@code keepLatest}.
      *
      * @param value the new one
      * @return this
@@ -131,8 +131,8 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
      * state updates (its parameters and moments) is copied later by the saver's threads, or just before the optimizer's
      * next step, its destroy or a load into the state if that comes first. Nothing else may write to that memory from
      * the call until the end of that step, or until {@code Saver.saveAsync} reports that all is copied: not the
-     * trainer, a load of another state, or a collective. If the state is larger than staging_bytes or than free memory,
-     * everything is copied at once.
+     * trainer, a load of another state, or a collective. If the state is larger than {@code stagingBytes} or than free
+     * memory, everything is copied at once.
      *
      * @param value the new one
      * @return this

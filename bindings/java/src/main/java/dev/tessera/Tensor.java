@@ -51,6 +51,19 @@ public final class Tensor {
             }
         }
 
+        /** Keeps the native part of {@code ref}, which has other users, until those in progress have ended. */
+        void hold(Ref ref) {
+            synchronized (works) {
+                for (Work.Completion work : works) {
+                    if (!work.isOver()) {
+                        ref.retainAgain();
+                        work.future().whenComplete((done, failed) -> ref.release());
+                    }
+                }
+                works.clear();
+            }
+        }
+
         /** @throws IllegalStateException while one of them is in progress */
         void requireNone(String what) {
             synchronized (works) {
@@ -63,14 +76,32 @@ public final class Tensor {
         }
     }
 
+    /** Whose memory is lent, for messages. */
+    enum Lender {
+        FSDP_PASS("a tensor of an FSDP pass", "the pass ends", "an unsharded FSDP parameter"),
+        STAGE_CALL("a tensor of a pipeline's call", "its time ends", "this tensor of a pipeline's call");
+
+        private final String any;
+        private final String end;
+        private final String unwritten;
+
+        Lender(String any, String end, String unwritten) {
+            this.any = any;
+            this.end = end;
+            this.unwritten = unwritten;
+        }
+    }
+
     /** Memory that is lent for a while. */
     static final class Lease {
-        private final boolean readOnly;
+        private final Lender lender;
+        private volatile boolean readOnly;
         private final String ending; // the message of an exception
         private final Uses uses;
         private volatile boolean over;
 
-        Lease(boolean readOnly, String ending, Uses uses) {
+        Lease(Lender lender, boolean readOnly, String ending, Uses uses) {
+            this.lender = lender;
             this.readOnly = readOnly;
             this.ending = ending;
             this.uses = uses;
@@ -78,6 +109,11 @@ public final class Tensor {
 
         void end() {
             over = true;
+        }
+
+        /** From now on it is not written. */
+        void freeze() {
+            readOnly = true;
         }
 
         boolean isOver() {
@@ -273,9 +309,14 @@ public final class Tensor {
 
     void requireForGood() {
         if (lease != null) {
-            throw new IllegalArgumentException("a tensor of an FSDP pass cannot be used in a plan: its memory is reused when"
-                    + " the pass ends; use a copy of it");
+            throw new IllegalArgumentException(lease.lender.any
+                    + " cannot be used in a plan: its memory is reused when " + lease.lender.end + "; use a copy of it");
         }
+    }
+
+    /** What keeps its memory; may be null. */
+    Object owner() {
+        return owner;
     }
 
     /** The same while {@code terms} lasts. */
@@ -348,7 +389,7 @@ public final class Tensor {
      * The address of the first element.
      *
      * @return the address; valid while this tensor, or what it was made from, is reachable and not closed
-     * @throws IllegalStateException if it belongs to a {@link Fsdp.Pass} that has ended
+     * @throws IllegalStateException if it belongs to a {@link Fsdp.Pass} or {@link StageCall} whose time has ended
      */
     public long address() {
         checkLease();
@@ -433,9 +474,9 @@ public final class Tensor {
      * The bytes as a buffer.
      *
      * @return a direct buffer over the same memory, native byte order; read-only if it is an unsharded parameter of a
-     *     {@link Fsdp.Pass}
+     *     {@link Fsdp.Pass}, or what a {@link StageCall} only lends to read
      * @throws UnsupportedOperationException if the memory is not CPU memory or has 2 GiB or more
-     * @throws IllegalStateException if it belongs to a {@link Fsdp.Pass} that has ended
+     * @throws IllegalStateException if it belongs to a {@link Fsdp.Pass} or {@link StageCall} whose time has ended
      */
     public ByteBuffer bytes() {
         checkLease();
@@ -563,8 +604,8 @@ public final class Tensor {
         for (Tensor tensor : tensors) {
             tensor.checkLease();
             if (tensor.lease != null && tensor.lease.readOnly && !onlyRead) {
-                throw new IllegalArgumentException(
-                        "an unsharded FSDP parameter is read-only, but operations write tensors in place; use a copy of it");
+                throw new IllegalArgumentException(tensor.lease.lender.unwritten
+                        + " is read-only, but operations write tensors in place; use a copy of it");
             }
             out[at++] = tensor.address;
             out[at++] = tensor.dtype.number();

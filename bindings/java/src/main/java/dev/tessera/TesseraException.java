@@ -48,7 +48,10 @@ public class TesseraException extends RuntimeException {
     private final boolean retriable;
 
     TesseraException(Details details) {
-        super(details.message, details.cause);
+        super(details.message); // without a cause, so that one which is Java's own may be set later
+        if (details.cause != null) {
+            initCause(details.cause);
+        }
         code = ErrorCode.of(details.status);
         rank = details.rank;
         peer = details.peer;

@@ -41,7 +41,7 @@ public final class Work extends NativeObject {
             this.borrowed = borrowed;
             work.retain(); // so that the error can still be read
             for (Ref other : borrowed) {
-                other.retainInCall();
+                other.retainAgain();
             }
         }
 

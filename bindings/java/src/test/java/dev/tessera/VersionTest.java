@@ -40,6 +40,12 @@ class VersionTest {
         for (TesseraException.NativeDomain domain : TesseraException.NativeDomain.values()) {
             assertEquals(header[at++], domain.ordinal(), domain.toString());
         }
+        for (Pipeline.Schedule schedule : Pipeline.Schedule.values()) {
+            assertEquals(header[at++], schedule.ordinal(), schedule.toString());
+        }
+        for (StageRelay.Kind kind : StageRelay.Kind.values()) {
+            assertEquals(header[at++], kind.ordinal() + 1, kind.toString());
+        }
         assertEquals(header[at++], 8, "dimensions");
         assertEquals(header.length, at);
     }
