@@ -88,6 +88,7 @@ CLASSES = {
     "tsr_ddp_options": ("DDP", ()),
     "tsr_fsdp_options": ("FSDP", ("param_dtype", "reduce_dtype")),
     "tsr_tp_options": ("TensorParallel", ()),
+    "tsr_pipeline_options": ("Pipeline", ("microbatches", "schedule_csv")),
     "tsr_sampler_options": ("Sampler", ()),
     "tsr_grad_scaler_options": ("GradScaler", ()),
     "tsr_sgd_options": ("SGD", ()),

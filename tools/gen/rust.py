@@ -64,6 +64,14 @@ ENUMS = {
     "tsr_ddp_join_kind": "DdpJoin",
     "tsr_busy": "WhenBusy",
     "tsr_loss_reduction": "LossReduction",
+    "tsr_schedule": "PipelineSchedule",
+}
+# Their variants that are not the C name in CamelCase.
+VARIANTS = {
+    "1f1b": "OneFOneB",
+    "dualpipev": "DualPipeV",
+    "gpipe": "GPipe",
+    "interleaved_1f1b": "Interleaved1F1B",
 }
 # What headers call otherwise than a user of Rust.
 NAMED = {"tsr_tp_style": "Style"}
@@ -118,7 +126,9 @@ def settings_of(api: Api, struct: Struct, spellings: dict[str, str]) -> list[str
         f"macro_rules! {short}_setters {{",
         "    () => {",
     ]
-    constants = {c.name: f"`{camel(name)}`" for enum in ENUMS for name, c in api.names_of(enum).items()}
+    constants = {
+        c.name: f"`{VARIANTS.get(name, camel(name))}`" for enum in ENUMS for name, c in api.names_of(enum).items()
+    }
     constants |= {
         c.name: f"`{of}::{camel(name)}`" for enum, of in NAMED.items() for name, c in api.names_of(enum).items()
     }
@@ -156,7 +166,7 @@ def settings(api: Api, spellings: dict[str, str]) -> str:
         "",
         "use tessera_sys as sys;",
         "",
-        "use crate::choices::{DdpHook, DdpJoin, LossReduction, WhenBusy};",
+        "use crate::choices::{DdpHook, DdpJoin, LossReduction, PipelineSchedule, WhenBusy};",
         "use crate::element::{DType, ReduceOp};",
         "use crate::error::Result;",
         "use crate::raw;",

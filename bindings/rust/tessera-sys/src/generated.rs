@@ -17,6 +17,10 @@ pub type tsr_busy = i32;
 pub type tsr_ddp_hook_kind = i32;
 /// `tsr_ddp_join_kind`.
 pub type tsr_ddp_join_kind = i32;
+/// `tsr_schedule`.
+pub type tsr_schedule = i32;
+/// `tsr_stage_work`.
+pub type tsr_stage_work = i32;
 /// `tsr_tp_style`.
 pub type tsr_tp_style = i32;
 /// `tsr_loss_reduction`.
@@ -42,6 +46,9 @@ pub type tsr_log_fn =
 /// `tsr_interrupt_fn`.
 pub type tsr_interrupt_fn =
     Option<unsafe extern "C" fn(user_data: *mut c_void) -> i32>;
+/// `tsr_stage_fn`.
+pub type tsr_stage_fn =
+    Option<unsafe extern "C" fn(call: *const tsr_stage_call, message: *mut c_char, user_data: *mut c_void) -> i32>;
 /// `tsr_state_collect_fn`.
 pub type tsr_state_collect_fn =
     Option<unsafe extern "C" fn(values: *mut tsr_state, message: *mut c_char, user_data: *mut c_void) -> i32>;
@@ -146,6 +153,7 @@ handles! {
     tsr_ddp
     tsr_fsdp
     tsr_tp
+    tsr_pipeline
     tsr_optimizer
     tsr_grad_scaler
     tsr_sampler
@@ -235,6 +243,18 @@ constants! {
     TSR_LOG_WARNING: i32 = 3;
     TSR_LOG_ERROR: i32 = 4;
     TSR_LOG_OFF: i32 = 5;
+    TSR_SCHEDULE_GPIPE: i32 = 0;
+    TSR_SCHEDULE_1F1B: i32 = 1;
+    TSR_SCHEDULE_LOOPED_BFS: i32 = 2;
+    TSR_SCHEDULE_INTERLEAVED_1F1B: i32 = 3;
+    TSR_SCHEDULE_INTERLEAVED_ZERO_BUBBLE: i32 = 4;
+    TSR_SCHEDULE_ZB_H2: i32 = 5;
+    TSR_SCHEDULE_ZBV: i32 = 6;
+    TSR_SCHEDULE_DUALPIPEV: i32 = 7;
+    TSR_STAGE_FORWARD: i32 = 1;
+    TSR_STAGE_BACKWARD: i32 = 2;
+    TSR_STAGE_BACKWARD_INPUT: i32 = 3;
+    TSR_STAGE_BACKWARD_WEIGHT: i32 = 4;
     TSR_COLLECTIVE_BARRIER: i32 = 1;
     TSR_COLLECTIVE_ALL_REDUCE: i32 = 2;
     TSR_COLLECTIVE_REDUCE_SCATTER: i32 = 3;
@@ -445,6 +465,61 @@ structs! {
         beta2: f64,
         eps: f64,
         weight_decay: f64,
+    }
+    struct tsr_stage_call {
+        struct_size: usize,
+        work: tsr_stage_work,
+        stage: i32,
+        microbatch: i32,
+        microbatches: i32,
+        training: tsr_flag,
+        is_last_backward: tsr_flag,
+        weight: f64,
+        inputs: *const tsr_tensor,
+        n_inputs: usize,
+        targets: *const tsr_tensor,
+        n_targets: usize,
+        outputs: *const tsr_tensor,
+        n_outputs: usize,
+        output_grads: *const tsr_tensor,
+        n_output_grads: usize,
+        input_grads: *const tsr_tensor,
+        n_input_grads: usize,
+    }
+    struct tsr_pipeline_callbacks {
+        struct_size: usize,
+        forward: tsr_stage_fn,
+        backward: tsr_stage_fn,
+        backward_input: tsr_stage_fn,
+        backward_weight: tsr_stage_fn,
+        destroy: tsr_destroy_fn,
+        user_data: *mut c_void,
+    }
+    struct tsr_pipeline_edge {
+        from_stage: i32,
+        output: i32,
+        to_stage: i32,
+        reserved: i32,
+    }
+    struct tsr_pipeline_options {
+        struct_size: usize,
+        schedule: tsr_schedule,
+        microbatches: i32,
+        schedule_csv: *const c_char,
+        edges: *const tsr_pipeline_edge,
+        edge_count: usize,
+        max_message_bytes: u64,
+    }
+    struct tsr_pass_stats {
+        struct_size: usize,
+        wall_ns: i64,
+        busy_ns: i64,
+        waited_ns: i64,
+        longest_ns: i64,
+        longest_stage: i32,
+        longest_rank: i32,
+        peak_activations: usize,
+        peak_bytes: usize,
     }
     struct tsr_state_source {
         struct_size: usize,
@@ -664,6 +739,56 @@ const _: () = {
     assert!(offset_of!(tsr_adamw_options, beta2) == 24);
     assert!(offset_of!(tsr_adamw_options, eps) == 32);
     assert!(offset_of!(tsr_adamw_options, weight_decay) == 40);
+    assert!(size_of::<tsr_stage_call>() == 120 && align_of::<tsr_stage_call>() == 8);
+    assert!(offset_of!(tsr_stage_call, struct_size) == 0);
+    assert!(offset_of!(tsr_stage_call, work) == 8);
+    assert!(offset_of!(tsr_stage_call, stage) == 12);
+    assert!(offset_of!(tsr_stage_call, microbatch) == 16);
+    assert!(offset_of!(tsr_stage_call, microbatches) == 20);
+    assert!(offset_of!(tsr_stage_call, training) == 24);
+    assert!(offset_of!(tsr_stage_call, is_last_backward) == 28);
+    assert!(offset_of!(tsr_stage_call, weight) == 32);
+    assert!(offset_of!(tsr_stage_call, inputs) == 40);
+    assert!(offset_of!(tsr_stage_call, n_inputs) == 48);
+    assert!(offset_of!(tsr_stage_call, targets) == 56);
+    assert!(offset_of!(tsr_stage_call, n_targets) == 64);
+    assert!(offset_of!(tsr_stage_call, outputs) == 72);
+    assert!(offset_of!(tsr_stage_call, n_outputs) == 80);
+    assert!(offset_of!(tsr_stage_call, output_grads) == 88);
+    assert!(offset_of!(tsr_stage_call, n_output_grads) == 96);
+    assert!(offset_of!(tsr_stage_call, input_grads) == 104);
+    assert!(offset_of!(tsr_stage_call, n_input_grads) == 112);
+    assert!(size_of::<tsr_pipeline_callbacks>() == 56 && align_of::<tsr_pipeline_callbacks>() == 8);
+    assert!(offset_of!(tsr_pipeline_callbacks, struct_size) == 0);
+    assert!(offset_of!(tsr_pipeline_callbacks, forward) == 8);
+    assert!(offset_of!(tsr_pipeline_callbacks, backward) == 16);
+    assert!(offset_of!(tsr_pipeline_callbacks, backward_input) == 24);
+    assert!(offset_of!(tsr_pipeline_callbacks, backward_weight) == 32);
+    assert!(offset_of!(tsr_pipeline_callbacks, destroy) == 40);
+    assert!(offset_of!(tsr_pipeline_callbacks, user_data) == 48);
+    assert!(size_of::<tsr_pipeline_edge>() == 16 && align_of::<tsr_pipeline_edge>() == 4);
+    assert!(offset_of!(tsr_pipeline_edge, from_stage) == 0);
+    assert!(offset_of!(tsr_pipeline_edge, output) == 4);
+    assert!(offset_of!(tsr_pipeline_edge, to_stage) == 8);
+    assert!(offset_of!(tsr_pipeline_edge, reserved) == 12);
+    assert!(size_of::<tsr_pipeline_options>() == 48 && align_of::<tsr_pipeline_options>() == 8);
+    assert!(offset_of!(tsr_pipeline_options, struct_size) == 0);
+    assert!(offset_of!(tsr_pipeline_options, schedule) == 8);
+    assert!(offset_of!(tsr_pipeline_options, microbatches) == 12);
+    assert!(offset_of!(tsr_pipeline_options, schedule_csv) == 16);
+    assert!(offset_of!(tsr_pipeline_options, edges) == 24);
+    assert!(offset_of!(tsr_pipeline_options, edge_count) == 32);
+    assert!(offset_of!(tsr_pipeline_options, max_message_bytes) == 40);
+    assert!(size_of::<tsr_pass_stats>() == 64 && align_of::<tsr_pass_stats>() == 8);
+    assert!(offset_of!(tsr_pass_stats, struct_size) == 0);
+    assert!(offset_of!(tsr_pass_stats, wall_ns) == 8);
+    assert!(offset_of!(tsr_pass_stats, busy_ns) == 16);
+    assert!(offset_of!(tsr_pass_stats, waited_ns) == 24);
+    assert!(offset_of!(tsr_pass_stats, longest_ns) == 32);
+    assert!(offset_of!(tsr_pass_stats, longest_stage) == 40);
+    assert!(offset_of!(tsr_pass_stats, longest_rank) == 44);
+    assert!(offset_of!(tsr_pass_stats, peak_activations) == 48);
+    assert!(offset_of!(tsr_pass_stats, peak_bytes) == 56);
     assert!(size_of::<tsr_state_source>() == 48 && align_of::<tsr_state_source>() == 8);
     assert!(offset_of!(tsr_state_source, struct_size) == 0);
     assert!(offset_of!(tsr_state_source, collect) == 8);
@@ -1161,6 +1286,50 @@ functions! {
     fn tsr_optimizer_set_lr(optimizer: *mut tsr_optimizer, lr: f64) -> tsr_status;
     fn tsr_optimizer_steps(optimizer: *const tsr_optimizer, steps: *mut i64) -> tsr_status;
     fn tsr_optimizer_destroy(optimizer: *mut tsr_optimizer);
+    "pipeline.h":
+    fn tsr_pipeline_options_init(options: *mut tsr_pipeline_options, struct_size: usize) -> tsr_status;
+    fn tsr_pipeline_create(
+        comm: *mut tsr_comm,
+        stages: *const i32,
+        n: usize,
+        callbacks: *const tsr_pipeline_callbacks,
+        options: *const tsr_pipeline_options,
+        out: *mut *mut tsr_pipeline,
+    ) -> tsr_status;
+    fn tsr_pipeline_step(
+        pipeline: *mut tsr_pipeline,
+        batch: *const tsr_tensor,
+        n_batch: usize,
+        targets: *const tsr_tensor,
+        n_targets: usize,
+        weights: *const f64,
+        losses: *mut f64,
+    ) -> tsr_status;
+    fn tsr_pipeline_eval(
+        pipeline: *mut tsr_pipeline,
+        batch: *const tsr_tensor,
+        n_batch: usize,
+        targets: *const tsr_tensor,
+        n_targets: usize,
+        weights: *const f64,
+        losses: *mut f64,
+    ) -> tsr_status;
+    fn tsr_pipeline_output(
+        pipeline: *mut tsr_pipeline,
+        dtype: tsr_dtype,
+        shape: *const i64,
+        ndim: i32,
+        tensor: *mut tsr_tensor,
+    ) -> tsr_status;
+    fn tsr_pipeline_loss(pipeline: *mut tsr_pipeline, loss: f64) -> tsr_status;
+    fn tsr_pipeline_sum_tied(
+        pipeline: *mut tsr_pipeline,
+        gradient: *const tsr_tensor,
+        stages: *const i32,
+        n: usize,
+    ) -> tsr_status;
+    fn tsr_pipeline_stats(pipeline: *mut tsr_pipeline, stats: *mut tsr_pass_stats) -> tsr_status;
+    fn tsr_pipeline_destroy(pipeline: *mut tsr_pipeline);
     "plan.h":
     fn tsr_plan_create(
         comm: *mut tsr_comm,

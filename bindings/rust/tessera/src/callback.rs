@@ -12,9 +12,9 @@ use tessera_sys as sys;
 use crate::error::{Code, Error};
 use crate::raw;
 
-/// The result of a method of a [`Storage`](crate::Storage) or [`Stateful`](crate::Stateful) object, with any error. An
-/// [`io::Error`] or [`Error`] makes the save or load fail with an error of the same kind on every rank; others become
-/// [`Code::User`].
+/// The result of a method of a [`Storage`](crate::Storage), [`Stateful`](crate::Stateful) or [`Stages`](crate::Stages)
+/// object, with any error. An [`io::Error`] or [`Error`] makes the save, load or step fail with an error of the same
+/// kind; others become [`Code::User`].
 pub type CallbackResult<T> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
 
 /// The status of a callback failure that has no code.
@@ -71,6 +71,33 @@ pub(crate) unsafe fn answer(message: *mut c_char, body: impl FnOnce() -> Callbac
             FAILED
         }
     }
+}
+
+/// How a callback failed, for the thread that made the call.
+pub(crate) enum Failure {
+    Error(Box<dyn StdError + Send + Sync>),
+    Panic(Box<dyn Any + Send>),
+}
+
+/// Runs a method once; its error, or its panic, becomes a status and a message, and is kept.
+///
+/// # Safety
+/// As `say`.
+pub(crate) unsafe fn answer_and_keep(
+    message: *mut c_char,
+    kept: &mut Option<Failure>,
+    body: impl FnOnce() -> CallbackResult<()>,
+) -> i32 {
+    let told = || body().map_err(|error| (error.to_string(), error)); // whose text is the user's code, too
+    let (text, status, failure) = match panic::catch_unwind(AssertUnwindSafe(told)) {
+        Ok(Ok(())) => return sys::TSR_OK,
+        Ok(Err((text, error))) => (text, status_of(&*error), Failure::Error(error)),
+        Err(payload) => (format!("it panicked: {}", panic_text(&*payload)), FAILED, Failure::Panic(payload)),
+    };
+    *kept = Some(failure);
+    // SAFETY: the caller's promise.
+    unsafe { say(message, &text) };
+    status
 }
 
 fn panic_text(payload: &(dyn Any + Send)) -> &str {

@@ -50,3 +50,27 @@ pub enum LossReduction {
     /// By the sum.
     Sum = sys::TSR_LOSS_SUM as isize,
 }
+
+/// The order in which a rank of a [`Pipeline`](crate::Pipeline) computes, and which stages it has. P is the number of
+/// ranks, m the number of micro-batches. In a loop, stage i is on rank i modulo P. In a V, rank r has the stages r and
+/// 2P - 1 - r. A split backward computes the gradients of the inputs first, and those of the weights later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PipelineSchedule {
+    /// One stage per rank: all forwards, then all backwards.
+    GPipe = sys::TSR_SCHEDULE_GPIPE as isize,
+    /// One stage per rank, m at least P. Keeps fewer activations than `GPipe`.
+    OneFOneB = sys::TSR_SCHEDULE_1F1B as isize,
+    /// A loop: `GPipe` with several stages per rank.
+    LoopedBfs = sys::TSR_SCHEDULE_LOOPED_BFS as isize,
+    /// A loop, m a multiple of max(1, m / P). Has shorter bubbles than `OneFOneB`.
+    Interleaved1F1B = sys::TSR_SCHEDULE_INTERLEAVED_1F1B as isize,
+    /// `Interleaved1F1B` with a split backward.
+    InterleavedZeroBubble = sys::TSR_SCHEDULE_INTERLEAVED_ZERO_BUBBLE as isize,
+    /// One stage per rank, split backward. Keeps twice the activations of `OneFOneB`.
+    ZbH2 = sys::TSR_SCHEDULE_ZB_H2 as isize,
+    /// A V with a split backward: no bubble, and the activations of `OneFOneB`.
+    Zbv = sys::TSR_SCHEDULE_ZBV as isize,
+    /// A V, m at least 2P, with a partly split backward.
+    DualPipeV = sys::TSR_SCHEDULE_DUALPIPEV as isize,
+}

@@ -1,6 +1,5 @@
 //! Data-parallel training.
 
-use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::fmt;
@@ -12,6 +11,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
+use crate::callback::Failure;
 use crate::choices::{DdpHook, DdpJoin};
 use crate::comm::{Borrowed, Comm, Owner};
 use crate::element::{DType, Element, ReduceOp};
@@ -91,12 +91,7 @@ impl fmt::Debug for Bucket<'_> {
     }
 }
 
-/// The error of a hook, for the thread that waits for the step.
-enum Failure {
-    Error(Box<dyn std::error::Error + Send + Sync>),
-    Panic(Box<dyn Any + Send>),
-}
-
+/// The first failure of a hook, for the thread that waits for the step.
 #[derive(Default)]
 struct Failures(Mutex<Option<Failure>>);
 

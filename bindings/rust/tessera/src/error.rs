@@ -1,7 +1,9 @@
 //! Errors and results of calls.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::ptr;
+use std::sync::Arc;
 
 use tessera_sys as sys;
 
@@ -128,7 +130,14 @@ struct Record {
     sequence: Option<u64>,
     native: Option<Native>,
     retriable: bool,
-    cause: Option<Error>,
+    cause: Option<Cause>,
+}
+
+#[derive(Clone)]
+enum Cause {
+    Tessera(Error),
+    /// Of a callback.
+    Own(Arc<dyn StdError + Send + Sync>),
 }
 
 impl Error {
@@ -180,7 +189,7 @@ impl Error {
                     _ => Some(Native::Other(native)),
                 },
                 retriable: sys::tsr_error_retriable(error) != 0,
-                cause: (!cause.is_null()).then(|| Self::from_raw(cause)),
+                cause: (!cause.is_null()).then(|| Cause::Tessera(Self::from_raw(cause))),
             }))
         }
     }
@@ -199,6 +208,15 @@ impl Error {
             sys::tsr_error_destroy(error);
             Some(copy)
         }
+    }
+
+    /// The same error, caused by that of a callback.
+    pub(crate) fn caused_by(mut self, cause: Box<dyn StdError + Send + Sync>) -> Self {
+        self.0.cause = Some(match cause.downcast::<Error>() {
+            Ok(error) => Cause::Tessera(*error),
+            Err(own) => Cause::Own(own.into()),
+        });
+        self
     }
 
     /// The error of the calling thread's last failed call into the library, through whatever binding it was made; `None`
@@ -262,18 +280,24 @@ impl fmt::Display for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.0.code, self.0.message)?;
-        let mut cause = self.0.cause.as_ref();
+        let mut cause = self.source();
         while let Some(error) = cause {
-            write!(f, "\n  caused by {}: {}", error.0.code, error.0.message)?;
-            cause = error.0.cause.as_ref();
+            match error.downcast_ref::<Error>() {
+                Some(error) => write!(f, "\n  caused by {}: {}", error.0.code, error.0.message)?,
+                None => write!(f, "\n  caused by {error}")?,
+            }
+            cause = error.source();
         }
         Ok(())
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.cause.as_ref().map(|cause| cause as _)
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self.0.cause.as_ref()? {
+            Cause::Tessera(error) => Some(error),
+            Cause::Own(error) => Some(&**error),
+        }
     }
 }
 

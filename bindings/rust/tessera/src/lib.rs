@@ -1,4 +1,5 @@
-//! Tessera for Rust: collectives, data-parallel, fully sharded and tensor-parallel training, and distributed checkpoints.
+//! Tessera for Rust: collectives, data-parallel, fully sharded, tensor- and pipeline-parallel training, and distributed
+//! checkpoints.
 //! Ranks of one job may be written in Rust, Python, Java or C; they share collectives and checkpoints.
 //!
 //! ```
@@ -42,7 +43,7 @@
 //!   [`Fsdp`] its shards, a [`TensorParallel`] its slices, a [`Work`] its buffers, a [`State`] everything added to it.
 //!   Access to [`Tensor`]s is counted, see [`View`].
 //! - **Threads.** A [`Comm`] may move between threads but not be shared; [`AbortHandle`], [`Store`] and [`Checkpoint`]
-//!   may. [`Ddp`], [`Fsdp`], [`TensorParallel`], [`Optimizer`] and [`State`] stay on the thread that made them.
+//!   may. [`Ddp`], [`Fsdp`], [`TensorParallel`], [`Pipeline`], [`Optimizer`] and [`State`] stay on the thread that made them.
 //! - **The library** is found and opened at run time; see [`load`] for where, and for why no `LD_LIBRARY_PATH` is needed.
 //!
 //! # Features
@@ -76,6 +77,7 @@ mod ndarray;
 mod objects;
 mod optim;
 mod params;
+mod pipeline;
 mod plan;
 mod progress;
 pub mod random;
@@ -97,7 +99,7 @@ mod work;
 pub use buffer::{Buffer, OwnedSlice};
 pub use callback::CallbackResult;
 pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, Verify};
-pub use choices::{DdpHook, DdpJoin, LossReduction, WhenBusy};
+pub use choices::{DdpHook, DdpJoin, LossReduction, PipelineSchedule, WhenBusy};
 pub use comm::{AbortHandle, Comm, CommOptions};
 pub use data::{Sampler, SamplerBuilder};
 pub use ddp::{Bucket, BucketStats, Ddp, DdpOptions};
@@ -114,6 +116,7 @@ pub use mesh::{Mesh, MeshSlice};
 pub use objects::ObjectStorage;
 pub use optim::{Adam, AdamW, Optimizer, Sgd, Trainable};
 pub use params::{Local, Params};
+pub use pipeline::{Pipeline, PipelineBuilder, PipelineStats, StageCall, StageTensor, Stages};
 pub use plan::{Collective, Plan};
 pub use progress::{Phase, Progress};
 pub use saver::{Save, Saver, SaverBuilder};

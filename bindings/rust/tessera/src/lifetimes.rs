@@ -509,6 +509,94 @@
 //! let _other = loss.clone();
 //! ```
 //!
+//! What a pipeline lends to a stage stays in the call:
+//!
+//! ```
+//! use tessera::{CallbackResult, Comm, Pipeline, StageCall, Stages};
+//! struct Stage(Vec<f32>);
+//! impl Stages for Stage {
+//!     fn forward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+//!         let y = call.output::<f32>([1])?;
+//!         self.0 = y.to_vec();
+//!         Ok(())
+//!     }
+//! }
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut pipe = Pipeline::builder(&comm, &[0]).microbatches(1).build()?;
+//!     let mut stage = Stage(Vec::new());
+//!     pipe.eval(&mut stage, &[], &[])?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail
+//! use tessera::{CallbackResult, Comm, Pipeline, StageCall, Stages};
+//! struct Stage(Vec<&'static f32>);
+//! impl Stages for Stage {
+//!     fn forward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+//!         let y = call.output::<f32>([1])?;
+//!         self.0.push(&y[0]);
+//!         Ok(())
+//!     }
+//! }
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut pipe = Pipeline::builder(&comm, &[0]).microbatches(1).build()?;
+//!     let mut stage = Stage(Vec::new());
+//!     pipe.eval(&mut stage, &[], &[])?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! use tessera::{CallbackResult, Comm, Pipeline, StageCall, Stages};
+//! struct Stage(Vec<f32>);
+//! impl Stages for Stage {
+//!     fn forward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+//!         std::thread::scope(|scope| scope.spawn(|| call.loss(1.0)).join().unwrap())?;
+//!         Ok(())
+//!     }
+//! }
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut pipe = Pipeline::builder(&comm, &[0]).microbatches(1).build()?;
+//!     let mut stage = Stage(Vec::new());
+//!     pipe.eval(&mut stage, &[], &[])?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The pipeline is not entered again from a stage, nor outlives its communicator:
+//!
+//! ```compile_fail,E0499
+//! use tessera::{CallbackResult, Comm, Pipeline, StageCall, Stages};
+//! struct Stage<'p, 'c>(&'p mut Pipeline<'c>);
+//! impl Stages for Stage<'_, '_> {
+//!     fn forward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+//!         self.0.microbatches();
+//!         call.loss(1.0)?;
+//!         Ok(())
+//!     }
+//! }
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut pipe = Pipeline::builder(&comm, &[0]).microbatches(1).build()?;
+//!     pipe.eval(&mut Stage(&mut pipe), &[], &[])?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{Comm, Pipeline};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let pipe = Pipeline::builder(&comm, &[0]).microbatches(1).build()?;
+//!     drop(comm);
+//!     Ok(())
+//! }
+//! ```
+//!
 //! Tensors, which count their views without a lock, stay on their thread:
 //!
 //! ```compile_fail,E0277

@@ -4,6 +4,7 @@ use ndarray::{Array, ArrayD, ArrayViewD, ArrayViewMutD, Dimension, IxDyn};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::pipeline::StageTensor;
 use crate::tensor::{IntoTensor, Tensor, View, ViewMut};
 
 impl<T: Element, D: Dimension> IntoTensor for Array<T, D> {
@@ -30,6 +31,16 @@ impl Tensor {
     /// As [`Tensor::view`].
     pub fn to_array<T: Element>(&self) -> Result<ArrayD<T>> {
         ArrayD::from_shape_vec(IxDyn(&self.shape()), self.to_vec()?).map_err(|error| Error::argument(error.to_string()))
+    }
+}
+
+impl StageTensor {
+    /// The elements as an array.
+    ///
+    /// # Errors
+    /// As [`StageTensor::view`].
+    pub fn as_array<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
+        ArrayViewD::from_shape(IxDyn(&self.shape()), self.view()?).map_err(|error| Error::argument(error.to_string()))
     }
 }
 

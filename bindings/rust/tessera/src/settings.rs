@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-use crate::choices::{DdpHook, DdpJoin, LossReduction, WhenBusy};
+use crate::choices::{DdpHook, DdpJoin, LossReduction, PipelineSchedule, WhenBusy};
 use crate::element::{DType, ReduceOp};
 use crate::error::Result;
 use crate::raw;
@@ -828,6 +828,58 @@ macro_rules! adamw_setters {
     };
 }
 pub(crate) use adamw_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PipelineSettings {
+    pub(crate) schedule: Option<PipelineSchedule>,
+    pub(crate) microbatches: Option<usize>,
+    pub(crate) schedule_csv: Option<String>,
+    pub(crate) max_message_bytes: Option<u64>,
+}
+
+impl PipelineSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_pipeline_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_pipeline_options_init) }?;
+        let mut texts = raw::Texts::default();
+        raw::set(&mut raw.schedule, self.schedule.map(|value| value as i32));
+        raw::set(&mut raw.microbatches, raw::fitting("microbatches", self.microbatches)?);
+        raw::set(&mut raw.schedule_csv, texts.keep("schedule_csv", &self.schedule_csv)?);
+        raw::set(&mut raw.max_message_bytes, self.max_message_bytes);
+        body(&mut raw)
+    }
+}
+
+macro_rules! pipeline_setters {
+    () => {
+        #[doc = "Default `OneFOneB`."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn schedule(mut self, value: PipelineSchedule) -> Self {
+            self.settings.schedule = Some(value);
+            self
+        }
+        #[doc = "The number of micro-batches, at least 1; default 0: as many as schedule_csv has."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn microbatches(mut self, value: usize) -> Self {
+            self.settings.microbatches = Some(value);
+            self
+        }
+        #[doc = "A schedule of your own, instead of `schedule`: PyTorch's CSV, one line per rank, with cells like 2F0; none (default) for none."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn schedule_csv(mut self, value: impl Into<String>) -> Self {
+            self.settings.schedule_csv = Some(value.into());
+            self
+        }
+        #[doc = "The largest tensor between two stages; a larger one is an error where it is made, and so is a message that claims to have one; default 1 GiB."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn max_message_bytes(mut self, value: u64) -> Self {
+            self.settings.max_message_bytes = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use pipeline_setters;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StoreSettings {

@@ -496,6 +496,19 @@ impl<T: fmt::Debug> fmt::Debug for ViewMut<'_, T> {
     }
 }
 
+/// A view of memory outside of tensors; `counter` is 0 while there is no view.
+///
+/// # Safety
+/// `data` points to `len` elements, which during `'a` only views with this counter access; it may be null if `len` is 0.
+pub(crate) unsafe fn view_mut<T>(data: *mut T, len: usize, counter: &Cell<isize>) -> Result<ViewMut<'_, T>> {
+    if counter.get() != 0 {
+        return Err(Error::state("a mutable view of the tensor is alive; drop it first"));
+    }
+    counter.set(Access::WRITER);
+    // SAFETY: the caller's promise, and there is no other view.
+    Ok(ViewMut { elements: unsafe { slice_mut(data, len) }, counter })
+}
+
 /// # Safety
 /// `data` points to `len` elements that nothing writes during `'a`; it may be null if `len` is 0.
 pub(crate) unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {

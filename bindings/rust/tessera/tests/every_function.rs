@@ -11,8 +11,8 @@ use std::time::Duration;
 use common::{deadline, options, ranks, serve};
 use tessera::{
     params, random, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpJoin,
-    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement,
-    ReduceOp, Region, Sampler, Saver, Sgd, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
+    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Pipeline, Placement,
+    ReduceOp, Region, Sampler, Saver, Sgd, StageCall, Stages, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
 };
 
 #[test]
@@ -26,6 +26,7 @@ fn every_function_of_the_c_library_is_called() {
         training_on_one_copy(&comm);
         training_in_shards(&comm);
         training_in_slices(&comm);
+        training_in_stages(&comm);
         comm.finalize().unwrap();
     });
     let folder = tempfile::tempdir().unwrap();
@@ -275,6 +276,31 @@ fn training_in_slices(comm: &Comm) {
     tp.sum_grads().unwrap();
     opts.iter_mut().for_each(|opt| opt.step().unwrap());
     tp.zero_grad().unwrap();
+}
+
+struct Pass;
+
+impl Stages for Pass {
+    fn forward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+        call.output::<f32>(call.inputs()[0].shape())?.copy_from_slice(call.inputs()[0].view()?);
+        if !call.targets().is_empty() {
+            call.loss(0.5)?;
+        }
+        Ok(())
+    }
+    fn backward(&mut self, _call: &StageCall<'_>) -> CallbackResult<()> {
+        Ok(())
+    }
+}
+
+fn training_in_stages(comm: &Comm) {
+    let mut pipe = Pipeline::builder(comm, &[comm.rank().unwrap()]).microbatches(2).build().unwrap();
+    let batch = [Tensor::zeros(DType::F32, [2, 3]).unwrap()];
+    assert_eq!(pipe.step(&mut Pass, &batch, &batch).unwrap(), [0.5; 2]);
+    assert_eq!(pipe.eval(&mut Pass, &batch, &batch).unwrap(), [0.5; 2]);
+    let mut grad = [1.0f32];
+    pipe.sum_tied(&mut grad, &[0, 1]).unwrap();
+    assert_eq!((grad, pipe.stats().unwrap().peak_activations), ([2.0], 1));
 }
 
 fn checkpoints(comm: &Comm, root: &std::path::Path) {
