@@ -32,6 +32,7 @@ TYPES = {
     "tsr_comm *": ctypes.c_void_p,
     "tsr_tp *": ctypes.c_void_p,
     "const tsr_tensor *": ctypes.c_void_p,
+    "const tsr_pipeline_edge *": ctypes.c_void_p,
     "const char *const *": ctypes.c_void_p,
     "const tsr_name_rule *": ctypes.c_void_p,
     "tsr_load_report_fn": ctypes.c_void_p,
@@ -48,6 +49,7 @@ PLACES = {
         ("CrossEntropyOptions.java", ""),
         ("tp/vocabulary.rs", "impl<'a> CrossEntropy<'a>"),
     ),
+    "tsr_pipeline_options": (ts.Pipeline, ("Pipeline.java", "class Builder"), ("pipeline.rs", "impl")),
     "tsr_grad_scaler_options": (
         ts.GradScaler,
         ("GradScaler.java", "class Builder"),
@@ -76,6 +78,9 @@ SET_BY_THE_BINDING = {
     ("rust", "tsr_open_options", "storage"),  # of open_in
     ("rust", "tsr_export_options", "progress"),  # an argument of export_with_progress
     ("rust", "tsr_ddp_options", "tp"),  # Ddp::over_slices
+    # Lists of the others know their length; Java and Rust add one edge at a time.
+    *((language, "tsr_pipeline_options", "edge_count") for language in ("python", "java", "rust")),
+    *((language, "tsr_pipeline_options", "edges") for language in ("java", "rust")),
     ("rust", "tsr_fsdp_options", "tp"),
     # What a callback of C gets; those of the others hold their own.
     *(
@@ -139,6 +144,9 @@ def wanted(struct: str, field: str) -> list[str]:
     if field == "when_busy":
         assert value == 0
         return ["TSR_BUSY_WAIT", '"wait"', "WAIT", "Wait"]
+    if field == "schedule":
+        assert value == 1
+        return ["TSR_SCHEDULE_1F1B", '"1f1b"', "ONE_F_ONE_B", "OneFOneB"]
     if field == "reduction":
         assert value == 1
         return ["TSR_LOSS_MEAN", '"mean"', "MEAN", "Mean"]
@@ -157,7 +165,7 @@ def wanted(struct: str, field: str) -> list[str]:
     if field.endswith("_bytes") and value:
         assert isinstance(value, int)
         assert value % (1 << 20) == 0
-        return [f"{value >> 20} MiB"]
+        return [f"{value >> 20} MiB", *([f"{value >> 30} GiB"] if value % (1 << 30) == 0 else [])]
     if field.endswith("_ms"):
         assert isinstance(value, int)
         assert value % 1000 == 0
