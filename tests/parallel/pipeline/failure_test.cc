@@ -93,9 +93,10 @@ TEST(PipelineFailure, OfALateRankIsATimeoutThatNamesIt) {
         Trainer trainer({comm.rank()});
         Pipeline& pipe = trainer.join(comm, {comm.rank()}, options_of("1f1b", 4));
         Data data(4, 4, 0);
-        comm.set_timeout(patience(milliseconds{400}));  // from now on: what has to pass
+        // What has to pass, and only where stage 1 alone can be the reason, however slow the machine is.
+        if (comm.rank() == 0 || comm.rank() == 2) comm.set_timeout(patience(milliseconds{400}));
         trainer.before_each = [&](const StageCall& call) {
-            if (is(call, 1, 2, pipeline::Work::forward))
+            if (is(call, 1, 0, pipeline::Work::forward))
                 wait_until([&] { return failed == 3; }, soon(), "the other ranks");
         };
         try {
