@@ -40,7 +40,9 @@ std::string schedule_name(tsr_schedule schedule) {
         case TSR_SCHEDULE_ZB_H2: return "zb_h2";
         case TSR_SCHEDULE_ZBV: return "zbv";
         case TSR_SCHEDULE_DUALPIPEV: return "dualpipev";
-        default: throw Error(Code::invalid_argument, fmt::format("schedule is {}; use a TSR_SCHEDULE_", schedule));
+        default:
+            throw Error(Code::invalid_argument,
+                        fmt::format("schedule is {}; use one of the TSR_SCHEDULE_ constants", schedule));
     }
 }
 
@@ -50,7 +52,7 @@ PipelineOptions core_options(const tsr_pipeline_options* options) {
     core.schedule = schedule_name(o.schedule);
     if (o.schedule_csv != nullptr) core.schedule_csv = o.schedule_csv;
     if (o.schedule_csv != nullptr && core.schedule_csv.empty()) {
-        throw Error(Code::invalid_argument, "schedule_csv is empty; NULL stands for none");
+        throw Error(Code::invalid_argument, "schedule_csv is empty; pass NULL to use `schedule`");
     }
     core.microbatches = o.microbatches;
     core.max_message_bytes = o.max_message_bytes;
@@ -147,20 +149,38 @@ std::vector<int> stages_in(const int32_t* stages, size_t n) {
 
 using PassFn = std::span<const double> (Pipeline::*)(const Batch& batch);
 
+// The arguments of a step that the core does not have: where the losses go.
+struct Losses {
+    double* values;
+    size_t count;
+};
+
 void run(tsr_pipeline* handle, PassFn pass, const tsr_tensor* batch, size_t n_batch, const tsr_tensor* targets,
-         size_t n_targets, const double* weights, double* losses) {
+         size_t n_targets, std::span<const double> weights, const Losses& losses) {
     const std::shared_ptr<Pipeline> pipeline = object_of(handle, "pipeline");
     const auto& schedule = pipeline->schedule();
     std::vector<Tensor> inputs;
     std::vector<Tensor> goals;
     const auto refused = attempt([&] {
+        if (losses.count > 0) required(losses.values, "losses");
+        if (losses.values != nullptr && losses.count != static_cast<size_t>(schedule.microbatches)) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("losses has room for {} numbers; there are {} micro-batches", losses.count,
+                                    schedule.microbatches));
+        }
         if (pipeline->has_stage(0)) inputs = tensors_in(batch, n_batch, "batch");
-        if (pipeline->has_stage(schedule.stages() - 1)) goals = tensors_in(targets, n_targets, "targets");
+        if (pipeline->has_stage(schedule.stages() - 1)) {
+            goals = tensors_in(targets, n_targets, "targets");
+            if (!weights.empty()) required(weights.data(), "weights");
+            if (weights.empty() && weights.data() != nullptr) {
+                throw Error(Code::invalid_argument,
+                            fmt::format("there are 0 weights for {} micro-batches", schedule.microbatches));
+            }
+        }
     });
     if (refused) pipeline->refuse(*refused);
-    const auto m = static_cast<size_t>(schedule.microbatches);
-    const auto found = (*pipeline.*pass)({inputs, goals, {weights, weights != nullptr ? m : 0}});
-    if (losses != nullptr) std::ranges::copy(found, losses);
+    const auto found = (*pipeline.*pass)({inputs, goals, weights});
+    if (losses.values != nullptr) std::ranges::copy(found, losses.values);
 }
 
 }  // namespace
@@ -190,14 +210,29 @@ tsr_status tsr_pipeline_create(tsr_comm* comm, const int32_t* stages, size_t n, 
     });
 }
 
+tsr_status tsr_pipeline_stages(const tsr_pipeline* pipeline, int32_t* stages) {
+    return guard([&] { required(stages, "stages") = object_of(pipeline, "pipeline")->schedule().stages(); });
+}
+
+tsr_status tsr_pipeline_microbatches(const tsr_pipeline* pipeline, int32_t* microbatches) {
+    return guard(
+        [&] { required(microbatches, "microbatches") = object_of(pipeline, "pipeline")->schedule().microbatches; });
+}
+
 tsr_status tsr_pipeline_step(tsr_pipeline* pipeline, const tsr_tensor* batch, size_t n_batch, const tsr_tensor* targets,
-                             size_t n_targets, const double* weights, double* losses) {
-    return guard([&] { run(pipeline, &Pipeline::step, batch, n_batch, targets, n_targets, weights, losses); });
+                             size_t n_targets, const double* weights, size_t n_weights, double* losses,
+                             size_t n_losses) {
+    return guard([&] {
+        run(pipeline, &Pipeline::step, batch, n_batch, targets, n_targets, {weights, n_weights}, {losses, n_losses});
+    });
 }
 
 tsr_status tsr_pipeline_eval(tsr_pipeline* pipeline, const tsr_tensor* batch, size_t n_batch, const tsr_tensor* targets,
-                             size_t n_targets, const double* weights, double* losses) {
-    return guard([&] { run(pipeline, &Pipeline::eval, batch, n_batch, targets, n_targets, weights, losses); });
+                             size_t n_targets, const double* weights, size_t n_weights, double* losses,
+                             size_t n_losses) {
+    return guard([&] {
+        run(pipeline, &Pipeline::eval, batch, n_batch, targets, n_targets, {weights, n_weights}, {losses, n_losses});
+    });
 }
 
 tsr_status tsr_pipeline_output(tsr_pipeline* pipeline, tsr_dtype dtype, const int64_t* shape, int32_t ndim,

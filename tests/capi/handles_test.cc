@@ -48,8 +48,8 @@ namespace {
     F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_clip_grad_norm) \
     F(tsr_optimizer_clip_grad_value) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
     F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_random_bernoulli) F(tsr_random_normal) F(tsr_random_uniform) F(tsr_record_error) F(tsr_record_error_about) \
-    F(tsr_pipeline_create) F(tsr_pipeline_destroy) F(tsr_pipeline_eval) F(tsr_pipeline_loss) F(tsr_pipeline_options_init) F(tsr_pipeline_output) \
-    F(tsr_pipeline_stats) F(tsr_pipeline_step) F(tsr_pipeline_sum_tied) \
+    F(tsr_pipeline_create) F(tsr_pipeline_destroy) F(tsr_pipeline_eval) F(tsr_pipeline_loss) F(tsr_pipeline_microbatches) F(tsr_pipeline_options_init) F(tsr_pipeline_output) \
+    F(tsr_pipeline_stages) F(tsr_pipeline_stats) F(tsr_pipeline_step) F(tsr_pipeline_sum_tied) \
     F(tsr_sampler_create) F(tsr_sampler_destroy) F(tsr_sampler_next) F(tsr_sampler_options_init) F(tsr_sampler_position) \
     F(tsr_sampler_set_epoch) F(tsr_saver_create) F(tsr_saver_destroy) F(tsr_saver_options_init) F(tsr_saver_resume) \
     F(tsr_saver_save) F(tsr_saver_save_async) F(tsr_saver_should_stop) F(tsr_saver_trim) F(tsr_saver_wait) \

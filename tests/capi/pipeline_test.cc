@@ -101,7 +101,13 @@ TEST(PipelineApi, TrainsAndEvaluates) {
         const tsr_tensor x = batch.tensor();
         const tsr_tensor t = targets.tensor();
         std::vector<double> losses(2);
-        ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &t, 1, nullptr, losses.data()));
+        int32_t stages = 0;
+        int32_t microbatches = 0;
+        ASSERT_OK(tsr_pipeline_stages(trainer.pipeline, &stages));
+        ASSERT_OK(tsr_pipeline_microbatches(trainer.pipeline, &microbatches));
+        EXPECT_EQ(stages, 2);
+        EXPECT_EQ(microbatches, 2);
+        ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &t, 1, nullptr, 0, losses.data(), losses.size()));
         EXPECT_THAT(losses, ElementsAre(9, 6)) << "means of 6, 12 and of 18 - 12";
         if (rank == 0) {
             EXPECT_THAT(trainer.calls, ElementsAre("0F0", "0F1", "0B0", "0B1!"));
@@ -123,14 +129,14 @@ TEST(PipelineApi, TrainsAndEvaluates) {
         trainer.calls.clear();
         const double grad = trainer.weight_grad;
         ASSERT_OK(tsr_pipeline_eval(trainer.pipeline, rank == 0 ? &x : nullptr, 1, rank == 1 ? &t : nullptr, 1, nullptr,
-                                    losses.data()));
+                                    0, losses.data(), losses.size()));
         EXPECT_THAT(losses, ElementsAre(9, 6));
         EXPECT_EQ(trainer.calls.size(), 2U);
         EXPECT_EQ(trainer.weight_grad, grad);
 
         const std::vector<double> weights{0, 2};
         trainer.weight_grad = 0;
-        ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &t, 1, weights.data(), nullptr));
+        ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &t, 1, weights.data(), weights.size(), nullptr, 0));
         EXPECT_DOUBLE_EQ(trainer.weight_grad, rank == 0 ? 2 * 3 * 3.0 : 2 * 2 * 3.0);
 
         api::Array<double> tied({2}, rank + 1.0);
@@ -164,7 +170,7 @@ TEST(PipelineApi, HasEverySchedule) {
         api::Array<double> batch({1, 2});
         const tsr_tensor x = batch.tensor();
         std::vector<double> losses(2);
-        ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, losses.data()));
+        ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, losses.data(), losses.size()));
         EXPECT_THAT(losses, one.stages.size() == 1 ? ElementsAre(1, 2) : ElementsAre(5, 10));
         std::string order;
         for (const std::string& call : trainer.calls) order += call + " ";
@@ -178,7 +184,7 @@ TEST(PipelineApi, HasEverySchedule) {
     const auto comm = api::alone();
     Trainer trainer;
     EXPECT_FAILS(join(trainer, comm, 0, options_of(8, 2)), TSR_E_INVALID_ARGUMENT,
-                 "schedule is 8; use a TSR_SCHEDULE_");
+                 "schedule is 8; use one of the TSR_SCHEDULE_ constants");
     EXPECT_EQ(trainer.destroyed, 1);
 }
 
@@ -220,7 +226,7 @@ TEST(PipelineApi, TakesEdgesAndACsv) {
     ASSERT_OK(tsr_pipeline_create(comm, stages, 3, &callbacks, &options, trainer.pipeline.out()));
     api::Array<double> batch({1});
     const tsr_tensor x = batch.tensor();
-    ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, nullptr));
+    ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, nullptr, 0));
     EXPECT_EQ(trainer.calls.size(), 6U);
 }
 
@@ -245,13 +251,14 @@ TEST(PipelineApi, CallbacksFailWithTheirOwnReasons) {
             api::Array<double> batch({1, 2});
             const tsr_tensor x = batch.tensor();
             const std::string where = std::string("stage 1, micro-batch 1, forward: ") + one.message;
-            EXPECT_FAILS(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, nullptr),
+            EXPECT_FAILS(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, nullptr, 0),
                          rank == 1 ? one.status : TSR_E_ABORTED, where);
             if (rank == 1) {
                 int32_t domain = 0;
                 EXPECT_EQ(tsr_error_native(tsr_error_last(), &domain), one.native);
             }
-            EXPECT_FAILS(tsr_pipeline_eval(trainer.pipeline, &x, 1, &x, 1, nullptr, nullptr), TSR_E_ABORTED, where);
+            EXPECT_FAILS(tsr_pipeline_eval(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, nullptr, 0), TSR_E_ABORTED,
+                         where);
         });
     }
 }
@@ -267,7 +274,7 @@ TEST(PipelineApi, ACallbackFailsWithTheCallThatFailedInIt) {
     ASSERT_OK(join(trainer, comm, 0, options_of(TSR_SCHEDULE_GPIPE, 1)));
     api::Array<double> batch({1});
     const tsr_tensor x = batch.tensor();
-    EXPECT_FAILS(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+    EXPECT_FAILS(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, nullptr, 0), TSR_E_INVALID_ARGUMENT,
                  "the callback failed: output 0 of stage 0 has a negative size in its shape [-1]");
 }
 
@@ -277,8 +284,10 @@ TEST(PipelineApi, IsClosedToItsCallbacksButForOutputAndLoss) {
     trainer.first = [&](const tsr_stage_call& call, char*) -> int32_t {
         tsr_pipeline* pipeline = trainer.pipeline;
         const char* busy = "while another call on it is running";
-        EXPECT_FAILS(tsr_pipeline_step(pipeline, nullptr, 0, nullptr, 0, nullptr, nullptr), TSR_E_INVALID_STATE, busy);
-        EXPECT_FAILS(tsr_pipeline_eval(pipeline, nullptr, 0, nullptr, 0, nullptr, nullptr), TSR_E_INVALID_STATE, busy);
+        EXPECT_FAILS(tsr_pipeline_step(pipeline, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0), TSR_E_INVALID_STATE,
+                     busy);
+        EXPECT_FAILS(tsr_pipeline_eval(pipeline, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0), TSR_E_INVALID_STATE,
+                     busy);
         EXPECT_FAILS(tsr_pipeline_sum_tied(pipeline, &call.inputs[0], &call.stage, 1), TSR_E_INVALID_STATE, busy);
         tsr_pass_stats stats{};
         stats.struct_size = sizeof stats;
@@ -288,7 +297,7 @@ TEST(PipelineApi, IsClosedToItsCallbacksButForOutputAndLoss) {
     ASSERT_OK(join(trainer, comm, 0, options_of(TSR_SCHEDULE_GPIPE, 1)));
     api::Array<double> batch({1});
     const tsr_tensor x = batch.tensor();
-    ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, nullptr));
+    ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, nullptr, 0));
     EXPECT_EQ(trainer.calls.size(), 2U);
     const int64_t one = 1;
     tsr_tensor tensor;
@@ -309,7 +318,7 @@ TEST(PipelineApi, DestroyedInACallbackItLivesUntilItsStepEnds) {
     ASSERT_OK(join(trainer, comm, 0, options_of(TSR_SCHEDULE_GPIPE, 1)));
     api::Array<double> batch({1});
     const tsr_tensor x = batch.tensor();
-    ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, nullptr));
+    ASSERT_OK(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, nullptr, 0));
     EXPECT_EQ(trainer.destroyed, 1);
 }
 
@@ -347,7 +356,7 @@ TEST(PipelineApi, SaysWhatIsWrongWithArguments) {
         EXPECT_EQ(out, nullptr);
     };
     const tsr_pipeline_edge reserved{0, 0, 1, 5};
-    with([](auto& o) { o.schedule = -1; }, "schedule is -1; use a TSR_SCHEDULE_");
+    with([](auto& o) { o.schedule = -1; }, "schedule is -1; use one of the TSR_SCHEDULE_ constants");
     with([](auto& o) { o.microbatches = -1; }, "microbatches is -1");
     with([](auto& o) { o.schedule_csv = ""; }, "schedule_csv is empty");
     with([](auto& o) { o.schedule_csv = "0X0"; }, "has an unknown action");
@@ -359,7 +368,7 @@ TEST(PipelineApi, SaysWhatIsWrongWithArguments) {
     ASSERT_OK(join(trainer, comm, 0, options));
     api::Array<double> batch({1});
     const tsr_tensor x = batch.tensor();
-    EXPECT_FAILS(tsr_pipeline_step(nullptr, &x, 1, &x, 1, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+    EXPECT_FAILS(tsr_pipeline_step(nullptr, &x, 1, &x, 1, nullptr, 0, nullptr, 0), TSR_E_INVALID_ARGUMENT,
                  "pipeline is NULL");
     EXPECT_FAILS(tsr_pipeline_stats(trainer.pipeline, nullptr), TSR_E_INVALID_ARGUMENT, "stats is NULL");
     EXPECT_FAILS(tsr_pipeline_output(trainer.pipeline, TSR_DTYPE_F32, nullptr, 0, nullptr), TSR_E_INVALID_ARGUMENT,
@@ -380,10 +389,35 @@ TEST(PipelineApi, AnUnreadableBatchFailsTheStepOnEveryRank) {
         tsr_tensor x = batch.tensor();
         const tsr_tensor t = batch.tensor();
         x.dtype = 99;
-        EXPECT_FAILS(tsr_pipeline_step(trainer.pipeline, &x, 1, &t, 1, nullptr, nullptr),
+        EXPECT_FAILS(tsr_pipeline_step(trainer.pipeline, &x, 1, &t, 1, nullptr, 0, nullptr, 0),
                      rank == 0 ? TSR_E_INVALID_ARGUMENT : TSR_E_ABORTED, "batch has the unknown dtype 99");
         EXPECT_FAILS(tsr_pipeline_sum_tied(trainer.pipeline, nullptr, &rank, 1), TSR_E_ABORTED, "unusable");
     });
+}
+
+TEST(PipelineApi, AWrongLengthFailsTheStepOnEveryRank) {
+    struct Case {
+        size_t n_weights;
+        size_t n_losses;
+        bool null;
+        const char* says;
+    };
+    for (const Case& one : {Case{1, 2, false, "there are 1 weights for 2 micro-batches"},
+                            Case{2, 3, false, "losses has room for 3 numbers; there are 2 micro-batches"},
+                            Case{2, 0, false, "losses has room for 0 numbers; there are 2 micro-batches"},
+                            Case{2, 0, true, "weights is NULL"}}) {
+        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+            Trainer trainer;
+            ASSERT_OK(join(trainer, comm, rank, options_of(TSR_SCHEDULE_1F1B, 2)));
+            api::Array<double> batch({1, 2});
+            const tsr_tensor x = batch.tensor();
+            std::vector<double> values(3);
+            EXPECT_FAILS(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, one.null ? nullptr : values.data(),
+                                           rank == 1 ? one.n_weights : 7, one.null ? nullptr : values.data(),
+                                           rank == 1 ? one.n_losses : (one.null ? 0 : 2)),
+                         rank == 1 ? TSR_E_INVALID_ARGUMENT : TSR_E_ABORTED, one.says);
+        });
+    }
 }
 
 }  // namespace

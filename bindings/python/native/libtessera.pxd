@@ -568,8 +568,10 @@ cdef extern from "tessera/pipeline.h" nogil:
         size_t peak_bytes
     tsr_status tsr_pipeline_options_init(tsr_pipeline_options *options, size_t struct_size)
     tsr_status tsr_pipeline_create(tsr_comm *comm, const int32_t *stages, size_t n, const tsr_pipeline_callbacks *callbacks, const tsr_pipeline_options *options, tsr_pipeline **out)
-    tsr_status tsr_pipeline_step(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch, const tsr_tensor *targets, size_t n_targets, const double *weights, double *losses)
-    tsr_status tsr_pipeline_eval(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch, const tsr_tensor *targets, size_t n_targets, const double *weights, double *losses)
+    tsr_status tsr_pipeline_stages(const tsr_pipeline *pipeline, int32_t *stages)
+    tsr_status tsr_pipeline_microbatches(const tsr_pipeline *pipeline, int32_t *microbatches)
+    tsr_status tsr_pipeline_step(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch, const tsr_tensor *targets, size_t n_targets, const double *weights, size_t n_weights, double *losses, size_t n_losses)
+    tsr_status tsr_pipeline_eval(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch, const tsr_tensor *targets, size_t n_targets, const double *weights, size_t n_weights, double *losses, size_t n_losses)
     tsr_status tsr_pipeline_output(tsr_pipeline *pipeline, tsr_dtype dtype, const int64_t *shape, int32_t ndim, tsr_tensor *tensor)
     tsr_status tsr_pipeline_loss(tsr_pipeline *pipeline, double loss)
     tsr_status tsr_pipeline_sum_tied(tsr_pipeline *pipeline, const tsr_tensor *gradient, const int32_t *stages, size_t n)

@@ -201,6 +201,24 @@ cdef double *doubles(Tensor tensor) except? NULL:
     return <double *>tensor.view.data
 
 
+cdef size_t count_of(Tensor tensor):
+    return 0 if tensor is None else <size_t>tensor.shape_words[0]
+
+
+def pipeline_stages(Pipeline pipeline not None):
+    cdef Lease lease = share(pipeline)
+    cdef int32_t stages
+    check(tsr_pipeline_stages(<tsr_pipeline *>lease.ptr, &stages))
+    return stages
+
+
+def pipeline_microbatches(Pipeline pipeline not None):
+    cdef Lease lease = share(pipeline)
+    cdef int32_t microbatches
+    check(tsr_pipeline_microbatches(<tsr_pipeline *>lease.ptr, &microbatches))
+    return microbatches
+
+
 def pipeline_step(Pipeline pipeline not None, list batch not None, list targets not None, Tensor weights,
                   Tensor losses not None, object refusal):
     """Fails in the first callback if there is a refusal."""
@@ -209,11 +227,14 @@ def pipeline_step(Pipeline pipeline not None, list batch not None, list targets 
     cdef TensorArray y = tensor_array(targets)
     cdef double *factors = doubles(weights)
     cdef double *found = doubles(losses)
+    cdef size_t n_factors = count_of(weights)
+    cdef size_t n_found = count_of(losses)
     failure = None
     begin_pass(pipeline, (x, y), refusal)
     try:
         with nogil:
-            check(tsr_pipeline_step(<tsr_pipeline *>lease.ptr, x.tensors, x.count, y.tensors, y.count, factors, found))
+            check(tsr_pipeline_step(<tsr_pipeline *>lease.ptr, x.tensors, x.count, y.tensors, y.count, factors,
+                                    n_factors, found, n_found))
     except BaseException as error:
         failure = error
     end_pass(pipeline, failure)
@@ -226,11 +247,14 @@ def pipeline_eval(Pipeline pipeline not None, list batch not None, list targets 
     cdef TensorArray y = tensor_array(targets)
     cdef double *factors = doubles(weights)
     cdef double *found = doubles(losses)
+    cdef size_t n_factors = count_of(weights)
+    cdef size_t n_found = count_of(losses)
     failure = None
     begin_pass(pipeline, (x, y), refusal)
     try:
         with nogil:
-            check(tsr_pipeline_eval(<tsr_pipeline *>lease.ptr, x.tensors, x.count, y.tensors, y.count, factors, found))
+            check(tsr_pipeline_eval(<tsr_pipeline *>lease.ptr, x.tensors, x.count, y.tensors, y.count, factors,
+                                    n_factors, found, n_found))
     except BaseException as error:
         failure = error
     end_pass(pipeline, failure)

@@ -570,7 +570,9 @@ WRONG_BATCHES = {
     "few rows": (np.ones(1), (), None, ts.InvalidArgument, "rows"),
     "few targets": (np.ones(4), np.ones(1), None, ts.InvalidArgument, "targets"),
     "other rows": ([np.ones(4), np.ones(3)], (), None, ts.InvalidArgument, "rows"),
-    "weights": (np.ones(4), (), [1, 2, 3], ts.InvalidArgument, r"weights has shape \(3,\); .* the 2 micro-batches"),
+    "weights": (np.ones(4), (), [1, 2, 3], ts.InvalidArgument, "there are 3 weights for 2 micro-batches"),
+    "no weights": (np.ones(4), (), [], ts.InvalidArgument, "there are 0 weights for 2 micro-batches"),
+    "a table of weights": (np.ones(4), (), [[1, 2]], ts.InvalidArgument, r"weights has shape \(1, 2\)"),
     "words": (np.ones(4), (), ["heavy", "light"], ValueError, "heavy"),
 }
 

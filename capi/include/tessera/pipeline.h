@@ -139,6 +139,20 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_create(tsr_comm *comm, const int32_
                                                     const tsr_pipeline_callbacks *callbacks,
                                                     const tsr_pipeline_options *options, tsr_pipeline **out);
 
+/** The number of stages of all ranks together. The last one is this minus 1.
+ *  @param pipeline  borrowed for the call
+ *  @param stages    out
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_pipeline_stages(const tsr_pipeline *pipeline, int32_t *stages);
+
+/** m, the number of micro-batches of a step.
+ *  @param pipeline      borrowed for the call
+ *  @param microbatches  out
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_pipeline_microbatches(const tsr_pipeline *pipeline, int32_t *microbatches);
+
 /** Train on one batch: forward and backward of all micro-batches. Batch and targets are cut along their first dimension
  *  into m parts, like torch.tensor_split: m need not divide the rows. Every rank calls it. A failure on one rank ends
  *  the step on every rank within the communicator's timeout, with an error that names stage and micro-batch; all later
@@ -151,18 +165,20 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_create(tsr_comm *comm, const int32_
  *  @param targets    n_targets tensors with the same number of rows; used by the rank of the last stage, ignored by
  *                    others; borrowed for the call
  *  @param n_targets  may be 0 if the callback of the last stage has its own
- *  @param weights    m numbers, the factors of the micro-batches' losses; used by the rank of the last stage. NULL:
- *                    each micro-batch's share of the rows of the targets, or 1 / m without targets, so that a loss
- *                    which is a mean over rows stays one
- *  @param losses     out: m numbers, what the last stage reported, not scaled, NaN if it reported none; the same on
- *                    every rank. May be NULL
- *  @return TSR_OK, INVALID_ARGUMENT (fewer rows than micro-batches), INVALID_STATE, TIMEOUT (names the stage that did
+ *  @param weights    the factors of the micro-batches' losses; used by the rank of the last stage, ignored by others.
+ *                    NULL: each micro-batch's share of the rows of the targets, or 1 / m without targets, so that a
+ *                    loss which is a mean over rows stays one
+ *  @param n_weights  m, or 0 for NULL
+ *  @param losses     out: what the last stage reported, not scaled, NaN if it reported none; the same on every rank.
+ *                    May be NULL
+ *  @param n_losses   m, or 0 for NULL
+ *  @return TSR_OK, INVALID_ARGUMENT (fewer rows than micro-batches, a wrong length), INVALID_STATE, TIMEOUT (names the stage that did
  *          not send), ABORTED (another rank failed), PEER_LOST, MISMATCH, CORRUPT, NO_MEMORY, INTERRUPTED (which fails
  *          the step), USER (a callback failed), or the code that a callback returned
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_step(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch,
                                                   const tsr_tensor *targets, size_t n_targets, const double *weights,
-                                                  double *losses);
+                                                  size_t n_weights, double *losses, size_t n_losses);
 
 /** Evaluate one batch: the forwards of a step, in the same order. Parameters as those of tsr_pipeline_step. Ranks that
  *  are ahead do not wait: a slow last stage may have up to m activations in memory.
@@ -172,12 +188,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_step(tsr_pipeline *pipeline, const 
  *  @param targets    as in tsr_pipeline_step
  *  @param n_targets  may be 0
  *  @param weights    as in tsr_pipeline_step
+ *  @param n_weights  as in tsr_pipeline_step
  *  @param losses     as in tsr_pipeline_step
+ *  @param n_losses   as in tsr_pipeline_step
  *  @return as tsr_pipeline_step
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_eval(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch,
                                                   const tsr_tensor *targets, size_t n_targets, const double *weights,
-                                                  double *losses);
+                                                  size_t n_weights, double *losses, size_t n_losses);
 
 /** In a FORWARD callback: memory for the next output of the stage. Its content is undefined. The first call makes
  *  output 0, the second output 1. Number, dtypes and shapes may differ from micro-batch to micro-batch.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
 
@@ -365,15 +364,10 @@ class Pipeline(Closable):
             schedule_csv=schedule_csv,
             **raw(_options.PIPELINE, options),
         )
-        last = len(own) * comm.world_size - 1
-        if schedule_csv is not None:
-            cells = re.findall(r"(\d+)[FBIW](\d+)", schedule_csv)
-            last = max(int(stage) for stage, _ in cells)
-            microbatches = 1 + max(int(number) for _, number in cells)
+        self._microbatches = _core.pipeline_microbatches(self._handle)
         self._stages = tuple(sorted(int(stage) for stage in own))
-        self._microbatches = int(microbatches or 0)
         self._is_first = 0 in self._stages
-        self._is_last = last in self._stages
+        self._is_last = _core.pipeline_stages(self._handle) - 1 in self._stages
         comm._own(self)
 
     @property
@@ -450,13 +444,11 @@ class Pipeline(Closable):
         run(self._handle, inputs, goals, factors, tensor(losses), refusal)
         return losses
 
-    def _factors(self, weights: Any) -> _core.Tensor:
+    @staticmethod
+    def _factors(weights: Any) -> _core.Tensor:
         numbers = np.ascontiguousarray(weights, np.float64)
-        if numbers.shape != (self._microbatches,):
-            raise InvalidArgument(
-                f"weights has shape {numbers.shape}; it must have one number for each of the {self._microbatches} "
-                "micro-batches"
-            )
+        if numbers.ndim != 1:
+            raise InvalidArgument(f"weights has shape {numbers.shape}; it must be one number for each micro-batch")
         return tensor(numbers, writable=False)
 
     def sum_tied(self, grad: ArrayLike, stages: Sequence[int]) -> None:

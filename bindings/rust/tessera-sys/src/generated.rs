@@ -1296,6 +1296,8 @@ functions! {
         options: *const tsr_pipeline_options,
         out: *mut *mut tsr_pipeline,
     ) -> tsr_status;
+    fn tsr_pipeline_stages(pipeline: *const tsr_pipeline, stages: *mut i32) -> tsr_status;
+    fn tsr_pipeline_microbatches(pipeline: *const tsr_pipeline, microbatches: *mut i32) -> tsr_status;
     fn tsr_pipeline_step(
         pipeline: *mut tsr_pipeline,
         batch: *const tsr_tensor,
@@ -1303,7 +1305,9 @@ functions! {
         targets: *const tsr_tensor,
         n_targets: usize,
         weights: *const f64,
+        n_weights: usize,
         losses: *mut f64,
+        n_losses: usize,
     ) -> tsr_status;
     fn tsr_pipeline_eval(
         pipeline: *mut tsr_pipeline,
@@ -1312,7 +1316,9 @@ functions! {
         targets: *const tsr_tensor,
         n_targets: usize,
         weights: *const f64,
+        n_weights: usize,
         losses: *mut f64,
+        n_losses: usize,
     ) -> tsr_status;
     fn tsr_pipeline_output(
         pipeline: *mut tsr_pipeline,

@@ -384,10 +384,6 @@ impl<'c> PipelineBuilder<'c> {
     /// [`load`](crate::load).
     pub fn build(self) -> Result<Pipeline<'c>> {
         crate::load()?;
-        let mut settings = self.settings;
-        if let (None, Some(csv)) = (settings.microbatches, &settings.schedule_csv) {
-            settings.microbatches = Some(microbatches_in(csv)); // the library compares it with its own count
-        }
         let stages = numbers(&self.stages);
         let edges = self.edges.iter().map(|edge| {
             let [from_stage, output, to_stage] = edge.map(number);
@@ -405,22 +401,26 @@ impl<'c> PipelineBuilder<'c> {
             user_data: Rc::as_ptr(&slot).cast_mut().cast(),
         };
         let mut handle = ptr::null_mut();
-        let microbatches = settings.with_raw(|raw| {
+        self.settings.with_raw(|raw| {
             (raw.edges, raw.edge_count) = (edges.as_ptr(), edges.len());
             // SAFETY: all is borrowed for the call, except for the communicator, which the new object borrows, and the
             // slot, which it keeps.
             check(unsafe {
                 let comm = self.comm.as_ptr();
                 sys::tsr_pipeline_create(comm, stages.as_ptr(), stages.len(), &callbacks, raw, &mut handle)
-            })?;
-            Ok(raw.microbatches)
+            })
         })?;
-        Ok(Pipeline {
-            handle: created(handle)?,
-            slot,
-            microbatches: usize::try_from(microbatches).unwrap_or(0),
-            _comm: Borrowed::new(),
-        })
+        let mut pipeline =
+            Pipeline { handle: created(handle)?, slot, microbatches: 0, stage_count: 0, _comm: Borrowed::new() };
+        let (mut microbatches, mut stage_count) = (0, 0);
+        // SAFETY: the handle is alive; both are for the library to write.
+        unsafe {
+            check(sys::tsr_pipeline_microbatches(pipeline.handle.as_ptr(), &mut microbatches))?;
+            check(sys::tsr_pipeline_stages(pipeline.handle.as_ptr(), &mut stage_count))?;
+        }
+        pipeline.microbatches = usize::try_from(microbatches).unwrap_or(0);
+        pipeline.stage_count = usize::try_from(stage_count).unwrap_or(0);
+        Ok(pipeline)
     }
 }
 
@@ -439,13 +439,6 @@ fn number(value: usize) -> i32 {
 
 fn numbers(values: &[usize]) -> Vec<i32> {
     values.iter().map(|&value| number(value)).collect()
-}
-
-/// The number of micro-batches that the actions of a CSV name, at least 1: "2F0", "(2F1;3B0)OVERLAP_F_B".
-fn microbatches_in(csv: &str) -> usize {
-    let actions = csv.split(|c: char| !c.is_ascii_alphanumeric());
-    let last = actions.filter_map(|action| action.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse::<u32>().ok());
-    last.max().map_or(1, |last| usize::try_from(last).map_or(usize::MAX, |last| last.saturating_add(1)))
 }
 
 /// Statistics of the last step or evaluation on this rank; zeros and `None` before the first.
@@ -542,6 +535,7 @@ pub struct Pipeline<'c> {
     /// Dropped after the handle, which calls back with it.
     slot: Rc<Slot>,
     microbatches: usize,
+    stage_count: usize,
     _comm: Borrowed<'c>,
 }
 
@@ -552,7 +546,9 @@ type Run = unsafe fn(
     *const sys::tsr_tensor,
     usize,
     *const f64,
+    usize,
     *mut f64,
+    usize,
 ) -> sys::tsr_status;
 
 impl<'c> Pipeline<'c> {
@@ -565,6 +561,11 @@ impl<'c> Pipeline<'c> {
     /// The number of micro-batches.
     pub fn microbatches(&self) -> usize {
         self.microbatches
+    }
+
+    /// The number of stages of all ranks together.
+    pub fn stage_count(&self) -> usize {
+        self.stage_count
     }
 
     /// Trains on one batch: forward and backward of all micro-batches. Returns the loss of each micro-batch as the last
@@ -632,7 +633,7 @@ impl<'c> Pipeline<'c> {
             .chain(targets.iter().map(|tensor| ("the targets", tensor)));
         // So that callbacks get no view with which they could write to what the library reads and lends.
         let held = Held::new(batch_and_targets, Use::Reads);
-        let (_held, refused) = match held.and_then(|held| self.check_weights(weights).map(|()| held)) {
+        let (_held, refused) = match held {
             Ok(held) => (Some(held), None),
             Err(error) => (None, Some(error)),
         };
@@ -641,12 +642,11 @@ impl<'c> Pipeline<'c> {
             tensors.iter().map(Tensor::as_raw).collect()
         };
         let (inputs, goals) = (lent(batch), lent(targets));
-        let weights = if weights.is_empty() || refused.is_some() { ptr::null() } else { weights.as_ptr() };
+        let factors = if weights.is_empty() { ptr::null() } else { weights.as_ptr() };
         let mut losses = vec![f64::NAN; self.microbatches];
         let mut pass = Pass { pipeline: self.handle, stages, refused, failure: None };
         self.slot.set(ptr::from_mut(&mut pass).cast());
-        // SAFETY: the handle is alive and used by this thread alone. The tensors are held; weights, where there are some,
-        // and losses are as many as there are micro-batches.
+        // SAFETY: the handle is alive and used by this thread alone. The tensors are held.
         let result = check(unsafe {
             run(
                 self.handle.as_ptr(),
@@ -654,8 +654,10 @@ impl<'c> Pipeline<'c> {
                 inputs.len(),
                 goals.as_ptr(),
                 goals.len(),
-                weights,
+                factors,
+                weights.len(),
                 losses.as_mut_ptr(),
+                losses.len(),
             )
         });
         self.slot.set(ptr::null_mut());
@@ -665,14 +667,6 @@ impl<'c> Pipeline<'c> {
             None => result?,
         }
         Ok(losses)
-    }
-
-    fn check_weights(&self, weights: &[f64]) -> Result<()> {
-        let (n, m) = (weights.len(), self.microbatches);
-        if n == 0 || n == m {
-            return Ok(());
-        }
-        Err(Error::argument(format!("there are {n} weights for {m} micro-batches")))
     }
 
     /// After a step: sums the gradient of a parameter that several stages share, such as an embedding that is also the
@@ -730,18 +724,5 @@ impl Drop for Pipeline<'_> {
 impl fmt::Debug for Pipeline<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pipeline").field("microbatches", &self.microbatches).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::microbatches_in;
-
-    #[test]
-    fn a_csv_names_its_micro_batches() {
-        assert_eq!(microbatches_in("0F0,0F1,,0B0,0B11\n1F0,(1F1;1B0)OVERLAP_F_B\n"), 12);
-        assert_eq!(microbatches_in("0UNSHARD,0SEND_F3\n"), 4);
-        assert_eq!(microbatches_in(""), 1);
-        assert_eq!(microbatches_in("0F99999999999"), 1);
     }
 }

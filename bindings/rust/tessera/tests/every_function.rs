@@ -11,8 +11,9 @@ use std::time::Duration;
 use common::{deadline, options, ranks, serve};
 use tessera::{
     params, random, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpJoin,
-    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Pipeline, Placement,
-    ReduceOp, Region, Sampler, Saver, Sgd, StageCall, Stages, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
+    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Pipeline,
+    Placement, ReduceOp, Region, Sampler, Saver, Sgd, StageCall, Stages, State, StateDict, Stateful, Store, Style,
+    Tensor, TensorParallel, Verify,
 };
 
 #[test]

@@ -246,6 +246,7 @@ fn an_uneven_batch_is_cut_like_tensor_split_and_weighted_by_rows() {
         let (batch, targets) = if rank == 0 { (&batch[..], none) } else { (none, &targets[..]) };
         let losses = pipe.step(&mut net, batch, targets).unwrap();
         assert_eq!((net.rows.clone(), losses.len(), pipe.microbatches()), (vec![2, 2, 1], 3, 3));
+        assert_eq!(pipe.stage_count(), 2);
         same(&net.weights, &if rank == 0 { [0.0; 3] } else { [0.4, 0.4, 0.2] });
 
         net.weights.clear();

@@ -1135,6 +1135,22 @@ void pipeline_options_init(JNIEnv* env, jclass, jobject options) {
     });
 }
 
+jint pipeline_stages(JNIEnv* env, jclass, jlong pipeline) {
+    return shim(env, [&]() -> jint {
+        int32_t stages_out = 0;
+        check(env, tsr_pipeline_stages(as<tsr_pipeline>(pipeline), &stages_out));
+        return static_cast<jint>(stages_out);
+    });
+}
+
+jint pipeline_microbatches(JNIEnv* env, jclass, jlong pipeline) {
+    return shim(env, [&]() -> jint {
+        int32_t microbatches_out = 0;
+        check(env, tsr_pipeline_microbatches(as<tsr_pipeline>(pipeline), &microbatches_out));
+        return static_cast<jint>(microbatches_out);
+    });
+}
+
 void pipeline_loss(JNIEnv* env, jclass, jlong pipeline, jdouble loss) {
     shim(env, [&] {
         check(env, tsr_pipeline_loss(as<tsr_pipeline>(pipeline), loss));
@@ -1711,6 +1727,8 @@ Methods plain_methods() {
         method<optimizer_steps>("optimizerSteps"),
         method<optimizer_destroy>("optimizerDestroy"),
         method<pipeline_options_init>("pipelineOptionsInit"),
+        method<pipeline_stages>("pipelineStages"),
+        method<pipeline_microbatches>("pipelineMicrobatches"),
         method<pipeline_loss>("pipelineLoss"),
         method<pipeline_destroy>("pipelineDestroy"),
         method<plan_create>("planCreate"),

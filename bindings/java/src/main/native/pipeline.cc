@@ -75,42 +75,39 @@ jlong pipeline_create(JNIEnv* env, jclass, jlong comm, jintArray stages, jobject
     });
 }
 
-// The losses, in an array of `capacity`, which is at least the number of micro-batches. The weights may be fewer: Java
-// checks their number in the first call, when it knows the other.
 jdoubleArray pass(JNIEnv* env, decltype(&tsr_pipeline_step) run, jlong pipeline, jlongArray batch, jlongArray targets,
-                  jdoubleArray weights, jint capacity) {
+                  jdoubleArray weights) {
     return shim(env, [&] {
         const Tensors inputs(env, batch);
         const Tensors goals(env, targets);
-        const auto size = static_cast<size_t>(capacity);
-        std::vector<double> factors;
-        if (weights != nullptr) {
-            const jsize given = env->GetArrayLength(weights);
-            factors.resize(std::max(size, static_cast<size_t>(given)));
-            env->GetDoubleArrayRegion(weights, 0, given, factors.data());
-            check_pending(env);
-        }
-        std::vector<double> losses(size);
+        const jsize n_weights = weights == nullptr ? 0 : env->GetArrayLength(weights);
+        std::vector<double> factors(static_cast<size_t>(n_weights) + 1);  // so that none of them is not NULL
+        if (weights != nullptr) env->GetDoubleArrayRegion(weights, 0, n_weights, factors.data());
+        check_pending(env);
+        int32_t microbatches = 0;
+        check(env, tsr_pipeline_microbatches(as<tsr_pipeline>(pipeline), &microbatches));
+        std::vector<double> losses(static_cast<size_t>(microbatches));
         blocking(env, [&] {
             return run(as<tsr_pipeline>(pipeline), inputs.data(), inputs.size(), goals.data(), goals.size(),
-                       weights == nullptr ? nullptr : factors.data(), losses.data());
+                       weights == nullptr ? nullptr : factors.data(), static_cast<size_t>(n_weights), losses.data(),
+                       losses.size());
         });
-        const jdoubleArray out = env->NewDoubleArray(capacity);
+        const jdoubleArray out = env->NewDoubleArray(microbatches);
         check_pending(env);
-        env->SetDoubleArrayRegion(out, 0, capacity, losses.data());
+        env->SetDoubleArrayRegion(out, 0, microbatches, losses.data());
         check_pending(env);
         return out;
     });
 }
 
 jdoubleArray pipeline_step(JNIEnv* env, jclass, jlong pipeline, jlongArray batch, jlongArray targets,
-                           jdoubleArray weights, jint capacity) {
-    return pass(env, tsr_pipeline_step, pipeline, batch, targets, weights, capacity);
+                           jdoubleArray weights) {
+    return pass(env, tsr_pipeline_step, pipeline, batch, targets, weights);
 }
 
 jdoubleArray pipeline_eval(JNIEnv* env, jclass, jlong pipeline, jlongArray batch, jlongArray targets,
-                           jdoubleArray weights, jint capacity) {
-    return pass(env, tsr_pipeline_eval, pipeline, batch, targets, weights, capacity);
+                           jdoubleArray weights) {
+    return pass(env, tsr_pipeline_eval, pipeline, batch, targets, weights);
 }
 
 jlongArray pipeline_output(JNIEnv* env, jclass, jlong pipeline, jint dtype, jlongArray shape) {

@@ -77,10 +77,8 @@ final class Native extends PlainNatives {
     // pipeline.cc
     static native long pipelineCreate(
             long comm, int[] stages, Object relay, boolean split, int[] edges, Object options);
-    static native double[] pipelineStep(
-            long pipeline, long[] batch, long[] targets, double[] weights, int capacity);
-    static native double[] pipelineEval(
-            long pipeline, long[] batch, long[] targets, double[] weights, int capacity);
+    static native double[] pipelineStep(long pipeline, long[] batch, long[] targets, double[] weights);
+    static native double[] pipelineEval(long pipeline, long[] batch, long[] targets, double[] weights);
     static native long[] pipelineOutput(long pipeline, int dtype, long[] shape);
     static native void pipelineSumTied(long pipeline, long[] gradient, int[] stages);
     static native long[] pipelineStats(long pipeline);

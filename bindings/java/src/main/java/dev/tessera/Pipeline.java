@@ -88,13 +88,9 @@ public final class Pipeline extends NativeObject {
      * defaults; the number of micro-batches has none.
      */
     public static final class Builder extends PipelineOptionsFields<Builder> {
-        private static final int SHORTEST_CELL = 3; // of a CSV: 0F0
-
         private final Comm comm;
         private final Map<Integer, StageRelay.Stage> stages = new TreeMap<>();
         private final List<Integer> edges = new ArrayList<>();
-        private int microbatches;
-        private int mostOfCsv;
 
         private Builder(Comm comm) {
             this.comm = Objects.requireNonNull(comm, "comm");
@@ -173,30 +169,6 @@ public final class Pipeline extends NativeObject {
         }
 
         /**
-         * The number of micro-batches; required unless {@link #scheduleCsv} has it.
-         *
-         * @param value at least 1; 0 (default): as many as the CSV has
-         * @return this
-         */
-        @Override
-        public Builder microbatches(int value) {
-            microbatches = value;
-            return super.microbatches(value);
-        }
-
-        /**
-         * A schedule of your own, instead of {@link #schedule}.
-         *
-         * @param value PyTorch's CSV: one line per rank, with cells like 2F0
-         * @return this
-         */
-        @Override
-        public Builder scheduleCsv(String value) {
-            mostOfCsv = Objects.requireNonNull(value, "scheduleCsv").length() / SHORTEST_CELL + 1;
-            return super.scheduleCsv(value);
-        }
-
-        /**
          * Join the stages of all ranks. Collective. The pipeline uses its own communicator, so collectives of the given
          * one may run meanwhile, in callbacks too.
          *
@@ -207,7 +179,7 @@ public final class Pipeline extends NativeObject {
          * @throws TesseraMismatchException if the ranks' options differ; the message names the first difference
          */
         public Pipeline build() {
-            final StageRelay relay = new StageRelay(stages, Math.max(0, microbatches), mostOfCsv);
+            final StageRelay relay = new StageRelay(stages);
             final boolean split = stages.values().stream().allMatch(StageRelay.Stage::isSplit);
             final long handle = comm.ref.callLongExclusive(
                     c -> Native.pipelineCreate(c, ints(stages.keySet()), relay, split, ints(edges), this));
@@ -230,6 +202,24 @@ public final class Pipeline extends NativeObject {
      */
     public static Builder on(Comm comm) {
         return new Builder(comm);
+    }
+
+    /**
+     * The number of micro-batches of a step, m.
+     *
+     * @return at least 1
+     */
+    public int microbatches() {
+        return (int) ref.callLong(Native::pipelineMicrobatches);
+    }
+
+    /**
+     * The number of stages of all ranks together.
+     *
+     * @return at least 1
+     */
+    public int stageCount() {
+        return (int) ref.callLong(Native::pipelineStages);
     }
 
     /**
@@ -272,7 +262,7 @@ public final class Pipeline extends NativeObject {
      *     null: each micro-batch's share of the rows of the targets, or 1 / m without targets, so that a loss which is
      *     a mean over rows stays one
      * @return the losses, not scaled
-     * @throws IllegalArgumentException if there are not m weights
+     * @throws TesseraInvalidArgumentException on every rank, if the rank of the last stage does not have m weights
      */
     public double[] step(List<Tensor> batch, List<Tensor> targets, double[] weights) {
         return relay.run(ref, Native::pipelineStep, batch, targets, weights);
@@ -308,7 +298,7 @@ public final class Pipeline extends NativeObject {
      * @param targets with the same number of rows; may be empty
      * @param weights as in {@link #step(List, List, double[])}
      * @return the losses, not scaled
-     * @throws IllegalArgumentException if there are not m weights
+     * @throws TesseraInvalidArgumentException on every rank, if the rank of the last stage does not have m weights
      */
     public double[] eval(List<Tensor> batch, List<Tensor> targets, double[] weights) {
         return relay.run(ref, Native::pipelineEval, batch, targets, weights);

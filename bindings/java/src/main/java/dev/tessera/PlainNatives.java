@@ -181,6 +181,8 @@ abstract class PlainNatives {
 
     // pipeline.h
     static native void pipelineOptionsInit(Object options);
+    static native int pipelineStages(long pipeline);
+    static native int pipelineMicrobatches(long pipeline);
     static native void pipelineLoss(long pipeline, double loss);
     static native void pipelineDestroy(long pipeline);
 

@@ -18,9 +18,9 @@ final class StageRelay {
     /** What a call computes, in the order of the library's numbers, which begin with 1. */
     enum Kind { FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT }
 
-    /** A native method; the result has as many losses as there is capacity for. */
+    /** A native method. */
     interface Pass {
-        double[] run(long pipeline, long[] batch, long[] targets, double[] weights, int capacity);
+        double[] run(long pipeline, long[] batch, long[] targets, double[] weights);
     }
 
     /** The callbacks of one stage. Without {@code backward}, the other two together replace it. */
@@ -128,27 +128,19 @@ final class StageRelay {
         }
     }
 
-    private static final int NONE = -1;
-
     private final Map<Integer, Stage> stages;
     private final Map<List<Integer>, Cell> cells = new HashMap<>(); // by stage and micro-batch
     private final Tensor.Uses uses = new Tensor.Uses();
-    private final int mostMicrobatches;
-    private int microbatches; // 0 until a call tells
 
     // Of the pass that goes on.
     private long pipeline;
     private List<Tensor> batch = List.of();
     private List<Tensor> targets = List.of();
-    private int weights = NONE; // their number
     private Cell cell; // of the call that goes on
     private Throwable thrown;
 
-    /** @param microbatches 0 if only the library knows them, which finds at most {@code most} */
-    StageRelay(Map<Integer, Stage> stages, int microbatches, int most) {
+    StageRelay(Map<Integer, Stage> stages) {
         this.stages = Map.copyOf(stages);
-        this.microbatches = microbatches;
-        mostMicrobatches = microbatches > 0 ? microbatches : most;
     }
 
     /** A pass of the pipeline of {@code ref}. */
@@ -158,17 +150,12 @@ final class StageRelay {
         final long[] in = Tensor.descriptors(own);
         final long[] out = Tensor.descriptors(ownGoals);
         return ref.callExclusive(h -> {
-            weights = factors == null ? NONE : factors.length;
-            if (microbatches > 0) {
-                requireWeights();
-            }
             pipeline = h;
             batch = own;
             targets = ownGoals;
             thrown = null;
             try {
-                final double[] losses = pass.run(h, in, out, factors, mostMicrobatches);
-                return Arrays.copyOf(losses, microbatches);
+                return pass.run(h, in, out, factors);
             } catch (TesseraException failed) {
                 throw withCause(failed);
             } finally {
@@ -192,21 +179,12 @@ final class StageRelay {
         return failed;
     }
 
-    private void requireWeights() {
-        if (weights != NONE && weights != microbatches) {
-            throw new IllegalArgumentException(
-                    "there are " + weights + " weights for " + microbatches + " micro-batches");
-        }
-    }
-
     /** Called by the shims; a status, and on failure a message. */
     int call(long[] words, ByteBuffer message) {
         try {
             final Kind kind = Kind.values()[(int) words[0] - 1];
             final int stage = (int) words[1];
             final int microbatch = (int) words[2];
-            microbatches = (int) words[3];
-            requireWeights();
             final String where = "stage " + stage + ", micro-batch " + microbatch;
             final List<Integer> key = List.of(stage, microbatch);
             cell = cells.computeIfAbsent(key, at -> new Cell(where, uses));

@@ -383,11 +383,15 @@ class PipelineTest {
                 assertArrayEquals(data.stepAlone(chain(2), 2), losses, EPS);
                 assertEquals(comm.rank() == 1 ? List.of(3.0, 5.0, 3.0, 5.0) : List.of(0.0, 0.0, 0.0, 0.0), seen);
                 assertArrayEquals(losses, pipe.eval(List.of(data.inputs), List.of(data.targets)), EPS);
-                assertThrows(IllegalArgumentException.class,
-                        () -> pipe.step(List.of(data.inputs), List.of(data.targets), new double[3]));
-                assertThrows(IllegalArgumentException.class,
-                        () -> pipe.eval(List.of(data.inputs), List.of(data.targets), new double[1]));
-                assertEquals(2, pipe.step(List.of(data.inputs), List.of(data.targets)).length, "nothing was begun");
+            }
+            for (final int wrong : new int[] {0, 1, 3}) {
+                try (Pipeline pipe = trainer.join(comm, comm.rank()).microbatches(2).schedule(Schedule.GPIPE).build()) {
+                    final TesseraException error = assertThrows(TesseraException.class,
+                            () -> pipe.step(List.of(data.inputs), List.of(data.targets), new double[wrong]));
+                    assertEquals(comm.rank() == 1 ? ErrorCode.INVALID_ARGUMENT : ErrorCode.ABORTED, error.code());
+                    assertTrue(error.getMessage().contains("there are " + wrong + " weights for 2 micro-batches"),
+                            error.toString());
+                }
             }
         });
     }
@@ -470,15 +474,8 @@ class PipelineTest {
                 assertArrayEquals(data.stepAlone(chain(2), 2), losses, EPS);
                 final String stage = String.valueOf(comm.rank());
                 assertEquals(List.of(stage + "F0", stage + "F1", stage + "B1", stage + "B0!"), trainer.calls);
-                assertThrows(IllegalArgumentException.class,
-                        () -> pipe.step(List.of(data.inputs), List.of(data.targets), new double[1]));
-            }
-            // Before the first call nobody knows how many there must be.
-            try (Pipeline pipe = builder.build()) {
-                final TesseraException error = assertThrows(TesseraException.class,
-                        () -> pipe.step(List.of(data.inputs), List.of(data.targets), new double[1]));
-                assertTrue(error instanceof TesseraAbortedException
-                        || error.getCause() instanceof IllegalArgumentException, error.toString());
+                assertEquals(2, pipe.microbatches());
+                assertEquals(2, pipe.stageCount());
             }
             final TesseraException error = assertThrows(TesseraException.class,
                     () -> trainer.join(comm, comm.rank()).scheduleCsv("nonsense").build());
