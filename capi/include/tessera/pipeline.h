@@ -102,13 +102,13 @@ typedef struct tsr_pipeline_edge {
  *  literally. */
 typedef struct tsr_pipeline_options {
     size_t struct_size;
-    tsr_schedule schedule; /* default TSR_SCHEDULE_1F1B */
+    tsr_schedule schedule; /* the order in which ranks compute; default TSR_SCHEDULE_1F1B */
     int32_t microbatches;  /* the number of micro-batches, at least 1; default 0: as many as schedule_csv has */
-    /* a schedule of your own, instead of `schedule`: PyTorch's CSV, one line per rank, with cells like 2F0; NULL
-     * (default) for none */
+    /* a schedule of your own, instead of `schedule`: PyTorch's CSV, one line per rank, with cells like 2F0;
+     * default NULL */
     const char *schedule_csv;
-    const tsr_pipeline_edge *edges; /* edge_count connections that skip stages; default none */
-    size_t edge_count;
+    const tsr_pipeline_edge *edges; /* connections that skip stages; default NULL */
+    size_t edge_count;              /* default 0 */
     /* the largest tensor between two stages; a larger one is an error where it is made, and so is a message that claims
      * to have one; default 1 GiB */
     uint64_t max_message_bytes;

@@ -304,8 +304,8 @@ class Pipeline(Closable):
     backward_input, backward_weight : callable, optional
         The same in two parts, for schedules that split backwards: "interleaved_zero_bubble", "zb_h2", "zbv" and
         "dualpipev".
-    microbatches : int, optional
-        The number of micro-batches; required without `schedule_csv`.
+    microbatches : int, default 0
+        The number of micro-batches, at least 1; 0: as many as `schedule_csv` has.
     schedule_csv : str, optional
         A schedule of your own instead of `schedule`: PyTorch's CSV, one line per rank, with cells like ``2F0``.
     edges : sequence of (int, int, int), default ()

@@ -853,7 +853,7 @@ impl PipelineSettings {
 
 macro_rules! pipeline_setters {
     () => {
-        #[doc = "Default `OneFOneB`."]
+        #[doc = "The order in which ranks compute; default `OneFOneB`."]
         #[must_use = "the setting is in what is returned"]
         pub fn schedule(mut self, value: PipelineSchedule) -> Self {
             self.settings.schedule = Some(value);
@@ -865,7 +865,7 @@ macro_rules! pipeline_setters {
             self.settings.microbatches = Some(value);
             self
         }
-        #[doc = "A schedule of your own, instead of `schedule`: PyTorch's CSV, one line per rank, with cells like 2F0; none (default) for none."]
+        #[doc = "A schedule of your own, instead of `schedule`: PyTorch's CSV, one line per rank, with cells like 2F0; default none."]
         #[must_use = "the setting is in what is returned"]
         pub fn schedule_csv(mut self, value: impl Into<String>) -> Self {
             self.settings.schedule_csv = Some(value.into());

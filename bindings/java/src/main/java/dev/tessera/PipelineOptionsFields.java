@@ -11,7 +11,7 @@ abstract class PipelineOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Default ONE_F_ONE_B.
+     * The order in which ranks compute; default ONE_F_ONE_B.
      *
      * @param value the new one
      * @return this
@@ -31,8 +31,8 @@ abstract class PipelineOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * A schedule of your own, instead of {@code schedule}: PyTorch's CSV, one line per rank, with cells like 2F0; none
-     * (default) for none.
+     * A schedule of your own, instead of {@code schedule}: PyTorch's CSV, one line per rank, with cells like 2F0;
+     * default none.
      *
      * @param value the new one
      * @return this
