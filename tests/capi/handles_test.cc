@@ -221,9 +221,8 @@ constexpr bool is_handle =
     std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
     std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
     std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_tp> || std::is_same_v<T, tsr_pipeline> ||
-    std::is_same_v<T, tsr_optimizer> ||
-    std::is_same_v<T, tsr_grad_scaler> || std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> ||
-    std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
+    std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_grad_scaler> || std::is_same_v<T, tsr_sampler> ||
+    std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
 
 // Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
 // that can be written to for each pointer after it.
@@ -287,24 +286,15 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
     std::map<std::string, void*> dead;
     {
         Handles handles;
-        dead = {{"server", handles.server},
-                {"store", handles.store},
-                {"comm", handles.comm},
-                {"work", handles.work},
-                {"buffer", handles.buffer},
-                {"mesh", handles.mesh},
-                {"plan", handles.plan},
-                {"layout", handles.layout},
-                {"ddp", handles.ddp},
-                {"optimizer", handles.optimizer},
-                {"sampler", handles.sampler},
-                {"state", handles.state},
-                {"saver", handles.saver},
-                {"checkpoint", handles.checkpoint},
-                {"fsdp", handles.fsdp},
-                {"scaler", handles.scaler},
-                {"tp", handles.tp},
-                {"pipeline", handles.pipeline}};
+        dead = {{"server", handles.server},   {"store", handles.store},
+                {"comm", handles.comm},       {"work", handles.work},
+                {"buffer", handles.buffer},   {"mesh", handles.mesh},
+                {"plan", handles.plan},       {"layout", handles.layout},
+                {"ddp", handles.ddp},         {"optimizer", handles.optimizer},
+                {"sampler", handles.sampler}, {"state", handles.state},
+                {"saver", handles.saver},     {"checkpoint", handles.checkpoint},
+                {"fsdp", handles.fsdp},       {"scaler", handles.scaler},
+                {"tp", handles.tp},           {"pipeline", handles.pipeline}};
     }
     const auto destroyed = [&]<class T>() -> T* {
         const char* key = std::is_same_v<T, tsr_store_server>  ? "server"
