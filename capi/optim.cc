@@ -158,6 +158,13 @@ tsr_status tsr_optimizer_zero_grad(tsr_optimizer* optimizer) {
     return guard([&] { object_of(optimizer, "optimizer")->zero_grad(); });
 }
 
+tsr_status tsr_optimizer_join(tsr_optimizer* optimizer, tsr_comm* comm) {
+    return guard([&] {
+        Optimizer& to = *object_of(optimizer, "optimizer");
+        join_optimizers(to, object_of(comm, "comm"));
+    });
+}
+
 tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer* optimizer, double max_norm, double p, double* norm) {
     return guard([&] {
         const double found = object_of(optimizer, "optimizer")->clip_grad_norm(max_norm, p);

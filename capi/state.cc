@@ -9,6 +9,7 @@
 #include "callback.hpp"
 #include "checkpoint/model/state.hpp"
 #include "checkpoint/model/state_gather.hpp"
+#include "checkpoint/model/state_join.hpp"
 #include "comm/communicator.hpp"
 #include "handles.hpp"
 #include "tensor/layout.hpp"
@@ -245,6 +246,14 @@ tsr_status tsr_state_tensor(const tsr_state* state, size_t index, tsr_param* ten
         const Tensor described{nullptr, found.kind->shape, found.kind->dtype, {}};
         required(tensor, "tensor") = {name.c_str(), tensor_out(described)};
         tensor->tensor.shape = found.kind->shape.data();
+    });
+}
+
+tsr_status tsr_state_join(tsr_state* state, tsr_comm* comm) {
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        Peers peers(object_of(comm, "comm"));
+        join_states(to, peers);
     });
 }
 

@@ -58,7 +58,7 @@ void each_grad(const OptimizerParam& param, Use&& use) {
 double power_sum(std::span<const OptimizerParam> params, double p) {
     double all = 0;
     for (const OptimizerParam& param : params) {
-        if (param.held && param.held->replica != 0) continue;
+        if (!param.counted || (param.held && param.held->replica != 0)) continue;
         each_grad(param, [&]<class T>(std::span<T> grad) {
             const double own = power_sum_of(std::span<const T>(grad), p);
             if (!std::isinf(p)) {

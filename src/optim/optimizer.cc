@@ -163,6 +163,21 @@ void Optimizer::zero_grad() {
     if (zeroed_) zeroed_();
 }
 
+void Optimizer::count_elsewhere(std::span<const size_t> params) {
+    for (const size_t param : params) params_[param].counted = false;
+    counted_ = true;
+}
+
+double Optimizer::joined(double own, Over how) const {
+    for (const Together& together : together_) own = together.of_ranks(own, how);
+    return own;
+}
+
+void Optimizer::in_one_call(std::span<const Together> together, FunctionRef<void()> body) const {
+    if (together.empty()) return body();
+    together.front().in_one_call([&] { in_one_call(together.subspan(1), body); });
+}
+
 double Optimizer::clip_grad_norm(double max_norm, double p) {
     check_not_negative("max_norm", max_norm);
     if (!(p >= 1))
@@ -171,7 +186,7 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
     if (gate_) gate_();
     double sum = power_sum(params_, p);
     if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // as the maximum over the ranks is, too
-    if (together_) sum = together_(sum, std::isinf(p) ? Over::max : Over::sum);
+    sum = joined(sum, std::isinf(p) ? Over::max : Over::sum);
     const double norm = std::isinf(p) || p == 1 ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
     constexpr double eps = 1e-6;  // PyTorch's
     const double factor = max_norm / (norm + eps);
@@ -190,9 +205,9 @@ bool Optimizer::unscale_grads(double scale) {
     refuse_if_others_step("its gradients cannot be unscaled");
     if (gate_) gate_();
     double overflow = 0;
-    in_one_call_([&] {
+    in_one_call(together_, [&] {
         overflow = scale_grads_finitely(params_, 1 / scale) ? 0 : 1;
-        if (together_) overflow = together_(overflow, Over::max);
+        overflow = joined(overflow, Over::max);
     });
     return overflow == 0;
 }

@@ -36,6 +36,7 @@ struct OptimizerParam {
     Tensor value;
     Tensor grad;
     std::optional<Held> held{};  // none: the full parameter
+    bool counted = true;         // in the norm of the gradients
 };
 
 // State that belongs to one parameter: "exp_avg" of "fc1.weight". `tensor` lives as long as the optimizer and covers
@@ -110,15 +111,18 @@ class Optimizer {
     // changes them.
     [[nodiscard]] const std::shared_ptr<WriteBarrier>& barrier() const { return barrier_; }
 
-    // For parameters of which each rank holds a part: the sum or maximum of one number per rank.
+    // For models of which each rank holds a part: the sum or maximum of one number per rank. What is added later joins
+    // what the ones before have joined. `in_one_call` runs a body in which `together` is not refused
+    // (Communicator::in_one_call).
     enum class Over { sum, max };
-    // `in_one_call` runs a body in which `together` is not refused (Communicator::in_one_call).
-    void set_together(
-        std::function<double(double own, Over how)> together,
-        std::function<void(FunctionRef<void()> body)> in_one_call = [](auto body) { body(); }) {
-        together_ = std::move(together);
-        in_one_call_ = std::move(in_one_call);
-    }
+    struct Together {
+        std::function<double(double own, Over how)> of_ranks;
+        std::function<void(FunctionRef<void()> body)> in_one_call = [](auto body) { body(); };
+    };
+    void add_together(Together together) { together_.push_back(std::move(together)); }
+    // Called once, with the parameters whose gradients other ranks count.
+    void count_elsewhere(std::span<const size_t> params);
+    [[nodiscard]] bool is_counted() const { return counted_; }
 
     // `gate` is called before gradients or parameters are touched, and `before_step` instead of it before a step; they
     // may throw INVALID_STATE, in which case nothing changes. `steps_now` is called when a step begins. They keep alive
@@ -159,6 +163,8 @@ class Optimizer {
     [[nodiscard]] std::byte* moment_data(const ParamSlice& slice, size_t moment) const;
 
    private:
+    [[nodiscard]] double joined(double own, Over how) const;
+    void in_one_call(std::span<const Together> together, FunctionRef<void()> body) const;
     [[nodiscard]] std::vector<ParamSlice> whole(std::span<const size_t> params) const;
     [[nodiscard]] int64_t steps_of(size_t param, int64_t steps) const;
     [[nodiscard]] int64_t of_moments(int64_t steps) const;
@@ -177,8 +183,8 @@ class Optimizer {
     std::function<void()> before_step_;
     std::function<bool(size_t param)> has_grad_;
     std::function<void()> zeroed_;
-    std::function<double(double own, Over how)> together_;
-    std::function<void(FunctionRef<void()> body)> in_one_call_ = [](auto body) { body(); };
+    std::vector<Together> together_;
+    bool counted_ = false;  // count_elsewhere() was called
     std::function<void()> steps_now_;
     const void* model_ = nullptr;
     std::shared_ptr<WriteBarrier> barrier_;

@@ -1,11 +1,18 @@
 #include "train/optimizer_of.hpp"
 
+#include <fmt/core.h>
+
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <utility>
 
+#include "base/attempt.hpp"
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "comm/communicator.hpp"
+#include "comm/peers.hpp"
 #include "tensor/tensor.hpp"
 
 namespace tsr {
@@ -31,24 +38,18 @@ void set_gate(Optimizer& optimizer, const std::shared_ptr<Model>& model, const c
     optimizer.set_model(model.get());
 }
 
-// Numbers over gradients are those of all ranks, which hold parts of them: each communicator joins what the ones before
-// have joined.
-void join_norms(Optimizer& optimizer, const std::vector<std::shared_ptr<Communicator>>& comms) {
-    const auto over_ranks = [comms](double own, Optimizer::Over how) {
+// Numbers over gradients are those of all ranks of `comm`, each of which holds a part.
+void join_numbers(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm) {
+    const auto of_ranks = [comm](double own, Optimizer::Over how) {
         const Tensor number = tensor_of(std::span<double>(&own, 1), DType::f64);
-        for (const std::shared_ptr<Communicator>& comm : comms) {
-            comm->run({.collective = Collective::all_reduce,
-                       .inputs = {},
-                       .outputs = {&number, 1},
-                       .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum,
-                       .label = "norm of gradients"});
-        }
+        comm->run({.collective = Collective::all_reduce,
+                   .inputs = {},
+                   .outputs = {&number, 1},
+                   .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum,
+                   .label = "norm of gradients"});
         return own;
     };
-    optimizer.set_together(over_ranks, [comms](FunctionRef<void()> body) {
-        if (comms.size() == 1) return comms[0]->in_one_call(body);
-        comms[0]->in_one_call([&] { comms[1]->in_one_call(body); });
-    });
+    optimizer.add_together({of_ranks, [comm](FunctionRef<void()> body) { comm->in_one_call(body); }});
 }
 
 // Deletes an optimizer of a DDP model, after a bucket that is being updated is finished; no other update begins.
@@ -68,7 +69,7 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Ddp>& model, MakeO
     std::shared_ptr<Optimizer> made = make(params_in(*model), model->host_copy());
     std::shared_ptr<Optimizer> optimizer(made.get(), Delete{made, model});
     set_gate(*optimizer, model, "the optimizer cannot use the gradients");
-    if (model->slices()) join_norms(*optimizer, {model->slices()->comm()});
+    if (model->slices()) join_numbers(*optimizer, model->slices()->comm());
     if (model->host_copy()) model->step_in_backward(*optimizer);
     return optimizer;
 }
@@ -87,9 +88,8 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Fsdp>& model, Make
     optimizer->set_has_grad(
         [model, numbers = std::move(numbers)](size_t param) { return model->has_grad(numbers[param]); },
         [model] { model->forget_gradients(); });
-    std::vector<std::shared_ptr<Communicator>> comms{model->comm()};
-    if (model->slices()) comms.push_back(model->slices()->comm());
-    join_norms(*optimizer, comms);
+    join_numbers(*optimizer, model->comm());
+    if (model->slices()) join_numbers(*optimizer, model->slices()->comm());
     return optimizer;
 }
 
@@ -101,8 +101,67 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<TensorParallel>& m
     }
     std::shared_ptr<Optimizer> optimizer = make(std::move(params), nullptr);
     set_gate(*optimizer, model, "the optimizer cannot use the gradients");
-    join_norms(*optimizer, {model->comm()});
+    join_numbers(*optimizer, model->comm());
     return optimizer;
+}
+
+namespace {
+
+// [[name, part], ...]: the parameters, and which parts of them this rank holds.
+std::string description(const Optimizer& optimizer) {
+    Json::Array all;
+    for (const OptimizerParam& param : optimizer.params()) {
+        std::string part = fmt::format("{} {}", name_of(param.value.dtype), param.value.shape.str());
+        if (param.held) {
+            part = fmt::format("{} of {}", name_of(param.value.dtype), param.held->layout.shape().str());
+            for (const Box& box : param.held->layout.boxes_of(param.held->rank)) part += " " + box.str();
+        }
+        all.emplace_back(Json::Array{param.name, std::move(part)});
+    }
+    return Json(std::move(all)).dump();
+}
+
+}  // namespace
+
+void join_optimizers(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm) {
+    Peers peers(comm);
+    std::string mine;
+    const auto refused = attempt([&] {
+        if (optimizer.is_counted()) throw Error(Code::invalid_state, "the optimizer was joined already");
+        mine = description(optimizer);
+    });
+    if (const auto agreed = peers.vote(refused)) throw Error(agreed->with_operation("join"));
+    const std::vector<std::string> texts = peers.gather(mine);
+
+    struct First {
+        int rank;
+        std::string part;
+    };
+    std::map<std::string, First, std::less<>> firsts;
+    const auto wrong = attempt([&] {
+        for (int rank = 0; rank < peers.world_size(); ++rank) {
+            const Json told = Json::parse(texts[static_cast<size_t>(rank)], "the parameters of a rank");
+            for (const Json& one : told.as_array()) {
+                const std::string& name = one.as_array()[0].as_string();
+                const std::string& part = one.as_array()[1].as_string();
+                const auto [first, is_new] = firsts.try_emplace(name, First{rank, part});
+                if (is_new || first->second.part == part) continue;
+                throw Error(
+                    Code::invalid_argument,
+                    fmt::format("ranks {} and {} hold different parts of \"{}\" ({}; {}); join the optimizers of "
+                                "ranks that have different parameters, such as one rank of each stage of a "
+                                "pipeline",
+                                first->second.rank, rank, name, first->second.part, part));
+            }
+        }
+    });
+    if (const auto agreed = peers.vote(wrong)) throw Error(agreed->with_operation("join"));
+    std::vector<size_t> elsewhere;
+    for (size_t i = 0; i < optimizer.params().size(); ++i) {
+        if (firsts.find(optimizer.params()[i].name)->second.rank != peers.rank()) elsewhere.push_back(i);
+    }
+    join_numbers(optimizer, comm);
+    optimizer.count_elsewhere(elsewhere);
 }
 
 void step_in_backward(Ddp& model, Optimizer& optimizer) {

@@ -25,6 +25,11 @@ using MakeOptimizer =
 // Over the slices that have gradients, and their gradients.
 [[nodiscard]] std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<TensorParallel>& model, MakeOptimizer make);
 
+// Joins the optimizers of ranks that have different parameters: norms and overflows of gradients are those of all of them
+// together. A parameter that several have under one name counts once. Collective, once per optimizer, before its model's
+// ranks use it. Throws INVALID_ARGUMENT, on every rank, if two hold different parts of a parameter.
+void join_optimizers(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm);
+
 // Lets `optimizer` step in the model's backward pass; INVALID_ARGUMENT unless optimizer_of(model) created it.
 void step_in_backward(Ddp& model, Optimizer& optimizer);
 

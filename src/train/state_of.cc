@@ -228,7 +228,8 @@ void add_optimizer(State& state, const std::string& prefix, const std::shared_pt
     part.add_barrier(optimizer->barrier());
     // Shards of different steps do not form a model. Replicas may step independently.
     const auto is_held = [](const OptimizerParam& param) { return param.held.has_value(); };
-    if (std::ranges::any_of(optimizer->params(), is_held)) part.require_same(prefix + below_optimizer + "step");
+    part.count_updates(prefix + below_optimizer + "step");
+    if (std::ranges::any_of(optimizer->params(), is_held)) part.require_same_updates();
     state.add_all(std::move(part));
 }
 

@@ -56,7 +56,7 @@ namespace {
     F(tsr_sgd_create) F(tsr_sgd_options_init) F(tsr_state_add_ddp) F(tsr_state_add_fsdp) F(tsr_state_add_optimizer) F(tsr_state_add_sampler) \
     F(tsr_state_add_sharded) F(tsr_state_add_source) F(tsr_state_add_tensor) F(tsr_state_create) F(tsr_state_destroy) F(tsr_state_get_double) \
     F(tsr_state_get_int64) F(tsr_state_get_value) F(tsr_state_set_double) F(tsr_state_set_int64) F(tsr_state_set_metric) \
-    F(tsr_state_gather) F(tsr_state_tensor) F(tsr_state_tensor_count) \
+    F(tsr_optimizer_join) F(tsr_state_gather) F(tsr_state_join) F(tsr_state_tensor) F(tsr_state_tensor_count) \
     F(tsr_state_set_value) F(tsr_status_name) F(tsr_storage_create) F(tsr_storage_destroy) F(tsr_store_add) \
     F(tsr_store_compare_set) F(tsr_store_delete) F(tsr_store_destroy) F(tsr_store_get) F(tsr_store_open) \
     F(tsr_store_options_init) F(tsr_store_serve) F(tsr_store_server_destroy) F(tsr_store_server_port) F(tsr_store_set) \

@@ -80,11 +80,11 @@ TEST(ClipGradNorm, OfPartsIsThatOfAllAndReplicasCountOnce) {
                         Held{Layout::placed(Dims{8}, mesh, placements), rank, rank / 2}}},
                       {});
         double told = -1;
-        optimizer.set_together([&](double own, Optimizer::Over how) {
+        optimizer.add_together({[&](double own, Optimizer::Over how) {
             EXPECT_EQ(how, Optimizer::Over::sum);
             told = own;
             return 100.0;
-        });
+        }});
         EXPECT_EQ(optimizer.clip_grad_norm(1000, 2), 10);
         EXPECT_EQ(told, rank < 2 ? 30 : 0) << rank;
     }
@@ -131,11 +131,11 @@ TEST(ClipGradNorm, OfParametersOnDifferentMeshesEachCountsOnce) {
                                   one});
             }
             optimizers.push_back(std::make_unique<Sgd>(std::move(params), SgdOptions{}));
-            optimizers.back()->set_together([&](double own, Optimizer::Over how) {
+            optimizers.back()->add_together({[&](double own, Optimizer::Over how) {
                 EXPECT_EQ(how, std::isinf(p) ? Optimizer::Over::max : Optimizer::Over::sum);
                 told.push_back(own);
                 return together;
-            });
+            }});
         }
         for (const auto& optimizer : optimizers) (void)optimizer->clip_grad_norm(1000, p);
         ASSERT_EQ(told.size(), 4U);

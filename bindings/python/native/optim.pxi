@@ -108,6 +108,13 @@ def optimizer_zero_grad(Optimizer optimizer not None):
         check(tsr_optimizer_zero_grad(<tsr_optimizer *>lease.ptr))
 
 
+def optimizer_join(Optimizer optimizer not None, Comm comm not None):
+    cdef Lease lease = use(optimizer)
+    cdef Lease comm_lease = use(comm)
+    with nogil:
+        check(tsr_optimizer_join(<tsr_optimizer *>lease.ptr, <tsr_comm *>comm_lease.ptr))
+
+
 def optimizer_clip_grad_norm(Optimizer optimizer not None, object max_norm, object p):
     cdef Lease lease = use(optimizer)
     cdef double most = real(max_norm, "max_norm"), which = real(p, "p"), norm = 0

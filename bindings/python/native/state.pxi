@@ -154,6 +154,13 @@ def state_tensor(State state not None, size_t place):
     return tensor.name.decode("utf-8", "surrogateescape"), tensor.tensor.dtype, shape
 
 
+def state_join(State state not None, Comm comm not None):
+    cdef Lease lease = use(state)
+    cdef Lease comm_lease = use(comm)
+    with nogil:
+        check(tsr_state_join(<tsr_state *>lease.ptr, <tsr_comm *>comm_lease.ptr))
+
+
 def state_gather(State state not None, Comm comm not None, object name, object root, Tensor whole):
     """`whole` may be None on ranks that receive nothing."""
     cdef Lease lease = use(state)

@@ -705,6 +705,40 @@ def test_a_pipeline_goes_with_its_last_reference_and_with_its_communicator():
     assert last.closed
 
 
+def test_states_and_optimizers_of_ranks_with_different_parameters_are_joined(ranks, alone, tmp_path):
+    def job(comm: ts.Comm):
+        name = ("first", "second")[comm.rank]
+        weight = np.full(2, comm.rank + 1.0)
+        with ts.Mesh(comm, {"pp": 2, "dp": 1}) as mesh, ts.Saver(comm, tmp_path) as saver:
+            ddp = ts.DDP(mesh["dp"], {name: weight})
+            ddp.grads[name][...] = 3 + comm.rank
+            optimizer = ts.SGD(ddp)
+            assert optimizer.clip_grad_norm(100) == pytest.approx(np.sqrt(2) * (3 + comm.rank))
+            optimizer.join(comm)
+            assert optimizer.clip_grad_norm(100) == pytest.approx(np.sqrt(50))
+            with pytest.raises(ts.InvalidState, match="joined already"):
+                optimizer.join(comm)
+            state = ts.State(model=ddp, epoch=1)
+            with pytest.raises(ts.Mismatch, match=r"model\.second"):
+                saver.save(1, state)
+            assert state.join(comm) is state
+            saver.save(1, state)
+            state["more"] = np.ones(2)  # joined again by the next save
+            saver.save(2, state)
+            weight[...] = 0
+            assert saver.resume(state) == 2
+            np.testing.assert_array_equal(weight, comm.rank + 1.0)
+            assert sorted(name for name, _ in state.gather(comm)) == ["model.first", "model.second", "more"]
+            with pytest.raises(ts.Mismatch, match=r"tensor 'x' is f64 \[1\] on rank 0, but f64 \[2\] on rank 1"):
+                ts.State(x=np.zeros(1 + comm.rank)).join(comm)
+
+    ranks(2, job)
+    whole = ts.State(model={"first": np.zeros(2), "second": np.zeros(2)}, more=np.zeros(2), epoch=0)
+    with ts.Saver(alone, tmp_path) as saver:
+        assert saver.resume(whole) == 2
+    np.testing.assert_array_equal(whole["model"]["second"], [2, 2])
+
+
 def test_the_pages_example_runs(program):
     (example,) = re.findall(
         r"```python\n(.*?)```", (Path(__file__).parents[3] / "docs/PIPELINE.md").read_text(), re.DOTALL

@@ -196,6 +196,16 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_step(tsr_optimizer *optimizer);
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_zero_grad(tsr_optimizer *optimizer);
 
+/** Join the optimizers of ranks that have different parameters, such as the stages of a pipeline: from now on,
+ *  tsr_optimizer_clip_grad_norm and a scaler's unscaling take the gradients of all of them into account and are
+ *  collective over these ranks. A parameter that several stages share under the same name counts once.
+ *  @param optimizer  borrowed for the call; joined at most once
+ *  @param comm       one rank of each stage, such as those of the pipeline; borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT (on every rank: two ranks hold different parts of a parameter), INVALID_STATE (on
+ *          every rank: joined already), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
+ *  @threadsafety exclusive optimizer and comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_join(tsr_optimizer *optimizer, tsr_comm *comm);
+
 /** Scale all gradients so that their norm is at most `max_norm`, like torch.nn.utils.clip_grad_norm_. Over a tsr_fsdp
  *  it is the norm of all shards, and every rank scales by the same factor; over a tsr_ddp, whose gradients are the same
  *  on every rank, it is local. Call it before the step.
@@ -208,7 +218,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_zero_grad(tsr_optimizer *optimizer
  *          tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which, as with other collectives, fails
  *          the communicator). After INVALID_ARGUMENT and INVALID_STATE this rank has not entered the collective: it may
  *          call again; the others wait for it until their deadline and then name it
- *  @threadsafety exclusive  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp  @since 0.1 experimental */
+ *  @threadsafety exclusive  @collective yes over a tsr_fsdp or tsr_tp, or if joined  @blocking the same
+ *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p,
                                                              double *norm);
 

@@ -172,9 +172,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_microbatches(const tsr_pipeline *pi
  *  @param losses     out: what the last stage reported, not scaled, NaN if it reported none; the same on every rank.
  *                    May be NULL
  *  @param n_losses   m, or 0 for NULL
- *  @return TSR_OK, INVALID_ARGUMENT (fewer rows than micro-batches, a wrong length), INVALID_STATE, TIMEOUT (names the stage that did
- *          not send), ABORTED (another rank failed), PEER_LOST, MISMATCH, CORRUPT, NO_MEMORY, INTERRUPTED (which fails
- *          the step), USER (a callback failed), or the code that a callback returned
+ *  @return TSR_OK, INVALID_ARGUMENT (fewer rows than micro-batches, a wrong length), INVALID_STATE, TIMEOUT (names the
+ *          stage that did not send), ABORTED (another rank failed), PEER_LOST, MISMATCH, CORRUPT, NO_MEMORY, INTERRUPTED
+ *          (which fails the step), USER (a callback failed), or the code that a callback returned
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_step(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch,
                                                   const tsr_tensor *targets, size_t n_targets, const double *weights,

@@ -212,6 +212,19 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_tensor_count(const tsr_state *state, s
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_tensor(const tsr_state *state, size_t index, tsr_param *tensor);
 
+/** Join the states of ranks that have different tensors, such as the stages of a pipeline: afterwards each rank's state
+ *  has every name, and a save, a load and a gather work as with any other state. Call it when everything is added, and
+ *  again when more is. Give a parameter that several stages share the same name in each. A layout may be of other ranks
+ *  than those of `comm`, such as that of a model made over a stage's own communicator: this rank's pieces count. Values
+ *  are not joined: their names must be the same on every rank.
+ *  @param state  borrowed for the call
+ *  @param comm   borrowed for the call: the saver's ranks
+ *  @return TSR_OK, INVALID_ARGUMENT (parts of a tensor overlap without being equal), INVALID_STATE, MISMATCH (two ranks
+ *          have the same name with different dtypes or shapes), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY; after an error
+ *          no rank's state has changed
+ *  @threadsafety exclusive state and comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_join(tsr_state *state, tsr_comm *comm);
+
 /** Gather a tensor of which each rank holds a part. Gathering the tensors one after another gives a full state without
  *  any rank needing memory for all of it at once. A tensor that a rank holds in full is copied.
  *  @param state  borrowed for the call; its tensor is the same on every rank

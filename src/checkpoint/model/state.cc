@@ -167,6 +167,20 @@ void State::add_sharded(std::string_view name, const Layout& layout, DType dtype
     insert(name, std::move(entry));
 }
 
+void State::distribute(const std::string& name, DType dtype, const Layout& layout, int rank) {
+    const Reentry once = enter();
+    const auto [at, is_new] = tensors_.try_emplace(name);
+    StateTensor& tensor = at->second;
+    const Box rows = is_new ? Box{} : tensor.kind->own_rows;
+    if (layout.shape().product() == 0) {  // explicit layouts have no box for it
+        tensor.kind = shared_kind({dtype, layout.shape(), {}, -1, rows, {}});
+        tensor.memory.resize(1);
+    } else {
+        tensor.kind = shared_kind({dtype, layout.shape(), layout, rank, rows, {}});
+    }
+    version_ = nullptr;
+}
+
 void State::refuse_if_taken(const std::string& tensor) const {
     if (tensors_.contains(tensor) || values_.contains(tensor)) {
         throw Error(Code::invalid_argument, fmt::format("the state already has the name '{}'", tensor));
@@ -206,6 +220,7 @@ void State::add_all(State&& part) {
     // Nothing throws from here on.
     tensors_.merge(part.tensors_);
     same_.merge(part.same_);
+    updates_.merge(part.updates_);
     version_ = nullptr;
     part.version_ = nullptr;
     std::move(part.sources_.begin(), part.sources_.end(), std::back_inserter(sources_));

@@ -64,8 +64,13 @@ class State {
     void set_value(std::string_view name, Json value);
     [[nodiscard]] Json value(std::string_view name) const;  // NOT_FOUND
     void set_metric(std::string_view name, double value);
-    // Makes saves fail unless the value is the same on all ranks, such as the number of updates of the shards.
-    void require_same(std::string name) { same_.insert(std::move(name)); }
+    // Names the value that counts an optimizer's updates. After require_same_updates(), which is for ranks that hold
+    // different parts of a model, a save fails unless these values are the same on all ranks.
+    void count_updates(std::string name) { updates_.insert(std::move(name)); }
+    void require_same_updates() { same_.merge(updates_); }
+    // Gives a tensor another layout, which gives this rank the boxes that it has already. A tensor that this rank lacks
+    // is added: the layout gives it no boxes.
+    void distribute(const std::string& name, DType dtype, const Layout& layout, int rank);
     // One line that must be the same on all ranks of a save.
     [[nodiscard]] std::string told(const std::string& name, const Json& value) const;
     // Keeps something alive as long as the state, such as the owner of a tensor's memory.
@@ -115,6 +120,7 @@ class State {
     Values values_;
     Values metrics_;
     std::set<std::string, std::less<>> same_;
+    std::set<std::string, std::less<>> updates_;
     std::vector<std::shared_ptr<StateSource>> sources_;
     std::vector<std::shared_ptr<const void>> kept_;
     std::vector<std::shared_ptr<WriteBarrier>> barriers_;

@@ -354,13 +354,13 @@ TEST(Fsdp, ANanInAGradientReachesItsOwnersShardAndStopsTheStep) {
             Fsdp fsdp(shared(comm), a_unit_each(model), {.reduce_dtype = dtype});
             std::vector<OptimizerParam> params{{"w", fsdp.shard(0), fsdp.shard_grad(0), fsdp.held(0)}};
             const auto optimizer = std::make_shared<Adam>(params, AdamOptions{.lr = 0.5});
-            optimizer->set_together([&](double own, Optimizer::Over how) {
+            optimizer->add_together({[&](double own, Optimizer::Over how) {
                 const Tensor tensor = tensor_of(std::span<double>(&own, 1), DType::f64);
                 comm.run({.collective = Collective::all_reduce,
                           .outputs = {&tensor, 1},
                           .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum});
                 return own;
-            });
+            }});
             GradScaler scaler({.init_scale = 4});
             const auto pass = [&](float value) {
                 fsdp.backward(0);

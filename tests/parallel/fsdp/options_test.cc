@@ -226,13 +226,13 @@ class Trainer {
             trained.push_back({fsdp_->param(i).name, fsdp_->shard(i), fsdp_->shard_grad(i), fsdp_->held(i)});
         }
         optimizer_ = optimizer_of(training.alone.updates, trained);
-        optimizer_->set_together([this](double own, Optimizer::Over how) {
+        optimizer_->add_together({[this](double own, Optimizer::Over how) {
             const Tensor tensor = tensor_of(std::span<double>(&own, 1), DType::f64);
             comm_.run({.collective = Collective::all_reduce,
                        .outputs = {&tensor, 1},
                        .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum});
             return own;
-        });
+        }});
     }
 
     // The loss of the whole batch.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from . import _core
-from ._base import Closable
+from ._base import Closable, checked
+from .comm import Comm
 
 __all__ = ["Optimizer"]
 
@@ -34,11 +35,31 @@ class Optimizer(Closable):
         """Set every gradient to zero."""
         _core.optimizer_zero_grad(self._handle)
 
+    def join(self, comm: Comm) -> None:
+        """Join the optimizers of ranks that have different parameters, such as the stages of a pipeline.
+
+        From now on, `clip_grad_norm` and `GradScaler.unscale` take the gradients of all of them into account and are
+        collective. A parameter that several stages share under the same name counts once. Collective, once.
+
+        Parameters
+        ----------
+        comm : Comm
+            One rank of each stage, such as those of the pipeline.
+
+        Raises
+        ------
+        InvalidArgument
+            Two ranks hold different parts of a parameter.
+        InvalidState
+            A rank has joined its optimizer already.
+        """
+        _core.optimizer_join(self._handle, checked(comm, Comm, "comm")._handle)
+
     def clip_grad_norm(self, max_norm: float, p: float = 2.0) -> float:
         """Scale all gradients so that their norm is at most `max_norm`. Call it before `step`.
 
-        Over an `FSDP` it uses the norm of all shards and is collective. Over a `DDP`, whose gradients are the same on
-        every rank, it is local.
+        Over an `FSDP` or a `TensorParallel` it uses the norm of all shards or slices and is collective. Over a `DDP`,
+        whose gradients are the same on every rank, it is local unless `join` was called.
 
         Parameters
         ----------

@@ -159,6 +159,7 @@ class State(MutableMapping[str, Any]):
     def __init__(self, **parts: Any) -> None:
         self._parts: dict[str, Any] = {}
         self._handle: _core.State | None = None
+        self._comm: Comm | None = None  # of the ranks that are joined
         # Of the handle: its names, their objects, its values; and where the memory of tensors was that may move.
         self._built: tuple[list[str], list[Any], list[str]] = ([], [], [])
         self._places: list[tuple[Any, int]] = []
@@ -196,6 +197,39 @@ class State(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<tessera.State of {', '.join(self._parts) or 'nothing'}>"
+
+    def join(self, comm: Comm) -> State:
+        """Join the states of ranks that have different parts, such as the stages of a pipeline.
+
+        From now on a save, a load and a gather have the tensors of all ranks. Collective; a save or a load on all ranks
+        repeats it after parts were added or replaced. Give a parameter that several stages share the same name in each.
+        The names of values must be the same on every rank.
+
+        Parameters
+        ----------
+        comm : Comm
+            The saver's ranks.
+
+        Returns
+        -------
+        State
+            This state.
+
+        Raises
+        ------
+        Mismatch
+            Two ranks have the same name with different dtypes or shapes.
+        InvalidArgument
+            Parts of a tensor overlap on two ranks without being equal.
+
+        Examples
+        --------
+        >>> state = ts.State(model=stage, optim=opt).join(comm)  # doctest: +SKIP
+        """
+        self._comm = checked(comm, Comm, "comm")
+        self._handle = None  # joined when it is made, which is now
+        self._prepare()
+        return self
 
     def gather(self, comm: Comm, root: int | None = 0) -> Iterator[tuple[str, npt.NDArray[Any] | None]]:
         """Gather the complete tensors, one after the other. Each is collective.
@@ -272,6 +306,8 @@ class State(MutableMapping[str, Any]):
                         "tessera.torch.checkpoint for such models and their optimizers"
                     )
                 _add(handle, name, part)
+            if self._comm is not None:
+                _core.state_join(handle, self._comm._handle)
             self._handle, self._built = handle, (found.names, found.parts, of_values)
             self._places = [(part, part.data_ptr()) for part in _movable(found.parts)]
         return self._handle

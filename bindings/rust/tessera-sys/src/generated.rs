@@ -1280,6 +1280,7 @@ functions! {
     fn tsr_tp_adamw(tp: *mut tsr_tp, options: *const tsr_adamw_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_step(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_zero_grad(optimizer: *mut tsr_optimizer) -> tsr_status;
+    fn tsr_optimizer_join(optimizer: *mut tsr_optimizer, comm: *mut tsr_comm) -> tsr_status;
     fn tsr_optimizer_clip_grad_norm(optimizer: *mut tsr_optimizer, max_norm: f64, p: f64, norm: *mut f64) -> tsr_status;
     fn tsr_optimizer_clip_grad_value(optimizer: *mut tsr_optimizer, most: f64) -> tsr_status;
     fn tsr_optimizer_lr(optimizer: *const tsr_optimizer, lr: *mut f64) -> tsr_status;
@@ -1424,6 +1425,7 @@ functions! {
     ) -> tsr_status;
     fn tsr_state_tensor_count(state: *const tsr_state, count: *mut usize) -> tsr_status;
     fn tsr_state_tensor(state: *const tsr_state, index: usize, tensor: *mut tsr_param) -> tsr_status;
+    fn tsr_state_join(state: *mut tsr_state, comm: *mut tsr_comm) -> tsr_status;
     fn tsr_state_gather(
         state: *mut tsr_state,
         comm: *mut tsr_comm,

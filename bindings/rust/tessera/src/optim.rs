@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use tessera_sys as sys;
 
-use crate::comm::Borrowed;
+use crate::comm::{Borrowed, Comm};
 use crate::ddp::{Ddp, Inner};
 use crate::error::{check, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
@@ -177,7 +177,7 @@ impl OptimizerInner {
     }
 }
 
-impl Optimizer<'_> {
+impl<'c> Optimizer<'c> {
     pub(crate) fn inner(&self) -> &Rc<OptimizerInner> {
         &self.inner
     }
@@ -217,12 +217,26 @@ impl Optimizer<'_> {
         check(unsafe { sys::tsr_optimizer_zero_grad(self.inner.as_ptr()) })
     }
 
+    /// Joins the optimizers of ranks that have different parameters, such as the stages of a pipeline: from now on
+    /// [`Self::clip_grad_norm`] and a scaler's unscaling take the gradients of all of them into account and are
+    /// collective. A parameter that several stages share under the same name counts once. All these ranks must call it,
+    /// once. `comm` has one rank of each stage.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: two ranks hold different parts of a parameter; `InvalidState`: a rank has joined its optimizer
+    /// already; `Timeout`, `Aborted`, `PeerLost`.
+    pub fn join(&mut self, comm: &'c Comm) -> Result<()> {
+        // SAFETY: both handles are alive; the library keeps what it uses of the communicator.
+        check(unsafe { sys::tsr_optimizer_join(self.inner.as_ptr(), comm.as_ptr()) })
+    }
+
     /// Scales all gradients so that their norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does, and returns
     /// the norm before scaling: infinite if there are infinities or NaN, which are left unchanged. `p` is the norm's
     /// order: 2, any number of at least 1, or [`f64::INFINITY`] for the largest magnitude. Call it before the step.
     ///
     /// Over an [`Fsdp`] or a [`TensorParallel`] it uses the norm of all shards or slices, each counted once, and is
-    /// collective. Over a [`Ddp`], whose gradients are the same on every rank, it is local.
+    /// collective. Over a [`Ddp`], whose gradients are the same on every rank, it is local unless [`Self::join`] was
+    /// called.
     ///
     /// # Errors
     /// `InvalidArgument`: `max_norm` is negative or not finite, or `p` is below 1; `InvalidState`: gradients are being

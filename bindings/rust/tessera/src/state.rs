@@ -482,6 +482,17 @@ impl<'c> State<'c> {
         (0..count).map(tensor).collect()
     }
 
+    /// Joins the states of ranks that have different tensors, such as the stages of a pipeline: afterwards a save, a
+    /// load and a gather have the tensors of all ranks. Call it when everything is added. Give a parameter that several
+    /// stages share the same name in each; the names of values must be the same on every rank. All ranks must call it.
+    ///
+    /// # Errors
+    /// `Mismatch`: two ranks have the same name with different dtypes or shapes; `InvalidArgument`: parts of a tensor
+    /// overlap on two ranks without being equal; `Timeout`, `Aborted`, `PeerLost`.
+    pub fn join(&mut self, comm: &Comm) -> Result<()> {
+        check(unsafe { sys::tsr_state_join(self.as_ptr()?, comm.as_ptr()) })
+    }
+
     /// Gathers a complete tensor of which each rank holds a part, on `root` or on all ranks. Gathering all tensors one
     /// after the other gives the full state, without memory for all of them at once. All ranks must call it; ranks
     /// other than the root get `None`.

@@ -307,7 +307,8 @@ fn training_in_stages(comm: &Comm) {
 fn checkpoints(comm: &Comm, root: &std::path::Path) {
     let rank = comm.rank().unwrap();
     let mut ddp = Ddp::new(comm, params!["w" => (vec![1.0f32; 4], [2, 2])]).unwrap();
-    let opt = AdamW::new(&mut ddp).build().unwrap();
+    let mut opt = AdamW::new(&mut ddp).build().unwrap();
+    opt.join(comm).unwrap();
     let data = Sampler::new(comm, 10).build().unwrap();
     let plain = Tensor::zeros(DType::F32, [3]).unwrap();
     let layout = Layout::new(&[4], &[2], &[Placement::Shard(0)]).unwrap();
@@ -324,6 +325,7 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     state.set("text", "x").unwrap();
     state.set_metric("loss", 1.0).unwrap();
     assert!(!state.tensors().unwrap().is_empty());
+    state.join(comm).unwrap();
     assert!(state.gather(comm, "plain", None).unwrap().is_some());
     assert_eq!((state.get_int("int").unwrap(), state.get_double("double").unwrap()), (1, 0.5));
     assert_eq!(state.get("text").unwrap(), "x".into());

@@ -13,7 +13,8 @@ use common::{alone, ranks};
 use tessera::PipelineSchedule::{
     DualPipeV, GPipe, Interleaved1F1B, InterleavedZeroBubble, LoopedBfs, OneFOneB, ZbH2, Zbv,
 };
-use tessera::{CallbackResult, Code, Comm, DType, Error, Pipeline, PipelineSchedule, StageCall, Stages, Tensor};
+use tessera::{CallbackResult, Code, Comm, DType, Error, Local, Params, Pipeline, PipelineSchedule, Saver, Sgd};
+use tessera::{StageCall, Stages, State, Tensor};
 
 /// Numbers between -1 and 1 that differ from place to place.
 fn numbers(count: usize, seed: usize) -> Vec<f64> {
@@ -545,5 +546,31 @@ fn stages_that_are_missing_are_named_on_every_rank() {
         let error = Pipeline::builder(&comm, &[rank]).microbatches(2 + rank).build().unwrap_err();
         assert_eq!(error.code(), Code::Mismatch, "{error:?}");
         comm.barrier().unwrap(); // which still works
+    });
+}
+
+#[test]
+fn states_and_optimizers_of_ranks_with_different_parameters_are_joined() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let weight = Tensor::new(vec![rank as f32 + 1.0], [1]).unwrap();
+        let name = ["first", "second"][rank];
+        let mut model = Local::new(Params::new().with(name, weight.clone())).unwrap();
+        model.grad_mut(0).unwrap()[0] = rank as f32 + 3.0;
+        let mut sgd = Sgd::new(&mut model).build().unwrap();
+        sgd.join(&comm).unwrap();
+        assert!((sgd.clip_grad_norm(100.0, 2.0).unwrap() - 5.0).abs() < 1e-9);
+        assert_eq!(sgd.join(&comm).unwrap_err().code(), Code::InvalidState);
+        let mut state = State::new().with(name, &weight).with("optim", &sgd);
+        let saver = Saver::at(&comm, folder.path()).open().unwrap();
+        assert_eq!(saver.save(1, &state).unwrap_err().code(), Code::Mismatch);
+        state.join(&comm).unwrap();
+        saver.save(1, &state).unwrap();
+        weight.view_mut::<f32>().unwrap().fill(0.0);
+        assert_eq!(saver.resume(&mut state).unwrap(), 1);
+        assert_eq!(weight.view::<f32>().unwrap()[0], rank as f32 + 1.0);
+        let whole = state.gather(&comm, "second", None).unwrap().unwrap();
+        assert_eq!(whole.view::<f32>().unwrap()[0], 2.0);
     });
 }

@@ -1089,6 +1089,12 @@ void optimizer_zero_grad(JNIEnv* env, jclass, jlong optimizer) {
     });
 }
 
+void optimizer_join(JNIEnv* env, jclass, jlong optimizer, jlong comm) {
+    shim(env, [&] {
+        blocking(env, [&] { return tsr_optimizer_join(as<tsr_optimizer>(optimizer), as<tsr_comm>(comm)); });
+    });
+}
+
 jdouble optimizer_clip_grad_norm(JNIEnv* env, jclass, jlong optimizer, jdouble max_norm, jdouble p) {
     return shim(env, [&]() -> jdouble {
         double norm_out = 0;
@@ -1326,6 +1332,12 @@ jlong state_tensor_count(JNIEnv* env, jclass, jlong state) {
         size_t count_out = 0;
         check(env, tsr_state_tensor_count(as<tsr_state>(state), &count_out));
         return static_cast<jlong>(count_out);
+    });
+}
+
+void state_join(JNIEnv* env, jclass, jlong state, jlong comm) {
+    shim(env, [&] {
+        blocking(env, [&] { return tsr_state_join(as<tsr_state>(state), as<tsr_comm>(comm)); });
     });
 }
 
@@ -1720,6 +1732,7 @@ Methods plain_methods() {
         method<tp_adamw>("tpAdamw"),
         method<optimizer_step>("optimizerStep"),
         method<optimizer_zero_grad>("optimizerZeroGrad"),
+        method<optimizer_join>("optimizerJoin"),
         method<optimizer_clip_grad_norm>("optimizerClipGradNorm"),
         method<optimizer_clip_grad_value>("optimizerClipGradValue"),
         method<optimizer_lr>("optimizerLr"),
@@ -1754,6 +1767,7 @@ Methods plain_methods() {
         method<state_set_value>("stateSetValue"),
         method<state_get_value>("stateGetValue"),
         method<state_tensor_count>("stateTensorCount"),
+        method<state_join>("stateJoin"),
         method<state_gather>("stateGather"),
         method<state_set_metric>("stateSetMetric"),
         method<state_destroy>("stateDestroy"),

@@ -266,6 +266,20 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
+     * Join the optimizers of ranks that have different parameters, such as the stages of a pipeline: from now on {@link
+     * #clipGradNorm(double, double)} and a scaler's unscaling take the gradients of all of them into account and are
+     * collective. A parameter that several stages share under the same name counts once. All these ranks must call it,
+     * once.
+     *
+     * @param comm one rank of each stage, such as those of the pipeline; do not close it before the optimizer
+     * @throws TesseraInvalidArgumentException if two ranks hold different parts of a parameter
+     * @throws TesseraInvalidStateException if a rank has joined its optimizer already
+     */
+    public void join(Comm comm) {
+        ref.runExclusive(h -> comm.ref.runExclusive(c -> Native.optimizerJoin(h, c)));
+    }
+
+    /**
      * Scale all gradients so that their 2-norm is at most {@code maxNorm}: see {@link #clipGradNorm(double, double)}.
      *
      * @param maxNorm finite, not negative
@@ -278,7 +292,7 @@ public final class Optimizer extends NativeObject {
     /**
      * Scale all gradients so that their norm is at most {@code maxNorm}. Call it before {@link #step}. Over an {@link
      * Fsdp} or a {@link TensorParallel} it uses the norm of all ranks' shards or slices and is collective; over a {@link
-     * Ddp}, whose gradients are the same on every rank, it is local.
+     * Ddp}, whose gradients are the same on every rank, it is local unless {@link #join} was called.
      *
      * @param maxNorm finite, not negative
      * @param p the norm's order: at least 1, or infinity for the largest magnitude

@@ -172,6 +172,7 @@ abstract class PlainNatives {
     static native long tpAdamw(long tp, Object options);
     static native void optimizerStep(long optimizer);
     static native void optimizerZeroGrad(long optimizer);
+    static native void optimizerJoin(long optimizer, long comm);
     static native double optimizerClipGradNorm(long optimizer, double maxNorm, double p);
     static native void optimizerClipGradValue(long optimizer, double most);
     static native double optimizerLr(long optimizer);
@@ -214,6 +215,7 @@ abstract class PlainNatives {
     static native void stateSetValue(long state, byte[] name, byte[] json);
     static native byte[] stateGetValue(long state, byte[] name);
     static native long stateTensorCount(long state);
+    static native void stateJoin(long state, long comm);
     static native void stateGather(long state, long comm, byte[] name, int root, long[] whole);
     static native void stateSetMetric(long state, byte[] name, double value);
     static native void stateDestroy(long state);

@@ -319,6 +319,24 @@ public final class State extends NativeObject {
     }
 
     /**
+     * Join the states of ranks that have different tensors, such as the stages of a pipeline: afterwards a save, a load and
+     * a gather have the tensors of all ranks. Call it when everything is added. Give a parameter that several stages share
+     * the same name in each; the names of values must be the same on every rank. All ranks must call it.
+     *
+     * @param comm the saver's ranks
+     * @return this state
+     * @throws TesseraMismatchException if two ranks have the same name with different dtypes or shapes
+     * @throws TesseraInvalidArgumentException if parts of a tensor overlap on two ranks without being equal
+     */
+    public State join(Comm comm) {
+        use(h -> {
+            comm.ref.runExclusive(c -> Native.stateJoin(h, c));
+            return null;
+        });
+        return this;
+    }
+
+    /**
      * Gather a complete tensor of which each rank holds a part. Gathering all tensors one after the other gives the
      * full state, without memory for all of them at once. All ranks must call it.
      *

@@ -12,6 +12,7 @@ import dev.tessera.Pipeline.Schedule;
 import java.io.IOException;
 import java.nio.DoubleBuffer;
 import java.nio.ReadOnlyBufferException;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -21,6 +22,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 
 class PipelineTest {
     private static final double EPS = 1e-12;
@@ -773,6 +775,29 @@ class PipelineTest {
                 }
                 // The inputs' sum is 3 or 5, so its average 4.
                 assertEquals(pp.rank() == 0 ? 3 * 4f : 2 * 4f, ddp.grad(0).get(0));
+            }
+        });
+    }
+
+    @Test
+    void statesAndOptimizersOfRanksWithDifferentParametersAreJoined(@TempDir Path root) throws Exception {
+        Ranks.run(2, comm -> {
+            final Tensor weight = Tensor.copyOf(new float[] {comm.rank() + 1}, 1);
+            final Params params = Params.of(comm.rank() == 0 ? "first" : "second", weight);
+            final Tensor grad = Tensor.copyOf(new float[] {3 + comm.rank()}, 1);
+            try (Optimizer sgd = Optimizer.sgd(params, List.of(grad)).momentum(0.5).build();
+                    State state = State.of("weight." + params.names().get(0), weight).with("optim", sgd);
+                    Saver saver = Saver.at(comm, root).open()) {
+                sgd.join(comm);
+                assertEquals(5, sgd.clipGradNorm(100));
+                assertThrows(TesseraInvalidStateException.class, () -> sgd.join(comm));
+                assertThrows(TesseraMismatchException.class, () -> saver.save(1, state));
+                assertSame(state, state.join(comm));
+                saver.save(1, state);
+                weight.floats().put(0, 0);
+                assertEquals(1, saver.resume(state));
+                assertEquals(comm.rank() + 1, weight.floats().get(0));
+                assertEquals(1, state.gather(comm, "weight.first", -1).floats().get(0));
             }
         });
     }
