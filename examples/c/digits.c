@@ -1,5 +1,5 @@
 /* A small network learns to read handwritten digits on any number of ranks: data-parallel, fully sharded, tensor-parallel,
- * or both. The contract that it keeps with its sisters in other languages (options, initial values, what is printed) is in
+ * a pipeline (digits_pipeline.c), or several of these. The contract that it keeps with its sisters in other languages (options, initial values, what is printed) is in
  * examples/README.md. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -9,9 +9,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "tessera/tessera.h"
+#include "digits_pipeline.h"
 
-enum { PIXELS = 64, HIDDEN = 128, CLASSES = 10, TRAIN = 1500, HELD_OUT = 297 };
+enum { TRAIN = 1500, HELD_OUT = 297 };
 enum { W1, B1, W2, B2, PARAMS };
 enum { FC1, FC2, UNITS }; /* parameters 2 u and 2 u + 1 are unit u's */
 enum { DATA, CHECKPOINTS, LOG, FORMAT, PARALLEL, STEPS, SAVE_EVERY, BATCH, SEED, PACE, PROGRESS, OPTIONS };
@@ -19,8 +19,10 @@ static const char *const options[] = {"--data",       "--checkpoints", "--log", 
                                       "--save-every", "--batch",       "--seed", "--pace",   "--progress"};
 static const char *text[] = {
     "examples/data/digits.csv", "checkpoints", "", "tessera", "ddp", "600", "50", "32", "7", "0", "0"};
-static const char *const ways[] = {"ddp", "fsdp", "tp", "dp+tp", "fsdp+tp"}; /* to be parallel */
-static long number[OPTIONS];                                                 /* from STEPS on */
+static const char *const ways[] = {"ddp", "fsdp", "tp", "dp+tp", "fsdp+tp", "pp", "dp+tp+pp"}; /* to be parallel */
+static const int multiple_of[] = {1, 1, 1, 2, 2, 2, 4};                                        /* the number of ranks */
+static size_t way;
+static long number[OPTIONS]; /* from STEPS on */
 static float train_x[TRAIN][PIXELS], test_x[HELD_OUT][PIXELS];
 static int train_y[TRAIN], test_y[HELD_OUT];
 static float w1[HIDDEN][PIXELS], b1[HIDDEN], w2[CLASSES][HIDDEN], b2[CLASSES];
@@ -31,12 +33,12 @@ static tsr_mesh *mesh;
 static tsr_tp *tp; /* NULL: not tensor-parallel */
 static tsr_ddp *ddp;
 static tsr_fsdp *fsdp; /* one of these is NULL */
+static int is_pipeline;
 static int32_t rank, world, stop;
 
 #define USAGE(...) (fprintf(stderr, "digits: " __VA_ARGS__), fputs("; see examples/README.md\n", stderr), exit(2))
-#define CHECK(call) ((call) == TSR_OK ? (void)0 : fail(#call))
 
-static void fail(const char *call) {
+void fail(const char *call) {
     const char *why = tsr_error_message(tsr_error_last());
     fprintf(stderr, "digits: %s: %s\n", call, why);
     if (tsr_record_error(why, NULL) != TSR_OK) fprintf(stderr, "digits: the launcher could not be told\n");
@@ -51,10 +53,9 @@ static void read_arguments(int argc, char **argv) {
         if (i + 1 == argc) USAGE("%s needs a value", argv[i]);
         text[k] = argv[i + 1];
     }
-    size_t way = 0;
     while (way < sizeof ways / sizeof *ways && strcmp(text[PARALLEL], ways[way]) != 0) ++way;
     if (way == sizeof ways / sizeof *ways)
-        USAGE("--parallel cannot be \"%s\": ddp, fsdp, tp, dp+tp or fsdp+tp", text[PARALLEL]);
+        USAGE("--parallel cannot be \"%s\": ddp, fsdp, tp, dp+tp, fsdp+tp, pp or dp+tp+pp", text[PARALLEL]);
     for (int k = STEPS; k < OPTIONS; ++k) {
         const int digits = (int)strspn(text[k], "0123456789"), least = k == STEPS || k == BATCH;
         number[k] = strtol(text[k], NULL, 10);
@@ -91,7 +92,6 @@ static void initialize(float *values, int n, int fan_in, uint64_t *state) {
 /* Gives this rank its slices of fc1's rows and fc2's columns. Returns the ranks with the same slices and other samples. */
 static tsr_comm *slice(tsr_comm *comm, tsr_param *params) {
     const int32_t ranks = strcmp(text[PARALLEL], "tp") == 0 ? world : 2, sizes[] = {world / ranks, ranks};
-    if (world % ranks != 0) USAGE("--parallel %s needs an even number of ranks, not %d", text[PARALLEL], (int)world);
     const char *const dims[] = {"dp", "tp"};
     const tsr_tp_rule plan[] = {{"fc1", TSR_TP_COLUMN, 0, NULL}, {"fc2", TSR_TP_ROW, 0, NULL}};
     tsr_comm *others;
@@ -148,10 +148,17 @@ static void logits(size_t n) {
     if (tp != NULL) CHECK(tsr_tp_leave(tp, &all, -1, &bias, &all, NULL, NULL));
 }
 
-static int likeliest(const float *of) {
+int likeliest(const float *of) {
     int best = 0;
     for (int c = 1; c < CLASSES; ++c) best = of[c] > of[best] ? c : best;
     return best;
+}
+
+void softmax(float *of) {
+    const float top = of[likeliest(of)];
+    float sum = 0;
+    for (int c = 0; c < CLASSES; ++c) sum += of[c] = expf(of[c] - top);
+    for (int c = 0; c < CLASSES; ++c) of[c] /= sum;
 }
 
 /* The mean loss over the batch; its gradients are averaged over the ranks in the background. */
@@ -162,10 +169,7 @@ static double forward_backward(const int64_t *batch, size_t n) {
     end(FC1, 0), begin(FC2, 0);
     logits(n);
     for (size_t i = 0; i < n; ++i) {
-        const float top = p[i][likeliest(p[i])];
-        float sum = 0;
-        for (int c = 0; c < CLASSES; ++c) sum += p[i][c] = expf(p[i][c] - top);
-        for (int c = 0; c < CLASSES; ++c) p[i][c] /= sum;
+        softmax(p[i]);
         loss -= log(fmax(p[i][train_y[batch[i]]], 1e-30)) / (double)n;
     }
     end(FC2, 0), begin(FC2, 1);
@@ -192,6 +196,26 @@ static double forward_backward(const int64_t *batch, size_t n) {
     end(FC1, 1);
     CHECK(ddp != NULL ? tsr_ddp_wait(ddp) : tsr_fsdp_wait(fsdp)); /* the average of all ranks now */
     return loss;
+}
+
+static double pipelined(const int64_t *batch, size_t n) {
+    static float x[TRAIN][PIXELS];
+    static int64_t y[TRAIN];
+    for (size_t i = 0; i < n; ++i) memcpy(x[i], train_x[batch[i]], sizeof x[i]), y[i] = train_y[batch[i]];
+    return pipeline_step(x[0], y, n);
+}
+
+static double accuracy(void) {
+    int64_t y[HELD_OUT], right = 0;
+    for (int i = 0; i < HELD_OUT; ++i) y[i] = test_y[i];
+    if (is_pipeline) return pipeline_accuracy(test_x[0], y, HELD_OUT);
+    begin(FC1, 0);
+    for (int i = 0; i < HELD_OUT; ++i) hidden_layer(test_x[i], h[i]);
+    end(FC1, 0), begin(FC2, 0);
+    logits(HELD_OUT);
+    for (int i = 0; i < HELD_OUT; ++i) right += likeliest(p[i]) == y[i];
+    end(FC2, 0);
+    return (double)right / HELD_OUT;
 }
 
 /* One write a line, by fclose: the file may be shared by all ranks. */
@@ -226,7 +250,16 @@ int main(int argc, char **argv) {
                                 {"fc1.bias", tsr_f32_1d(b1, HIDDEN)},
                                 {"fc2.weight", tsr_f32_2d(w2, CLASSES, HIDDEN)},
                                 {"fc2.bias", tsr_f32_1d(b2, CLASSES)}};
-    tsr_comm *others = strstr(text[PARALLEL], "tp") != NULL ? slice(comm, params) : comm; /* with other samples */
+    const int multiple = multiple_of[way];
+    if (multiple == 2 && world % 2 != 0)
+        USAGE("--parallel %s needs an even number of ranks, not %d", text[PARALLEL], (int)world);
+    if (world % multiple != 0)
+        USAGE("--parallel %s needs a multiple of %d ranks, not %d", text[PARALLEL], multiple, (int)world);
+    is_pipeline = strstr(text[PARALLEL], "pp") != NULL;
+    const int is_cut = strstr(text[PARALLEL], "tp") != NULL;
+    tsr_comm *others = is_pipeline ? pipeline_create(comm, params, is_cut ? 2 : 1, &ddp) /* those with other samples */
+                       : is_cut    ? slice(comm, params)
+                                   : comm;
     const tsr_fsdp_unit units[UNITS] = {{.name = "fc1", .params = params, .n = 2, .reshard_after_forward = 1},
                                         {.name = "fc2", .params = params + 2, .n = 2, .reshard_after_forward = 1}};
     const int sharded = strncmp(text[PARALLEL], "fsdp", 4) == 0;
@@ -236,8 +269,9 @@ int main(int argc, char **argv) {
     CHECK(tsr_fsdp_options_init(&fsdp_options, sizeof fsdp_options));
     ddp_options.tp = fsdp_options.tp = tp;
     /* every rank has its rows of rank 0's values, or all of them */
-    CHECK(sharded ? tsr_fsdp_create(others, units, UNITS, &fsdp_options, &fsdp)
-                  : tsr_ddp_create(others, params, PARAMS, &ddp_options, &ddp));
+    if (!is_pipeline)
+        CHECK(sharded ? tsr_fsdp_create(others, units, UNITS, &fsdp_options, &fsdp)
+                      : tsr_ddp_create(others, params, PARAMS, &ddp_options, &ddp));
     tsr_adamw_options adamw;
     CHECK(tsr_adamw_options_init(&adamw, sizeof adamw));
     adamw.lr = 0.003;
@@ -258,7 +292,8 @@ int main(int argc, char **argv) {
     if (number[PROGRESS] > 0 && rank == 0) saving.progress = show_bar;
     tsr_saver *saver;
     CHECK(tsr_saver_create(comm, text[CHECKPOINTS], &saving, &saver));
-    int64_t step, batch[TRAIN], right = 0;
+    if (is_pipeline) CHECK(tsr_state_join(state, comm)); /* each rank has some of the parameters */
+    int64_t step, batch[TRAIN];
     CHECK(tsr_saver_resume(saver, state, &step)); /* 0 when there is nothing yet */
     if (rank == 0 && step == 0) printf("digits: %d ranks, from the beginning\n", (int)world);
     if (rank == 0 && step > 0) printf("digits: %d ranks, resumed after step %lld\n", (int)world, (long long)step);
@@ -266,7 +301,7 @@ int main(int argc, char **argv) {
     while (step < number[STEPS] && !stop) {
         size_t n;
         CHECK(tsr_sampler_next(sampler, batch, (size_t)(number[BATCH] < TRAIN ? number[BATCH] : TRAIN), &n));
-        const double loss = forward_backward(batch, n);
+        const double loss = is_pipeline ? pipelined(batch, n) : forward_backward(batch, n);
         CHECK(tsr_optimizer_step(optimizer));
         if (++step % 10 == 0 || step == number[STEPS]) {
             if (rank == 0) printf("step %lld/%ld loss %.4f\n", (long long)step, number[STEPS], loss), fflush(stdout);
@@ -282,17 +317,13 @@ int main(int argc, char **argv) {
     CHECK(tsr_saver_wait(saver));
     if (rank == 0 && stop) printf("digits: stopped after step %lld\n", (long long)step);
     if (!stop) {
-        begin(FC1, 0);
-        for (int i = 0; i < HELD_OUT; ++i) hidden_layer(test_x[i], h[i]);
-        end(FC1, 0), begin(FC2, 0);
-        logits(HELD_OUT);
-        for (int i = 0; i < HELD_OUT; ++i) right += likeliest(p[i]) == test_y[i];
-        end(FC2, 0);
-        log_line(step, "accuracy", (double)right / HELD_OUT);
-        if (rank == 0) printf("held-out accuracy %.4f\n", (double)right / HELD_OUT);
+        const double right = accuracy();
+        log_line(step, "accuracy", right);
+        if (rank == 0) printf("held-out accuracy %.4f\n", right);
     }
     CHECK(tsr_comm_finalize(comm));
     tsr_saver_destroy(saver), tsr_state_destroy(state), tsr_sampler_destroy(sampler);
     tsr_optimizer_destroy(optimizer), tsr_ddp_destroy(ddp), tsr_fsdp_destroy(fsdp);
+    if (is_pipeline) pipeline_destroy();
     tsr_tp_destroy(tp), tsr_mesh_destroy(mesh), tsr_comm_destroy(comm);
 }

@@ -7,8 +7,8 @@ import java.util.*;
 import java.util.concurrent.locks.LockSupport;
 import java.util.stream.IntStream;
 
-/** Learns to read handwritten digits, data-parallel, fully sharded, tensor-parallel, or both: 64 pixels, 128 hidden units
- * with ReLU, 10 classes; AdamW. The Java twin of examples/c/digits.c; see examples/README.md. Run by
+/** Learns to read handwritten digits, data-parallel, fully sharded, tensor-parallel, as a pipeline, or several of these: 64
+ * pixels, 128 hidden units with ReLU, 10 classes; AdamW. The Java twin of examples/c/digits.c; see examples/README.md. Run by
  * {@code tessera run -n 4 java -jar target/digits.jar}. */
 public final class Digits {
     static final int PIXELS = 64, HIDDEN = 128, CLASSES = 10;
@@ -25,6 +25,7 @@ public final class Digits {
     final FloatBuffer[] value = new FloatBuffer[4], grad = new FloatBuffer[4];
     int width = HIDDEN; // this rank's hidden units
     TensorParallel tp; // null: not tensor-parallel
+    Pipelined pipe; // null: no pipeline
     Ddp ddp;
     Fsdp fsdp; // or this one
     Fsdp.Pass pass;
@@ -35,8 +36,8 @@ public final class Digits {
         digits.readOptions(args);
         digits.parallel = digits.options.get("--parallel");
         digits.sharded = digits.parallel.startsWith("fsdp");
-        if (!List.of("ddp", "fsdp", "tp", "dp+tp", "fsdp+tp").contains(digits.parallel)) {
-            throw usage("--parallel cannot be \"%s\": ddp, fsdp, tp, dp+tp or fsdp+tp", digits.parallel);
+        if (!List.of("ddp", "fsdp", "tp", "dp+tp", "fsdp+tp", "pp", "dp+tp+pp").contains(digits.parallel)) {
+            throw usage("--parallel cannot be \"%s\": ddp, fsdp, tp, dp+tp, fsdp+tp, pp or dp+tp+pp", digits.parallel);
         }
         digits.readData();
         try {
@@ -51,10 +52,20 @@ public final class Digits {
     void train() throws IOException {
         initialize(number("--seed"));
         try (Comm comm = Comm.fromEnv();
+                Pipelined stages = parallel.endsWith("pp") ? pipelined(comm) : null;
                 Mesh mesh = parallel.endsWith("tp") ? meshOf(comm) : null;
                 TensorParallel slices = mesh == null ? null : slice(mesh)) {
-            train(comm, mesh == null ? comm : mesh.comm("dp"));
+            train(comm, stages != null ? stages.others : mesh == null ? comm : mesh.comm("dp"));
         }
+    }
+
+    Pipelined pipelined(Comm comm) {
+        final int multiple = parallel.equals("pp") ? 2 : 4, world = comm.worldSize();
+        if (world % multiple != 0) {
+            throw usage("--parallel %s needs %s ranks, not %d", parallel, multiple == 2 ? "an even number of" : "a multiple of 4",
+                    world);
+        }
+        return pipe = new Pipelined(comm, params, parallel.contains("tp"));
     }
 
     /** Of groups that share a model ("tp"); ranks with the same slices have other samples ("dp"). */
@@ -84,15 +95,16 @@ public final class Digits {
         final Params all = layer(0).and(NAMES[2], params[2]).and(NAMES[3], params[3]);
         try (Fsdp rows = !sharded ? null // else each rank has its rows of rank 0's values
                         : Fsdp.create(others, units, tp == null ? new FsdpOptions() : new FsdpOptions().tp(tp));
-                Ddp copy = sharded ? null : Ddp.create(others, all, tp == null ? new DdpOptions() : new DdpOptions().tp(tp));
-                Optimizer opt = (sharded ? Optimizer.adamW(rows) : Optimizer.adamW(copy)).lr(0.003).build();
+                Ddp copy = sharded || pipe != null ? null : Ddp.create(others, all, tp == null ? new DdpOptions() : new DdpOptions().tp(tp));
+                Optimizer opt = (sharded ? Optimizer.adamW(rows) : Optimizer.adamW(pipe != null ? pipe.ddp : copy)).lr(0.003).build();
                 Sampler data = Sampler.of(others, trainX.size()).seed(seed).build();
                 Saver saver = Saver.at(comm, Path.of(options.get("--checkpoints"))).keepLatest(3)
                         .format(options.get("--format"))
                         .progress(number("--progress") > 0 && comm.rank() == 0 ? Digits::showBar : (p, d, t) -> {}).open()) {
             final boolean first = comm.rank() == 0;
-            final State state = (sharded ? State.of("model", rows) : State.of("model", copy))
+            final State state = (sharded ? State.of("model", rows) : State.of("model", pipe != null ? pipe.ddp : copy))
                     .with("optim", opt).with("data", data);
+            if (pipe != null) state.join(comm); // each rank has some of the parameters
             ddp = copy;
             fsdp = rows;
             long step = saver.resume(state); // 0 when there is nothing yet
@@ -147,6 +159,7 @@ public final class Digits {
     /** The mean loss over the batch; its gradients are the average of all ranks then. */
     double forwardBackward(long[] samples) {
         final int n = samples.length;
+        if (pipe != null) return pipe.step(trainX, trainY, samples);
         final float[][] h = new float[n][width];
         double loss = 0;
         begin(0, false);
@@ -156,11 +169,8 @@ public final class Digits {
         final float[][] p = logits(h);
         for (int s = 0; s < n; ++s) {
             final int y = trainY.get((int) samples[s]);
-            final float max = p[s][likeliest(p[s])];
-            float sum = 0;
-            for (float logit : p[s]) sum += (float) Math.exp(logit - max);
-            loss += (Math.log(sum) + max - p[s][y]) / n;
-            for (int c = 0; c < CLASSES; ++c) p[s][c] = ((float) Math.exp(p[s][c] - max) / sum - (c == y ? 1 : 0)) / n;
+            loss += softmax(p[s], y) / n;
+            for (int c = 0; c < CLASSES; ++c) p[s][c] = (p[s][c] - (c == y ? 1 : 0)) / n;
         }
         end(1, false);
         begin(1, true);
@@ -222,7 +232,18 @@ public final class Digits {
         return best;
     }
 
+    /** Makes probabilities of logits; the loss of the sample. */
+    static double softmax(float[] logits, int label) {
+        final float max = logits[likeliest(logits)];
+        float sum = 0;
+        for (float logit : logits) sum += (float) Math.exp(logit - max);
+        final double loss = Math.log(sum) + max - logits[label];
+        for (int c = 0; c < CLASSES; ++c) logits[c] = (float) Math.exp(logits[c] - max) / sum;
+        return loss;
+    }
+
     double accuracy() {
+        if (pipe != null) return pipe.accuracy(testX, testY);
         final float[][] h = new float[testX.size()][width];
         begin(0, false);
         for (int i = 0; i < h.length; ++i) hiddenLayer(testX.get(i), h[i]);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Digits: a 64-128-10 network learns handwritten digits on any number of ranks: data-parallel, fully sharded,
-tensor-parallel, or both.
+tensor-parallel, a pipeline, or several of these.
 
     python digits.py                            alone
     tessera run -n 4 python digits.py           four ranks
-    tessera run -n 4 python digits.py --parallel fsdp       or tp, dp+tp, fsdp+tp
+    tessera run -n 4 python digits.py --parallel fsdp       or tp, dp+tp, fsdp+tp, pp, dp+tp+pp
     tessera run -n 1 digits_c : -n 3 python digits.py
 
 Forward and backward are plain NumPy; all that is distributed is `tessera`. examples/README.md says what the four
@@ -21,6 +21,7 @@ import time
 
 import numpy as np
 import tessera as ts
+from digits_pipeline import Pipelined
 
 MASK = (1 << 64) - 1
 
@@ -84,6 +85,10 @@ def loss_of(logits, labels):
     return loss, d_logits / np.float32(len(labels))
 
 
+def accuracy_of(logits, labels):
+    return float((logits.argmax(axis=1) == labels).mean())
+
+
 def fc2_backward(params, grads, hidden, d_logits):
     np.matmul(d_logits.T, hidden, out=grads["fc2.weight"])
     np.sum(d_logits, axis=0, out=grads["fc2.bias"])
@@ -113,8 +118,8 @@ class DataParallel:
         self.model.wait()
         return loss
 
-    def logits(self, x):
-        return logits_of(self.params, hidden_layer(self.params, x), self.tp)
+    def accuracy(self, x, labels):
+        return accuracy_of(logits_of(self.params, hidden_layer(self.params, x), self.tp), labels)
 
 
 class FullySharded:
@@ -138,21 +143,37 @@ class FullySharded:
         self.model.wait()
         return loss
 
-    def logits(self, x):
+    def accuracy(self, x, labels):
         with self.model.summon_full_params() as params:
-            return logits_of(params, hidden_layer(params, x), self.tp)
+            return accuracy_of(logits_of(params, hidden_layer(params, x), self.tp), labels)
 
 
 PARALLEL = {"ddp": DataParallel, "fsdp": FullySharded}
 PARALLEL |= {"tp": DataParallel, "dp+tp": DataParallel, "fsdp+tp": FullySharded}
+PARALLEL |= {"pp": Pipelined, "dp+tp+pp": Pipelined}
+MULTIPLE_OF = {"dp+tp": 2, "fsdp+tp": 2, "pp": 2, "dp+tp+pp": 4}  # the number of ranks
 
 
 def mesh_of(comm, parallel):
     """Of groups that share a model ("tp"); ranks with the same slices have other samples ("dp")."""
     ranks = comm.world_size if parallel == "tp" else 2
-    if comm.world_size % ranks:
-        usage_error(f"--parallel {parallel} needs an even number of ranks, not {comm.world_size}")
     return ts.Mesh(comm, {"dp": comm.world_size // ranks, "tp": ranks})
+
+
+def network_of(comm, params, parallel, opened):
+    """The network, and the ranks that have other samples. `opened` closes things in the end."""
+    multiple = MULTIPLE_OF.get(parallel, 1)
+    if comm.world_size % multiple:
+        numbers = "an even number of" if multiple == 2 else f"a multiple of {multiple}"
+        usage_error(f"--parallel {parallel} needs {numbers} ranks, not {comm.world_size}")
+    if "pp" in parallel:
+        network = Pipelined(comm, params, parallel, loss_of, opened)
+        return network, network.data_ranks
+    if "tp" not in parallel:
+        return PARALLEL[parallel](comm, params, None), comm
+    mesh = opened(mesh_of(comm, parallel))
+    tp = ts.TensorParallel(mesh, params, {"fc1": "column", "fc2": "row"}, dim="tp")
+    return PARALLEL[parallel](mesh["dp"], tp.slices, tp), mesh["dp"]
 
 
 def show_bar(phase, done, total):
@@ -164,19 +185,17 @@ def show_bar(phase, done, total):
 
 
 def train(options, training, held_out):
-    with ts.init() as comm, contextlib.ExitStack() as meshes:
+    with ts.init() as comm, contextlib.ExitStack() as stack:
         first = comm.rank == 0
-        others, params, tp = comm, initial_values(options.seed), None
-        if options.parallel.endswith("tp"):
-            mesh = meshes.enter_context(mesh_of(comm, options.parallel))
-            tp = ts.TensorParallel(mesh, params, {"fc1": "column", "fc2": "row"}, dim="tp")
-            others, params = mesh["dp"], tp.slices
-        network = PARALLEL[options.parallel](others, params, tp)
+        values = initial_values(options.seed)
+        network, others = network_of(comm, values, options.parallel, stack.enter_context)
         opt = ts.AdamW(network.model, lr=0.003)
         data = ts.Sampler(others, length=len(training[0]), seed=options.seed)
         progress = show_bar if options.progress and first else None
         saver = ts.Saver(comm, options.checkpoints, keep_latest=3, format=options.format, progress=progress)
         state = ts.State(model=network.model, optim=opt, data=data)
+        if "pp" in options.parallel:
+            state.join(comm)  # each rank has some of the parameters
 
         step = saver.resume(state)  # 0 when there is nothing yet
         if first:
@@ -204,8 +223,7 @@ def train(options, training, held_out):
             if first:
                 print(f"digits: stopped after step {step}", flush=True)
             return
-        predicted = network.logits(held_out[0]).argmax(axis=1)
-        accuracy = float((predicted == held_out[1]).mean())
+        accuracy = network.accuracy(*held_out)
         log(options, comm, step=step, accuracy=round(accuracy, 6))
         if first:
             print(f"held-out accuracy {accuracy:.4f}", flush=True)
@@ -233,7 +251,7 @@ def number(least):
 
 def parallel(text):
     if text not in PARALLEL:
-        raise argparse.ArgumentTypeError(f'cannot be "{text}": ddp, fsdp, tp, dp+tp or fsdp+tp')
+        raise argparse.ArgumentTypeError(f'cannot be "{text}": ddp, fsdp, tp, dp+tp, fsdp+tp, pp or dp+tp+pp')
     return text
 
 

@@ -79,7 +79,7 @@ def test_each_is_about_ten_lines(language: str) -> None:
 
 @pytest.mark.parametrize("program", ["c/digits.c", "python/digits.py", "java/Digits.java", "rust/src/main.rs"])
 def test_a_whole_program_is_read_in_one_sitting(program: str) -> None:
-    assert 100 <= len((ROOT / "examples" / program).read_text(encoding="utf-8").splitlines()) <= 315
+    assert 100 <= len((ROOT / "examples" / program).read_text(encoding="utf-8").splitlines()) <= 335
 
 
 def first_program(language: str) -> tuple[str, list[str]]:

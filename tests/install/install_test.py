@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SOURCE = ROOT / "examples" / "c" / "digits.c"
+SOURCES = sorted((ROOT / "examples" / "c").glob("*.c"))
 BUILD, CC, CMAKE = sys.argv[1:4]
 
 
@@ -47,14 +47,14 @@ class Installed(unittest.TestCase):
         flags = run("pkg-config", "--cflags", "--libs", "tessera", env=self.pkgconfig).split()
         self.assertIn("0.1.0", run("pkg-config", "--modversion", "tessera", env=self.pkgconfig))
         program = self.work / "by_pkg_config"
-        run(CC, "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1", SOURCE, "-o", program, *flags, "-lm")
+        run(CC, "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1", *SOURCES, "-o", program, *flags, "-lm")
         library_path = {**os.environ, "LD_LIBRARY_PATH": str(self.prefix / "lib")}
         self.train(program, env=library_path)
 
     def test_find_package(self):
         build = self.work / "by_cmake"
         run(CMAKE, "-S", HERE / "consumer", "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
-            f"-DDIGITS_SOURCE={SOURCE}", f"-DCMAKE_C_COMPILER={CC}")  # fmt: skip
+            "-DDIGITS_SOURCES=" + ";".join(map(str, SOURCES)), f"-DCMAKE_C_COMPILER={CC}")  # fmt: skip
         run(CMAKE, "--build", build)
         self.train(build / "digits")
 

@@ -38,14 +38,20 @@ def test_a_number_is_named_with_its_value_and_range(
     assert said == f'digits: {name} cannot be "{value}": a number from {least} to 999999999; see examples/README.md\n'
 
 
-def test_a_way_to_be_parallel_is_one_of_five(language: str, tmp_path: Path) -> None:
+def test_a_way_to_be_parallel_is_one_of_seven(language: str, tmp_path: Path) -> None:
     said = refusal(language, [*DATA, "--parallel", "fsd"], tmp_path)
-    assert said == 'digits: --parallel cannot be "fsd": ddp, fsdp, tp, dp+tp or fsdp+tp; see examples/README.md\n'
+    ways = "ddp, fsdp, tp, dp+tp, fsdp+tp, pp or dp+tp+pp"
+    assert said == f'digits: --parallel cannot be "fsd": {ways}; see examples/README.md\n'
 
 
 def test_groups_of_two_need_an_even_number_of_ranks(language: str, tmp_path: Path) -> None:
     said = refusal(language, [*DATA, "--parallel", "dp+tp"], tmp_path)
     assert said == "digits: --parallel dp+tp needs an even number of ranks, not 1; see examples/README.md\n"
+
+
+def test_groups_of_four_need_a_multiple_of_four_ranks(language: str, tmp_path: Path) -> None:
+    said = refusal(language, [*DATA, "--parallel", "dp+tp+pp"], tmp_path)
+    assert said == "digits: --parallel dp+tp+pp needs a multiple of 4 ranks, not 1; see examples/README.md\n"
 
 
 def test_data_that_is_not_there_comes_with_a_hint(language: str, tmp_path: Path) -> None:

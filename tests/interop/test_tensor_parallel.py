@@ -1,4 +1,4 @@
-"""The digits trainers with slices of the layers: alone, beside ranks with other samples, and in one job of several
+"""The digits trainers with slices of the layers, or as a pipeline: alone, beside ranks with other samples, and in one job of several
 languages they train like one rank with all of the batch; a run goes on under another --parallel."""
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from conftest import LANGUAGES, RunJob, losses, newest, run
 from sampling import sample
 
 BATCH = 24  # of all ranks with other samples
-WAYS = {"tp": (2, 1), "dp+tp": (4, 2), "fsdp+tp": (4, 2)}  # ranks, and those with other samples
+WAYS = {
+    "tp": (2, 1),
+    "dp+tp": (4, 2),
+    "fsdp+tp": (4, 2),
+    "pp": (4, 1),
+    "dp+tp+pp": (8, 2),
+}  # ranks, and those with other samples
 
 
 def trained(
@@ -51,7 +57,7 @@ def expect_alone(alone: tuple[Path, str, list[float]], root: Path, output: str, 
 
 @pytest.mark.parametrize(
     ("language", "parallel"),
-    sample([(one, parallel) for one in LANGUAGES for parallel in WAYS], 4, "slices in each language"),
+    sample([(one, parallel) for one in LANGUAGES for parallel in WAYS], 5, "slices in each language"),
 )
 def test_ranks_with_slices_equal_one_rank(
     run_job: RunJob, tmp_path: Path, alone: tuple[Path, str, list[float]], language: str, parallel: str
@@ -61,7 +67,7 @@ def test_ranks_with_slices_equal_one_rank(
     expect_alone(alone, root, *trained(run_job, root, [language] * ranks, parallel, samplers))
 
 
-@pytest.mark.parametrize(("parallel", "samplers"), [("tp", 1), ("fsdp+tp", 2)])
+@pytest.mark.parametrize(("parallel", "samplers"), [("tp", 1), ("fsdp+tp", 2), ("pp", 1)])
 def test_a_job_of_four_languages_equals_one_rank(
     run_job: RunJob, tmp_path: Path, alone: tuple[Path, str, list[float]], parallel: str, samplers: int
 ) -> None:
@@ -73,8 +79,8 @@ def test_a_run_goes_on_under_another_way_to_be_parallel(
     run_job: RunJob, tmp_path: Path, alone: tuple[Path, str, list[float]]
 ) -> None:
     root = tmp_path / "root"
-    output, curve = trained(run_job, root, ["java", "c"], "tp", 1, steps=10)
-    for languages, parallel, samplers in ((["rust", "python", "c", "java"], "fsdp+tp", 2), (["python"], "ddp", 1)):
+    output, curve = trained(run_job, root, ["rust", "python", "c", "java"], "fsdp+tp", 2, steps=10)
+    for languages, parallel, samplers in ((["java", "python", "rust", "c"], "dp+tp+pp", 1), (["python"], "ddp", 1)):
         step = 10 * len(curve)
         output, logged = trained(run_job, root, languages, parallel, samplers, steps=step + 10)
         assert f"resumed after step {step}" in output

@@ -1,11 +1,13 @@
 //! The digits trainer in Rust: see ../README.md for what it shares with those in C, Python and Java.
 
 mod contract;
+mod pipelined;
 
 use std::time::{Duration, Instant};
-use std::{collections::HashMap, ops::Range, process::exit, thread::sleep};
+use std::{collections::HashMap, process::exit, thread::sleep};
 
 use contract::{initial, log, parse_options, read_data, show_bar, usage, Sample, CLASSES, HIDDEN, PIXELS};
+use pipelined::{pipeline_mesh, same_mesh, stages_of, Pipelined};
 use tessera::{units, AdamW, Comm, Ddp, DdpOptions, Fsdp, FsdpOptions, Mesh, Params, Result, Sampler, Saver, State};
 use tessera::{Style, Tensor, TensorParallel};
 
@@ -18,11 +20,12 @@ fn linear(weight: &[f32], bias: &[f32], input: &[f32]) -> Vec<f32> {
     rows.map(|(row, bias)| bias + row.iter().zip(input).map(|(w, x)| w * x).sum::<f32>()).collect()
 }
 
-/// The model, or a slice of it, over the ranks: all of it on each, or its rows. A layer's weight and bias are parameters
+/// The model, or a slice of it, over the ranks: all of it on each, its rows, or some of its stages. A layer's weight and bias are parameters
 /// `2 layer` and `2 layer + 1`.
 enum Model<'c> {
     Parallel(Ddp<'c>),
     Sharded(Fsdp<'c>),
+    Pipelined(Pipelined<'c>), // which has a step of its own
 }
 
 impl Model<'_> {
@@ -37,6 +40,7 @@ impl Model<'_> {
                 whole.done()?;
                 Ok(result)
             }
+            Model::Pipelined(_) => unreachable!(),
         }
     }
 
@@ -56,6 +60,7 @@ impl Model<'_> {
                 whole.ready()?;
                 Ok(result)
             }
+            Model::Pipelined(_) => unreachable!(),
         }
     }
 
@@ -64,6 +69,7 @@ impl Model<'_> {
         match self {
             Model::Parallel(ddp) => ddp.wait(),
             Model::Sharded(fsdp) => fsdp.wait(),
+            Model::Pipelined(pipelined) => pipelined.ddp.wait(),
         }
     }
 }
@@ -96,18 +102,27 @@ fn gradients<'a>(weight: &mut [f32], bias: &mut [f32], samples: impl Iterator<It
     }
 }
 
+/// The sample's loss; makes of its logits the gradient of the loss times `scale`.
+fn loss_of(logits: &mut [f32], label: usize, scale: f32) -> f32 {
+    let largest = logits.iter().copied().fold(f32::MIN, f32::max);
+    logits.iter_mut().for_each(|logit| *logit = (*logit - largest).exp());
+    let sum: f32 = logits.iter().sum();
+    let loss = -(logits[label] / sum).ln();
+    logits.iter_mut().for_each(|p| *p *= scale / sum);
+    logits[label] -= scale;
+    loss
+}
+
 /// The batch's mean loss; its gradients are being averaged over the ranks.
-fn forward_backward(model: &Model, tp: Slices, batch: &[&Sample]) -> Result<f32> {
+fn forward_backward(model: &mut Model, tp: Slices, batch: &[&Sample]) -> Result<f32> {
+    if let Model::Pipelined(pipelined) = model {
+        return Ok(pipelined.step(tp, batch)? as f32);
+    }
     let hidden = hidden_layer(model, batch)?;
     let mut outputs = logits(model, tp, &hidden)?;
     let mut loss = 0.0;
     for (outputs, (_, label)) in outputs.iter_mut().zip(batch) {
-        let largest = outputs.iter().copied().fold(f32::MIN, f32::max);
-        outputs.iter_mut().for_each(|logit| *logit = (*logit - largest).exp());
-        let sum: f32 = outputs.iter().sum();
-        loss -= (outputs[*label] / sum).ln() / batch.len() as f32;
-        outputs.iter_mut().for_each(|p| *p /= sum * batch.len() as f32);
-        outputs[*label] -= 1.0 / batch.len() as f32;
+        loss += loss_of(outputs, *label, 1.0 / batch.len() as f32) / batch.len() as f32;
     }
     let inner: Vec<Vec<f32>> = model.backward(1, |fc2, weight, bias| {
         gradients(weight, bias, outputs.iter().zip(&hidden).map(|(outputs, hidden)| (&outputs[..], &hidden[..])));
@@ -123,8 +138,11 @@ fn forward_backward(model: &Model, tp: Slices, batch: &[&Sample]) -> Result<f32>
     Ok(loss)
 }
 
-fn accuracy(model: &Model, tp: Slices, samples: &[Sample]) -> Result<f64> {
+fn accuracy(model: &mut Model, tp: Slices, samples: &[Sample]) -> Result<f64> {
     let samples: Vec<_> = samples.iter().collect();
+    if let Model::Pipelined(pipelined) = model {
+        return pipelined.accuracy(tp, &samples);
+    }
     let logits = logits(model, tp, &hidden_layer(model, &samples)?)?;
     let is_right = |logits: &[f32], label: usize| (0..CLASSES).all(|i| logits[i] <= logits[label]);
     let right = logits.iter().zip(&samples).filter(|(logits, (_, label))| is_right(logits, *label)).count();
@@ -158,37 +176,55 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
         Tensor::new(values(CLASSES * HIDDEN, HIDDEN), [CLASSES, HIDDEN])?,
         Tensor::new(values(CLASSES, HIDDEN), [CLASSES])?,
     ];
-    let named = |params: &[Tensor], range: Range<usize>| {
-        range.fold(Params::new(), |named, i| named.with(NAMES[i], params[i].clone()))
+    let named = |params: &[Tensor], which: &[usize]| {
+        which.iter().fold(Params::new(), |named, &i| named.with(NAMES[i], params[i].clone()))
     };
-    let mesh = mesh_of(&comm, &texts["--parallel"])?;
+    let parallel = &*texts["--parallel"];
+    let pipelines = pipeline_mesh(&comm, parallel)?;
+    let mesh = match &pipelines {
+        Some(pipelines) => Some(same_mesh(pipelines, parallel)?),
+        None => mesh_of(&comm, parallel)?,
+    };
+    let own = pipelines.as_ref().map_or(Ok(vec![0, 1, 2, 3]), stages_of)?;
     let (mut tp, mut others) = (None, &comm); // those with other samples
     if let Some(mesh) = &mesh {
-        let plan = [("fc1", Style::Column), ("fc2", Style::Row)];
-        let slices = TensorParallel::builder(mesh, named(&params, 0..4)).dim("tp").plan(plan).build()?;
-        params = (0..NAMES.len()).map(|i| slices.slice_tensor(i)).collect::<Result<_>>()?;
-        (tp, others) = (Some(slices), mesh.comm("dp")?);
+        others = mesh.comm("dp")?;
+        if parallel != "pp" {
+            let plan = [("fc1", Style::Column), ("fc2", Style::Row)];
+            let slices = TensorParallel::builder(mesh, named(&params, &own)).dim("tp").plan(plan).build()?;
+            own.iter().enumerate().try_for_each(|(i, &of)| slices.slice_tensor(i).map(|slice| params[of] = slice))?;
+            tp = Some(slices);
+        }
     }
-    let mut model = if texts["--parallel"].starts_with("fsdp") {
-        let units = units!["fc1" => named(&params, 0..2), "fc2" => named(&params, 2..4)];
+    let mut model = if parallel.starts_with("fsdp") {
+        let units = units!["fc1" => named(&params, &[0, 1]), "fc2" => named(&params, &[2, 3])];
         Model::Sharded(match &tp {
             Some(tp) => Fsdp::over_slices(others, tp, units, &FsdpOptions::new())?,
             None => Fsdp::new(others, units)?, // every rank now has its rows of rank 0's values
         })
     } else {
-        Model::Parallel(match &tp {
+        let ddp = match &tp {
             Some(tp) => Ddp::over_slices(others, tp, &DdpOptions::new())?,
-            None => Ddp::new(others, named(&params, 0..4))?, // or all of them
-        })
+            None => Ddp::new(others, named(&params, &own))?, // or all of them
+        };
+        match &pipelines {
+            Some(pipelines) => Model::Pipelined(Pipelined::new(pipelines, ddp)?),
+            None => Model::Parallel(ddp),
+        }
     };
     let (mut opt, state) = match &mut model {
-        Model::Parallel(ddp) => (AdamW::new(ddp).lr(0.003).build()?, State::new().with("model", ddp)),
+        Model::Parallel(ddp) | Model::Pipelined(Pipelined { ddp, .. }) => {
+            (AdamW::new(ddp).lr(0.003).build()?, State::new().with("model", ddp))
+        }
         Model::Sharded(fsdp) => (AdamW::new(fsdp).lr(0.003).build()?, State::new().with("model", fsdp)),
     };
     let mut data = Sampler::new(others, train.len()).seed(seed).build()?;
     let mut state = state.with("optim", &opt).with("data", &data);
     let saver = Saver::at(&comm, &texts["--checkpoints"]).keep_latest(3).format(&texts["--format"]);
     let saver = if progress > 0 && rank == 0 { saver.progress(show_bar) } else { saver }.open()?;
+    if pipelines.is_some() {
+        state.join(&comm)?; // each rank has some of the parameters
+    }
     let start = saver.resume(&mut state)?;
     let from = if start == 0 { "from the beginning".to_owned() } else { format!("resumed after step {start}") };
     say(format!("digits: {world} ranks, {from}"));
@@ -197,7 +233,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
     for step in start + 1..=steps {
         let began = Instant::now();
         let batch: Vec<_> = data.batch(batch as usize)?.into_iter().map(|i| &train[i]).collect();
-        let loss = forward_backward(&model, tp.as_ref(), &batch)?;
+        let loss = forward_backward(&mut model, tp.as_ref(), &batch)?;
         model.wait()?;
         opt.step()?;
         if step % 10 == 0 || step == steps {
@@ -217,7 +253,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
         sleep(Duration::from_millis(pace).saturating_sub(began.elapsed()));
     }
     saver.wait()?;
-    let accuracy = accuracy(&model, tp.as_ref(), &held_out)?;
+    let accuracy = accuracy(&mut model, tp.as_ref(), &held_out)?;
     say(format!("held-out accuracy {accuracy:.4}"));
     record(start.max(steps), "accuracy", accuracy);
     comm.finalize()
@@ -225,8 +261,11 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
 
 fn main() {
     let (texts, numbers) = parse_options(&[("--parallel", "ddp")]);
-    if !matches!(&*texts["--parallel"], "ddp" | "fsdp" | "tp" | "dp+tp" | "fsdp+tp") {
-        usage(format!("--parallel cannot be \"{}\": ddp, fsdp, tp, dp+tp or fsdp+tp", texts["--parallel"]));
+    if !matches!(&*texts["--parallel"], "ddp" | "fsdp" | "tp" | "dp+tp" | "fsdp+tp" | "pp" | "dp+tp+pp") {
+        usage(format!(
+            "--parallel cannot be \"{}\": ddp, fsdp, tp, dp+tp, fsdp+tp, pp or dp+tp+pp",
+            texts["--parallel"]
+        ));
     }
     if let Err(error) = train(&texts, numbers) {
         eprintln!("digits: {error}");
