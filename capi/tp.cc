@@ -59,6 +59,15 @@ TpRule rule_in(const tsr_tp_rule& rule, size_t index) {
     if (rule.style != TSR_TP_SHARD && rule.dim != 0) {
         refuse(fmt::format("dim is {}; only TSR_TP_SHARD has one, otherwise it must be 0", rule.dim));
     }
+    const bool has_heads = rule.style == TSR_TP_COLUMN || rule.style == TSR_TP_ROW || rule.style == TSR_TP_SHARD;
+    if (rule.heads < 0 || (rule.heads != 0 && !has_heads)) {
+        refuse(
+            fmt::format("heads is {}; with TSR_TP_COLUMN, TSR_TP_ROW and TSR_TP_SHARD it may be above 0, otherwise it "
+                        "must be 0",
+                        rule.heads));
+    }
+    if (rule.reserved != 0) refuse(fmt::format("reserved is {}; it must be 0", rule.reserved));
+    out.heads = rule.heads;
     if (rule.style == TSR_TP_LAYOUT) {
         out.layout = *object_of(rule.layout, "the layout of a rule");
     } else if (rule.layout != nullptr) {

@@ -114,7 +114,7 @@ std::string description(const Optimizer& optimizer) {
         std::string part = fmt::format("{} {}", name_of(param.value.dtype), param.value.shape.str());
         if (param.held) {
             part = fmt::format("{} of {}", name_of(param.value.dtype), param.held->layout.shape().str());
-            for (const Box& box : param.held->layout.boxes_of(param.held->rank)) part += " " + box.str();
+            for (const Box& box : param.held->layout.boxes_of(param.held->rank)) part += fmt::format(" {}", box.str());
         }
         all.emplace_back(Json::Array{param.name, std::move(part)});
     }

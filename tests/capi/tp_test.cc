@@ -213,6 +213,11 @@ TEST(TpApi, BadRulesAreRefused) {
     options.sequence_parallel = 2;
     EXPECT_FAILS(tsr_tp_create(mesh, params.data(), 3, nullptr, 0, &options, tp.out()), TSR_E_INVALID_ARGUMENT,
                  "sequence_parallel is 2");
+    EXPECT_FAILS(with({"fc1", TSR_TP_ROW, 0, nullptr, -1, 0}), TSR_E_INVALID_ARGUMENT, "heads is -1");
+    EXPECT_FAILS(with({"fc1", TSR_TP_SEQUENCE, 0, nullptr, 2, 0}), TSR_E_INVALID_ARGUMENT, "heads is 2");
+    EXPECT_FAILS(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 3, 0}), TSR_E_INVALID_ARGUMENT, "do not divide into 3 heads");
+    EXPECT_FAILS(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 5, 1}), TSR_E_INVALID_ARGUMENT, "reserved is 1");
+    EXPECT_OK(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 5, 0}));
     const int64_t shape = 4;
     const int32_t one = 1;
     const tsr_placement whole{TSR_PLACE_REPLICATE, 0};

@@ -716,6 +716,8 @@ cdef extern from "tessera/tp.h" nogil:
         tsr_tp_style style
         int32_t dim
         const tsr_layout *layout
+        int32_t heads
+        int32_t reserved
     ctypedef struct tsr_tp_options:
         size_t struct_size
         tsr_flag sync_values

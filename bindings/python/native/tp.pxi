@@ -6,7 +6,7 @@ cdef class TensorParallel(Handle):
 
 
 def tp_create(Mesh mesh not None, list names not None, list tensors not None, list rules not None, **given):
-    """`rules` are (pattern, style, dim, Layout or None)."""
+    """`rules` are (pattern, style, dim, Layout or None, heads)."""
     cdef Lease lease = use(mesh)
     cdef TensorArray params = tensor_array(tensors, names)
     cdef size_t count = len(rules)
@@ -20,10 +20,11 @@ def tp_create(Mesh mesh not None, list names not None, list tensors not None, li
         if words == NULL:
             raise MemoryError
         for i in range(count):
-            pattern, style, dim, cut = rules[i]
+            pattern, style, dim, cut, heads = rules[i]
             words[i].pattern = text_or_null(keep, pattern, "the pattern")
             words[i].style = int32(style, "the style")
             words[i].dim = int32(dim, "the dimension")
+            words[i].heads = int32(heads, "the number of heads")
             if cut is not None:
                 layout = share(<Layout?>cut)
                 keep.append(layout)

@@ -49,6 +49,11 @@ typedef struct tsr_tp_rule {
     /* of TSR_TP_LAYOUT: of the parameter, over the ranks of the group; its boxes are whole in all dimensions but one, and
      * a rank's slice has its boxes one after another along that dimension. Otherwise NULL */
     const tsr_layout *layout;
+    /* of TSR_TP_COLUMN, TSR_TP_ROW and TSR_TP_SHARD: the number of attention heads, of one size, that the dimension which is
+     * cut consists of. Each rank gets the same number of complete heads; another number of ranks is an error. 0: cut
+     * between any rows */
+    int32_t heads;
+    int32_t reserved; /* 0 */
 } tsr_tp_rule;
 
 /** Options, the same on every rank. `_init` writes the defaults; afterwards every field is taken literally. */

@@ -126,6 +126,23 @@ void apply(const TpRule& rule, TpParam& param, bool sums_row_bias) {
                             static_cast<int>(rule.style)));
 }
 
+// Each rank gets the same number of complete heads.
+void check_heads(const TpParam& param, const TpRule& rule) {
+    if (rule.heads == 0 || param.cut < 0) return;
+    const int64_t size = param.shape[param.cut];
+    if (size % rule.heads != 0) {
+        throw wrong(param, rule.pattern,
+                    fmt::format("dimension {} has {} elements, which do not divide into {} heads", param.cut, size,
+                                rule.heads));
+    }
+    if (rule.heads % param.ranks != 0) {
+        throw wrong(param, rule.pattern,
+                    fmt::format("{} heads do not divide over {} ranks; use a number of ranks that divides them, or a "
+                                "layout in which ranks share heads",
+                                rule.heads, param.ranks));
+    }
+}
+
 // At most a few of the model's names, for an error about patterns.
 std::string some_names(std::span<const TpParam> params) {
     constexpr size_t most = 8;
@@ -228,7 +245,9 @@ std::vector<TpParam> plan_slices(std::span<const NamedTensor> params, std::span<
             }
             found = i;
         }
-        if (found) apply(rules[*found], param, sums_row_bias);
+        if (!found) continue;
+        apply(rules[*found], param, sums_row_bias);
+        check_heads(param, rules[*found]);
     }
     std::vector<std::string> unused;
     for (size_t i = 0; i < rules.size(); ++i) {

@@ -32,6 +32,7 @@ struct TpRule {
     TpStyle style = TpStyle::replicate;
     int dim = 0;                   // of shard
     std::optional<Layout> layout;  // of layout: over the ranks of the group
+    int heads = 0;  // not 0: the dimension that is cut is so many heads, of which each rank gets the same number
 };
 
 struct TpParam {

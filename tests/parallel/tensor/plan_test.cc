@@ -15,7 +15,8 @@ using ::testing::Not;
 
 NamedTensor param(const std::string& name, const Dims& shape) { return {name, {nullptr, shape, DType::f32, {}}}; }
 
-TpRule rule(const std::string& pattern, TpStyle style, int dim = 0) { return {pattern, style, dim, {}}; }
+TpRule rule(const std::string& pattern, TpStyle style, int dim = 0) { return {pattern, style, dim, {}, 0}; }
+TpRule in_heads(const std::string& pattern, TpStyle style, int heads) { return {pattern, style, 0, {}, heads}; }
 
 // The error of a plan, which must be INVALID_ARGUMENT.
 std::string refusal(const std::vector<NamedTensor>& params, const std::vector<TpRule>& rules, int ranks = 2) {
@@ -95,6 +96,25 @@ TEST(TpPlan, AStyleThatAParameterCannotHaveIsRefused) {
     EXPECT_THAT(refusal({param("w", {4, 4})}, {rule("w", TpStyle::shard, -1)}), HasSubstr("no dimension -1"));
     EXPECT_THAT(refusal({param("w", {4, 4})}, {rule("w", TpStyle::layout)}), HasSubstr("no layout"));
     EXPECT_THAT(refusal({param("w", {4, 4})}, {rule("w", static_cast<TpStyle>(9))}), HasSubstr("style 9"));
+}
+
+TEST(TpPlan, HeadsThatTheRanksDoNotDivideAreNamed) {
+    const std::vector<NamedTensor> params{param("attn.wq.weight", {12, 6}), param("attn.wq.bias", {12}),
+                                          param("attn.wo.weight", {6, 12}), param("attn.wo.bias", {6})};
+    const auto plan = plan_slices(
+        params, std::vector<TpRule>{in_heads("attn.wq", TpStyle::column, 4), in_heads("attn.wo", TpStyle::row, 4)}, 2,
+        false);
+    EXPECT_EQ(plan[0].slice_shape(1), (Dims{6, 6}));
+    EXPECT_EQ(plan[1].slice_shape(0), (Dims{6}));
+    EXPECT_EQ(plan[2].slice_shape(1), (Dims{6, 6}));
+    EXPECT_EQ(plan[3].slice_shape(1), (Dims{6})) << "the bias of a row has no heads";
+    // 12 rows divide over 3 ranks, but between heads only over 1, 2 and 4.
+    EXPECT_THAT(refusal(params, {in_heads("attn.wq", TpStyle::column, 4)}, 3),
+                AllOf(HasSubstr("\"attn.wq.weight\" [12, 6]"), HasSubstr("4 heads do not divide over 3 ranks")));
+    EXPECT_THAT(refusal(params, {in_heads("attn.wo", TpStyle::row, 2)}, 4),
+                AllOf(HasSubstr("\"attn.wo.weight\""), HasSubstr("2 heads do not divide over 4 ranks")));
+    EXPECT_THAT(refusal(params, {in_heads("attn.wq", TpStyle::column, 5)}, 5),
+                HasSubstr("dimension 0 has 12 elements, which do not divide into 5 heads"));
 }
 
 // q, k and v in one weight of 3 x 4 rows: each rank has its half of each.

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorParallel"]
 
-Style = Literal["replicate", "column", "row", "vocabulary", "sequence"] | Replicate | Shard | Layout
+Style = (
+    Literal["replicate", "column", "row", "vocabulary", "sequence"]
+    | tuple[Literal["column", "row"], int]
+    | Replicate
+    | Shard
+    | Layout
+)
 Array = "npt.NDArray[Any]"
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 
@@ -46,20 +52,26 @@ class _Later(TypedDict, total=False):
     async_op: Required[Literal[True]]
 
 
-def _rule(pattern: str, style: Style) -> tuple[str, int, int, _core.Layout | None]:
+def _rule(pattern: str, style: Style) -> tuple[str, int, int, _core.Layout | None, int]:
+    heads = 0
     if isinstance(style, Layout):
-        return pattern, 7, 0, style._handle
+        return pattern, 7, 0, style._handle, heads
     if isinstance(style, Shard):
-        return pattern, 6, style.dim, None
+        return pattern, 6, style.dim, None, heads
     if isinstance(style, Replicate):
-        return pattern, _STYLES["replicate"], 0, None
-    number = _STYLES.get(style) if isinstance(style, str) else None
+        return pattern, _STYLES["replicate"], 0, None, heads
+    name: object = style
+    if isinstance(style, tuple) and len(style) == 2 and style[0] in ("column", "row"):
+        name, heads = style
+        if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+            raise InvalidArgument(f"the style of {pattern!r} has {heads!r} heads; it must be a number from 1")
+    number = _STYLES.get(name) if isinstance(name, str) else None
     if number is None:
         raise InvalidArgument(
-            f"the style of {pattern!r} is {style!r}; it must be one of {', '.join(map(repr, _STYLES))}, a Shard, a "
-            "Replicate or a Layout"
+            f"the style of {pattern!r} is {style!r}; it must be one of {', '.join(map(repr, _STYLES))}, "
+            '("column", heads), ("row", heads), a Shard, a Replicate or a Layout'
         )
-    return pattern, number, 0, None
+    return pattern, number, 0, None, heads
 
 
 def _dim(dim: int | None, ndim: int) -> int:
@@ -91,7 +103,8 @@ class TensorParallel(Closable):
         They are read here and not used later; only rank 0's values count, unless `sync_values` is False.
     plan : mapping of str to style
         A pattern for each dotted part of a name, such as ``"layers.*.attn.w[qkv]"``, and the style of the parameters,
-        or of all parameters of the modules, that it matches; a placement, ``Shard(d)`` or ``Replicate()``; or a
+        or of all parameters of the modules, that it matches; ``("column", heads)`` or ``("row", heads)``, which cut
+        between attention heads and give each rank the same number; a placement, ``Shard(d)`` or ``Replicate()``; or a
         `Layout` over the ranks of `dim`, for weights that join several.
     dim : str, optional
         The name of the dimension; by default the only one of `mesh`.
@@ -100,7 +113,8 @@ class TensorParallel(Closable):
     Raises
     ------
     InvalidArgument
-        A pattern matches nothing, several match a parameter, or a parameter cannot have its style; on all ranks.
+        A pattern matches nothing, several match a parameter, a parameter cannot have its style, or the ranks do not
+        divide its heads; on all ranks.
     Mismatch
         The plans of the ranks differ; the message names the first difference.
 

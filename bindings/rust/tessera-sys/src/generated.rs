@@ -560,6 +560,8 @@ structs! {
         style: tsr_tp_style,
         dim: i32,
         layout: *const tsr_layout,
+        heads: i32,
+        reserved: i32,
     }
     struct tsr_tp_options {
         struct_size: usize,
@@ -820,11 +822,13 @@ const _: () = {
     assert!(offset_of!(tsr_store_options, token) == 16);
     assert!(offset_of!(tsr_store_options, job_id) == 24);
     assert!(offset_of!(tsr_store_options, epoch) == 32);
-    assert!(size_of::<tsr_tp_rule>() == 24 && align_of::<tsr_tp_rule>() == 8);
+    assert!(size_of::<tsr_tp_rule>() == 32 && align_of::<tsr_tp_rule>() == 8);
     assert!(offset_of!(tsr_tp_rule, pattern) == 0);
     assert!(offset_of!(tsr_tp_rule, style) == 8);
     assert!(offset_of!(tsr_tp_rule, dim) == 12);
     assert!(offset_of!(tsr_tp_rule, layout) == 16);
+    assert!(offset_of!(tsr_tp_rule, heads) == 24);
+    assert!(offset_of!(tsr_tp_rule, reserved) == 28);
     assert!(size_of::<tsr_tp_options>() == 16 && align_of::<tsr_tp_options>() == 8);
     assert!(offset_of!(tsr_tp_options, struct_size) == 0);
     assert!(offset_of!(tsr_tp_options, sync_values) == 8);

@@ -572,6 +572,26 @@ fn the_loss_of_a_vocabulary_that_is_cut_is_that_of_a_plain_computation() {
 }
 
 #[test]
+fn heads_are_whole_on_each_rank() {
+    ranks(2, |comm| {
+        let mesh = line(&comm);
+        let with = |style| {
+            let params = params!["wq.weight" => (vec![0.0f32; 24], [12, 2])];
+            TensorParallel::builder(&mesh, params).plan([("wq", style)]).build()
+        };
+        assert_eq!(with(Style::ColumnHeads(4)).unwrap().slice(0).unwrap().len(), 12);
+        for (style, why) in [
+            (Style::ColumnHeads(3), "3 heads do not divide over 2 ranks"),
+            (Style::RowHeads(5), "do not divide into 5 heads"),
+            (Style::RowHeads(0), "the number of heads is 0"),
+        ] {
+            let error = with(style).unwrap_err();
+            assert!(error.code() == Code::InvalidArgument && error.message().contains(why), "{error}");
+        }
+    });
+}
+
+#[test]
 fn bad_losses_are_refused() {
     let comm = alone();
     let mesh = line(&comm);

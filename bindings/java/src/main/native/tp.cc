@@ -5,21 +5,24 @@ namespace tsr::jni {
 
 namespace {
 
-// Rules: `patterns`, `styles`, `dims` and `layouts` (handles, or 0) have one element for each.
+// Rules: `patterns`, `styles`, `dims`, `heads` and `layouts` (handles, or 0) have one element for each.
 jlong tp_create(JNIEnv* env, jclass, jlong mesh, jobjectArray names, jlongArray tensors, jobjectArray patterns,
-                jintArray styles, jintArray dims, jlongArray layouts, jobject options) {
+                jintArray styles, jintArray dims, jintArray heads, jlongArray layouts, jobject options) {
     return shim(env, [&] {
         const Params params(env, names, tensors);
         const std::vector<Text> pattern_texts = texts(env, patterns);
         const std::vector<int32_t> style_list = ints(env, styles);
         const std::vector<int32_t> dim_list = ints(env, dims);
+        const std::vector<int32_t> head_list = ints(env, heads);
         const std::vector<int64_t> layout_list = longs(env, layouts);
         same_size(pattern_texts, style_list);
         same_size(pattern_texts, dim_list);
+        same_size(pattern_texts, head_list);
         same_size(pattern_texts, layout_list);
         std::vector<tsr_tp_rule> rules;
         for (size_t i = 0; i < pattern_texts.size(); ++i) {
-            rules.push_back({pattern_texts[i].c_str(), style_list[i], dim_list[i], as<tsr_layout>(layout_list[i])});
+            rules.push_back({pattern_texts[i].c_str(), style_list[i], dim_list[i], as<tsr_layout>(layout_list[i]),
+                             head_list[i], 0});
         }
         tsr_tp* tp = nullptr;
         blocking(env, [&] {

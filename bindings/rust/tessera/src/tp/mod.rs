@@ -38,6 +38,10 @@ pub enum Style<'l> {
     /// Weights are cut along dimension 1: each rank takes some of the inputs. Biases, which have one dimension, are
     /// replicated; [`TensorParallel::leave`] adds them once, after the sum.
     Row,
+    /// [`Column`](Self::Column) between so many attention heads: each rank gets the same number of complete heads.
+    ColumnHeads(usize),
+    /// [`Row`](Self::Row) between so many attention heads: each rank gets the same number of complete heads.
+    RowHeads(usize),
     /// The weight `[words, features]` of an embedding, cut along dimension 0; see [`TensorParallel::embed`].
     Vocabulary,
     /// Replicated, and used where each rank has a part of the sequence, such as the weight of a norm:
@@ -53,11 +57,17 @@ pub enum Style<'l> {
 
 impl Style<'_> {
     fn rule(self, pattern: *const std::ffi::c_char) -> Result<sys::tsr_tp_rule> {
-        let rule = |style| sys::tsr_tp_rule { pattern, style, dim: 0, layout: ptr::null() };
+        let rule = |style| sys::tsr_tp_rule { pattern, style, dim: 0, layout: ptr::null(), heads: 0, reserved: 0 };
+        let heads = |style, count| match raw::int32("the number of heads", count)? {
+            0 => Err(Error::argument("the number of heads is 0; it must be at least 1")),
+            heads => Ok(sys::tsr_tp_rule { heads, ..rule(style) }),
+        };
         Ok(match self {
             Style::Replicate => rule(sys::TSR_TP_REPLICATE),
             Style::Column => rule(sys::TSR_TP_COLUMN),
             Style::Row => rule(sys::TSR_TP_ROW),
+            Style::ColumnHeads(count) => heads(sys::TSR_TP_COLUMN, count)?,
+            Style::RowHeads(count) => heads(sys::TSR_TP_ROW, count)?,
             Style::Vocabulary => rule(sys::TSR_TP_VOCABULARY),
             Style::Sequence => rule(sys::TSR_TP_SEQUENCE),
             Style::Shard(dim) => {

@@ -65,8 +65,8 @@ final class Native extends PlainNatives {
 
     // tp.cc
     static native long tpCreate(
-            long mesh, byte[][] names, long[] tensors, byte[][] patterns, int[] styles, int[] dims, long[] layouts,
-            Object options);
+            long mesh, byte[][] names, long[] tensors, byte[][] patterns, int[] styles, int[] dims, int[] heads,
+            long[] layouts, Object options);
     static native byte[] tpParamName(long tp, int index);
     static native long[] tpParam(long tp, int index);
     static native long[] tpSlice(long tp, int index);

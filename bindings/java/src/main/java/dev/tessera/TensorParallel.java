@@ -72,32 +72,49 @@ public final class TensorParallel extends NativeObject {
     /** What a rule does with the parameters that it matches. Weights are [outputs, inputs, ...]. */
     public static final class Style {
         /** Every rank holds it; the default for parameters that no rule matches. */
-        public static final Style REPLICATE = new Style("REPLICATE", 1, 0, null);
+        public static final Style REPLICATE = new Style("REPLICATE", 1, 0, null, 0);
         /** Cut along dimension 0, weights and biases: each rank computes some of the outputs. */
-        public static final Style COLUMN = new Style("COLUMN", 2, 0, null);
+        public static final Style COLUMN = new Style("COLUMN", 2, 0, null, 0);
         /**
          * Weights are cut along dimension 1: each rank takes some of the inputs. Biases are replicated; {@link
          * TensorParallel#leave(Tensor, Tensor, Tensor)} adds them once, after the sum.
          */
-        public static final Style ROW = new Style("ROW", 3, 0, null);
+        public static final Style ROW = new Style("ROW", 3, 0, null, 0);
         /** The weight [words, features] of an embedding, cut along dimension 0; see {@link TensorParallel#embed}. */
-        public static final Style VOCABULARY = new Style("VOCABULARY", 4, 0, null);
+        public static final Style VOCABULARY = new Style("VOCABULARY", 4, 0, null, 0);
         /**
          * Replicated, used where each rank has a part of the sequence, such as the weight of a norm: {@link
          * TensorParallel#sumGrads} sums its gradient over the ranks.
          */
-        public static final Style SEQUENCE = new Style("SEQUENCE", 5, 0, null);
+        public static final Style SEQUENCE = new Style("SEQUENCE", 5, 0, null, 0);
 
         private final String name;
         private final int number;
         private final int dim;
         private final Layout layout;
+        private final int heads;
 
-        private Style(String name, int number, int dim, Layout layout) {
+        private Style(String name, int number, int dim, Layout layout, int heads) {
             this.name = name;
             this.number = number;
             this.dim = dim;
             this.layout = layout;
+            this.heads = heads;
+        }
+
+        /**
+         * The same between attention heads: each rank gets the same number of complete heads. For {@link #COLUMN}, {@link
+         * #ROW} and {@link #shard}.
+         *
+         * @param count the number of heads that the dimension which is cut consists of, which the ranks must divide
+         * @return the style
+         * @throws IllegalArgumentException if there is none, or another style is meant
+         */
+        public Style heads(int count) {
+            if (count < 1 || (number != 2 && number != 3 && number != 6)) {
+                throw new IllegalArgumentException(this + " cannot have " + count + " heads");
+            }
+            return new Style(name + ".heads(" + count + ")", number, dim, layout, count);
         }
 
         /**
@@ -107,7 +124,7 @@ public final class TensorParallel extends NativeObject {
          * @return the style
          */
         public static Style shard(int dim) {
-            return new Style("shard(" + dim + ")", 6, dim, null);
+            return new Style("shard(" + dim + ")", 6, dim, null, 0);
         }
 
         /**
@@ -119,7 +136,7 @@ public final class TensorParallel extends NativeObject {
          * @return the style
          */
         public static Style layout(Layout layout) {
-            return new Style("layout", 7, 0, Objects.requireNonNull(layout, "layout"));
+            return new Style("layout", 7, 0, Objects.requireNonNull(layout, "layout"), 0);
         }
 
         /** Its name here. */
@@ -254,12 +271,13 @@ public final class TensorParallel extends NativeObject {
             final byte[][] texts = patterns.stream().map(p -> Native.utf8(p, "pattern")).toArray(byte[][]::new);
             final int[] kinds = styles.stream().mapToInt(style -> style.number).toArray();
             final int[] dims = styles.stream().mapToInt(style -> style.dim).toArray();
+            final int[] heads = styles.stream().mapToInt(style -> style.heads).toArray();
             if (comm == null) {
                 return Native.tpCreate(
-                        ranks, params.nameBytes(), params.descriptors(), texts, kinds, dims, layouts, options);
+                        ranks, params.nameBytes(), params.descriptors(), texts, kinds, dims, heads, layouts, options);
             }
             return comm.ref.callLongExclusive(c -> Native.tpCreate(
-                    ranks, params.nameBytes(), params.descriptors(), texts, kinds, dims, layouts, options));
+                    ranks, params.nameBytes(), params.descriptors(), texts, kinds, dims, heads, layouts, options));
         }
     }
 

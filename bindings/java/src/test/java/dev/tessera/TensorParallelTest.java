@@ -1121,6 +1121,10 @@ class TensorParallelTest {
         bad.put("has no dimension 2", Map.of("fc1.weight", Style.shard(2)));
         bad.put("has no dimension -1", Map.of("fc1.weight", Style.shard(-1)));
         bad.put("needs 2", Map.of("fc1.bias", Style.VOCABULARY));
+        bad.put("1 heads do not divide over 2 ranks", Map.of("fc1.weight", Style.COLUMN.heads(1)));
+        bad.put("do not divide into 3 heads", Map.of("fc1.weight", Style.shard(0).heads(3)));
+        assertThrows(IllegalArgumentException.class, () -> Style.ROW.heads(0));
+        assertThrows(IllegalArgumentException.class, () -> Style.SEQUENCE.heads(2));
         final Layout layout = Layout.of(new long[] {8, IN}, new int[] {3}, Placement.shard(0));
         bad.put("over 3 ranks", Map.of("fc1.weight", Style.layout(layout)));
         onMesh(2, (mesh, rank) -> {
