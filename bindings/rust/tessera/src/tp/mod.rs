@@ -38,9 +38,9 @@ pub enum Style<'l> {
     /// Weights are cut along dimension 1: each rank takes some of the inputs. Biases, which have one dimension, are
     /// replicated; [`TensorParallel::leave`] adds them once, after the sum.
     Row,
-    /// [`Column`](Self::Column) between so many attention heads: each rank gets the same number of complete heads.
+    /// [`Column`](Self::Column), cut between attention heads, of which this is the number. Each rank gets equally many.
     ColumnHeads(usize),
-    /// [`Row`](Self::Row) between so many attention heads: each rank gets the same number of complete heads.
+    /// [`Row`](Self::Row), cut between attention heads, of which this is the number. Each rank gets equally many.
     RowHeads(usize),
     /// The weight `[words, features]` of an embedding, cut along dimension 0; see [`TensorParallel::embed`].
     Vocabulary,
