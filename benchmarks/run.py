@@ -50,6 +50,9 @@ def main() -> int:
     fsdp_memory = commands.add_parser("fsdp_memory", help="the memory of a fully sharded step alone")
     fsdp_memory.add_argument("--ranks", type=numbers, default=[1, 2, 3, 4])
     fsdp_memory.add_argument("--layers", type=int, default=8)
+    pipeline = commands.add_parser("pipeline", help="pipelines that wait beside their simulation, and a training step")
+    pipeline.add_argument("--rounds", type=int, default=9)
+    pipeline.add_argument("--ranks", type=numbers, default=[4, 8])
     bindings = commands.add_parser("bindings", help="what a call takes in each language beyond the same call in C")
     bindings.add_argument("--rounds", type=int, default=7)
     optimizer = commands.add_parser("optimizer", help="a step of AdamW beside PyTorch's fused one and memory")
@@ -113,6 +116,10 @@ def main() -> int:
         import ddp_shared as shared_bench
 
         cases = shared_bench.bench(arguments.rounds, arguments.ranks)
+    elif arguments.name == "pipeline":
+        import pipeline as pipeline_bench
+
+        cases = pipeline_bench.bench(arguments.binaries.parent / "tessera", arguments.rounds, arguments.ranks)
     elif arguments.name == "hosts":
         import hosts as hosts_bench
 

@@ -1,0 +1,58 @@
+"""Pipelines: stages that wait beside the simulation of their schedule, and a training step beside PyTorch's pipelining.
+
+A wait takes no processor, so that more ranks than the machine has processors show what the executor adds to the times of a
+schedule: its messages and its calls. All schedules divide the same work: a rank's forward of a micro-batch takes WAIT_MS, its
+backward twice that, however many stages it has. The peer is the makespan that `tessera pipeline show` simulates.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import results
+from pipeline_waits_rank import STAGES_PER_RANK
+from rank_processes import Ranks
+
+MICROBATCHES, WAIT_MS = 16, 8.0
+SCHEDULES = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipev")
+SIMULATED = 1 / 1.05  # of the simulated makespan over ours
+OF_THE_GAIN = 0.95
+
+
+def bench(command: Path, rounds: int, ranks_list: list[int]) -> list[results.Case]:
+    return [case for count in ranks_list for case in waits(command, rounds, count)]
+
+
+def waits(command: Path, rounds: int, count: int) -> list[results.Case]:
+    simulated = {name: makespan(command, name, count) for name in SCHEDULES}
+    arguments = [str(MICROBATCHES), str(WAIT_MS), *SCHEDULES]
+    times: dict[str, list[float]] = {name: [] for name in SCHEDULES}
+    with Ranks("pipeline_waits_rank.py", arguments, count, {}) as ranks:
+        for number in range(rounds):
+            turn = number % len(SCHEDULES)
+            for name in SCHEDULES[turn:] + SCHEDULES[:turn]:
+                times[name].append(max(reply["ms"] for reply in ranks.tell("step", name)))
+    cases = []
+    for name in SCHEDULES:
+        pairs = [(ms, simulated[name]) for ms in times[name]]
+        label = f"pipeline of {count} ranks that wait, m = {MICROBATCHES}, {name}"
+        cases.append(results.case(label, "ms", "simulated", pairs, SIMULATED, smaller_is_better=True))
+    for name in ("interleaved_zero_bubble", "zb_h2", "zbv"):
+        pairs = list(zip(times[name], times["1f1b"], strict=True))
+        gain = simulated["1f1b"] / simulated[name]
+        label = f"pipeline of {count} ranks that wait, m = {MICROBATCHES}, {name}"
+        target = max(1.0, OF_THE_GAIN * gain)
+        cases.append(results.case(label, "ms", "1f1b, ours", pairs, target, smaller_is_better=True))
+    return cases
+
+
+def makespan(command: Path, schedule: str, count: int) -> float:
+    """Milliseconds, as simulated."""
+    stages = STAGES_PER_RANK.get(schedule, 1)
+    wait = str(WAIT_MS / stages)
+    options = ["--schedule", schedule, "--ranks", str(count), "--stages-per-rank", str(stages)]
+    options += ["--microbatches", str(MICROBATCHES), "--forward", wait, "--input", wait, "--weight", wait]
+    shown = subprocess.run([command, "pipeline", "show", "--json", *options], check=True, capture_output=True, text=True)
+    return float(json.loads(shown.stdout)["makespan"])

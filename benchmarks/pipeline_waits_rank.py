@@ -1,0 +1,75 @@
+"""One rank of `./dev bench pipeline`: stages whose work is a wait that takes no processor.
+
+usage: pipeline_waits_rank.py MICROBATCHES WAIT_MS SCHEDULE..., under torchrun's environment. Each rank waits WAIT_MS for the
+forward of a micro-batch, and twice that for the backward, over all of its stages. Commands, a line each: `step SCHEDULE`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+import tessera as ts
+
+ROWS, WIDTH = 4, 64
+STAGES_PER_RANK = {"zbv": 2, "dualpipev": 2, "interleaved_1f1b": 2, "interleaved_zero_bubble": 2}
+IN_A_V = ("zbv", "dualpipev")
+
+
+def stages_of(schedule: str, rank: int, world: int) -> list[int]:
+    if schedule in IN_A_V:
+        return [rank, 2 * world - 1 - rank]
+    return [rank + i * world for i in range(STAGES_PER_RANK.get(schedule, 1))]
+
+
+def pipeline(comm: ts.Comm, schedule: str, microbatches: int, seconds: float) -> ts.Pipeline:
+    wait = seconds / STAGES_PER_RANK.get(schedule, 1)
+
+    def forward(call: ts.StageCall) -> object:
+        time.sleep(wait)
+        return 0.0 if call.targets else call.inputs[0]
+
+    def backward_input(call: ts.StageCall) -> None:
+        time.sleep(wait)
+
+    def backward_weight(call: ts.StageCall) -> None:
+        time.sleep(wait)
+
+    def backward(call: ts.StageCall) -> None:
+        time.sleep(2 * wait)
+
+    stages = stages_of(schedule, comm.rank, comm.world_size)
+    return ts.Pipeline(
+        comm,
+        stages,
+        forward,
+        backward,
+        backward_input=backward_input,
+        backward_weight=backward_weight,
+        microbatches=microbatches,
+        schedule=schedule,
+    )
+
+
+def main() -> None:
+    microbatches, seconds = int(sys.argv[1]), float(sys.argv[2]) / 1e3
+    with ts.init() as comm:
+        pipelines = {name: pipeline(comm, name, microbatches, seconds) for name in sys.argv[3:]}
+        batch = np.zeros((ROWS * microbatches, WIDTH), np.float32)
+        for pipe in pipelines.values():
+            pipe.step(batch, batch)
+        print(json.dumps({}), flush=True)
+        for line in sys.stdin:
+            _, name = line.split()
+            comm.barrier()
+            begin = time.perf_counter()
+            pipelines[name].step(batch, batch)
+            print(json.dumps({"ms": (time.perf_counter() - begin) * 1e3}), flush=True)
+        for pipe in pipelines.values():
+            pipe.close()
+
+
+if __name__ == "__main__":
+    main()
