@@ -53,6 +53,10 @@ def main() -> int:
     pipeline = commands.add_parser("pipeline", help="pipelines that wait beside their simulation, and a training step")
     pipeline.add_argument("--rounds", type=int, default=9)
     pipeline.add_argument("--ranks", type=numbers, default=[4, 8])
+    tp = commands.add_parser("tp", help="a tensor-parallel step under PyTorch beside its own on gloo")
+    tp.add_argument("--rounds", type=int, default=21)
+    tp.add_argument("--ranks", type=numbers, default=[2, 4])
+    tp.add_argument("--layers", type=int, default=8)
     bindings = commands.add_parser("bindings", help="what a call takes in each language beyond the same call in C")
     bindings.add_argument("--rounds", type=int, default=7)
     optimizer = commands.add_parser("optimizer", help="a step of AdamW beside PyTorch's fused one and memory")
@@ -120,6 +124,10 @@ def main() -> int:
         import pipeline as pipeline_bench
 
         cases = pipeline_bench.bench(arguments.binaries.parent / "tessera", arguments.rounds, arguments.ranks)
+    elif arguments.name == "tp":
+        import tp as tp_bench
+
+        cases = tp_bench.bench(arguments.rounds, arguments.ranks, arguments.layers)
     elif arguments.name == "hosts":
         import hosts as hosts_bench
 
