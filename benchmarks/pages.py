@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fsdp_memory
 import results
+import scaling_3d
 import scaling_fsdp
 from tables import MIB, by_size, measured_on, plain, short, size_of, table, with_unit
 
@@ -291,6 +292,7 @@ def pages() -> dict[Path, str]:
     for path, name, make, space in BLOCKS:
         page = made.get(path) or path.read_text(encoding="utf-8")
         made[path] = with_block(page, f"{name}.json", make(results.read(name)), space)
+    made[SCALING] = with_block(made[SCALING], "scaling_3d.py", scaling_3d.text(), "\n\n")
     return made
 
 

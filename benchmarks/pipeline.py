@@ -1,8 +1,9 @@
 """Pipelines: stages that wait beside the simulation of their schedule, and a training step beside PyTorch's pipelining.
 
-A wait takes no processor, so that more ranks than the machine has processors show what the executor adds to the times of a
-schedule: its messages and its calls. All schedules divide the same work: a rank's forward of a micro-batch takes WAIT_MS, its
-backward twice that, however many stages it has. The peer is the makespan that `tessera pipeline show` simulates.
+A wait takes no processor, so that more ranks than the machine has processors show what the executor adds to the times
+of a schedule: its messages and its calls. All schedules divide the same work: a rank's forward of a micro-batch takes
+WAIT_MS, its backward twice that, however many stages it has. The peer is the makespan that `tessera pipeline show`
+simulates.
 """
 
 from __future__ import annotations
@@ -54,5 +55,7 @@ def makespan(command: Path, schedule: str, count: int) -> float:
     wait = str(WAIT_MS / stages)
     options = ["--schedule", schedule, "--ranks", str(count), "--stages-per-rank", str(stages)]
     options += ["--microbatches", str(MICROBATCHES), "--forward", wait, "--input", wait, "--weight", wait]
-    shown = subprocess.run([command, "pipeline", "show", "--json", *options], check=True, capture_output=True, text=True)
+    shown = subprocess.run(
+        [command, "pipeline", "show", "--json", *options], check=True, capture_output=True, text=True
+    )
     return float(json.loads(shown.stdout)["makespan"])

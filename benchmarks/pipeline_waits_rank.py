@@ -1,7 +1,8 @@
 """One rank of `./dev bench pipeline`: stages whose work is a wait that takes no processor.
 
-usage: pipeline_waits_rank.py MICROBATCHES WAIT_MS SCHEDULE..., under torchrun's environment. Each rank waits WAIT_MS for the
-forward of a micro-batch, and twice that for the backward, over all of its stages. Commands, a line each: `step SCHEDULE`.
+usage: pipeline_waits_rank.py MICROBATCHES WAIT_MS SCHEDULE..., under torchrun's environment. Each rank waits WAIT_MS
+for the forward of a micro-batch, and twice that for the backward, over all of its stages. Commands, a line each:
+`step SCHEDULE`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A tensor-parallel step under PyTorch: over our backend beside PyTorch's own on gloo, and beside the same slices alone.
+"""A tensor-parallel step under PyTorch: over our backend beside PyTorch's own on gloo, and the same slices alone.
 
-One set of ranks holds a model of each kind (tp_rank.py) and takes a step of each in turn, in another order each round; a step's
-time is the slowest rank's. What communication adds to a step is its time less that of the same step without any, in the same
-round.
+One set of ranks holds a model of each kind (tp_rank.py) and takes a step of each in turn, in another order each round;
+a step's time is the slowest rank's. What communication adds to a step is its time less that of the same step without
+any, in the same round.
 """
 
 from __future__ import annotations

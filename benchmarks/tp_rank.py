@@ -1,7 +1,8 @@
-"""One rank of `./dev bench tp`: a transformer that trains under PyTorch, cut over all ranks, over a process group of each kind.
+"""One rank of `./dev bench tp`: a transformer that trains under PyTorch, cut over all ranks.
 
-usage: tp_rank.py LAYERS KIND..., under torchrun's environment. Kinds: `ours` and `gloo` are backends; `alone` computes the same
-slices and communicates nothing (PyTorch's fake backend, whose results are wrong). Commands, a line each: `step KIND`.
+usage: tp_rank.py LAYERS KIND..., under torchrun's environment. Kinds: `ours` and `gloo` are backends; `alone` computes
+the same slices and communicates nothing (PyTorch's fake backend, whose results are wrong). Commands, a line each:
+`step KIND`.
 """
 
 from __future__ import annotations
