@@ -1,6 +1,6 @@
 """PyTorch's pipeline parallelism, run by `tessera.Pipeline`.
 
-    from tessera.torch.pipelining import PipelineStage, Schedule1F1B  # was: from torch.distributed.pipelining import ...
+    from tessera.torch.pipelining import ...  # was: from torch.distributed.pipelining import ...
 
     stage = PipelineStage(layers, rank, ranks, torch.device("cpu"))
     schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)

@@ -301,7 +301,9 @@ def _send(call: StageCall, number: int, output: Any) -> None:
         )
     if isinstance(output, DTensor) or output.layout is not torch.strided or output.is_quantized:
         kind = "DTensor" if isinstance(output, DTensor) else str(output.layout)
-        raise Unsupported(f"{what} is a {kind}; stages exchange dense plain tensors: return its to_local() or to_dense()")
+        raise Unsupported(
+            f"{what} is a {kind}; stages exchange dense plain tensors: return its to_local() or to_dense()"
+        )
     if output.dtype not in CORE or (output.is_complex() and output.requires_grad):
         gradient = " with a gradient" if output.requires_grad else ""
         raise Unsupported(f"{what} is {dtype_name(output.dtype)}{gradient}, which stages cannot exchange")

@@ -58,7 +58,19 @@ class _Run(_theirs._PipelineSchedule):
     _runner: Runner
     _refusal: Exception | None = None
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
+        finalize_gradients: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         """Train on one batch. Collective over the ranks of the pipeline.
 
         Parameters
@@ -99,12 +111,40 @@ class _Run(_theirs._PipelineSchedule):
         failure the schedule cannot be used again; make a new one.
         """
         self._refusal = None
-        return super().step(*args, **kwargs)
+        return super().step(
+            *args,
+            target=target,
+            losses=losses,
+            return_outputs=return_outputs,
+            loss_kwargs=loss_kwargs,
+            arg_mbs=arg_mbs,
+            kwarg_mbs=kwarg_mbs,
+            target_mbs=target_mbs,
+            finalize_gradients=finalize_gradients,
+            **kwargs,
+        )
 
-    def eval(self, *args: Any, **kwargs: Any) -> Any:
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Any] | None = None,
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Run only the forwards, without gradients. Collective. Arguments as those of `step`; without a target, no
         losses are computed."""
-        return super().eval(*args, **kwargs)
+        return super().eval(
+            *args,
+            target=target,
+            losses=losses,
+            arg_mbs=arg_mbs,
+            kwarg_mbs=kwarg_mbs,
+            target_mbs=target_mbs,
+            **kwargs,
+        )
 
     def stats(self) -> PipelineStats:
         """Statistics of the last step or evaluation on this rank. Not part of PyTorch's API."""
@@ -198,10 +238,12 @@ class _Run(_theirs._PipelineSchedule):
         return self._pipe
 
     def _csv(self) -> str:
-        order = self.pipeline_order  # type: ignore[attr-defined]
+        order = self.pipeline_order
         if not order:
             raise InvalidArgument(f"{type(self).__name__} has no order; load one by _load_csv, or use another schedule")
-        return "".join(",".join("" if one is None else _cell(one) for one in order[rank]) + "\n" for rank in sorted(order))
+        return "".join(
+            ",".join("" if one is None else _cell(one) for one in order[rank]) + "\n" for rank in sorted(order)
+        )
 
 
 def _cell(action: Any) -> str:
