@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from torch import nn
 from torch.distributed import pipelining as theirs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 from torch_ranks import patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
@@ -344,6 +346,65 @@ def frozen_stages() -> None:
             same_gradients(model[rank], whole[rank], f"frozen {frozen}, {name}")
 
 
+class Awkward(nn.Module):
+    """What a split backward may miss or count twice."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.one = nn.Linear(5, 5, dtype=torch.float64)
+        self.two = nn.Linear(5, 5, dtype=torch.float64)
+        self.bias = nn.Parameter(torch.randn(2, 5, dtype=torch.float64))
+        self.other = nn.Parameter(torch.randn(2, 5, dtype=torch.float64))
+        self.foreign = [torch.randn(5, dtype=torch.float64, requires_grad=True)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor
+        if self.kind == "shared":
+            made = self.one(torch.tanh(self.one(x)))
+        elif self.kind == "same gradient":  # of both, which must not share it
+            made = self.two(torch.tanh(self.one(x) + self.bias + self.other))
+        elif self.kind == "deep":
+            made = self.two(torch.tanh(self.one(x)) * torch.tanh(self.one.weight @ self.other[0]))
+        elif self.kind == "foreign":
+            made = self.one(x) * self.foreign[0]
+        elif self.kind == "apart":
+            made = self.one(self.other * self.bias) + x.detach()
+        elif self.kind == "recomputed":
+            made = checkpoint(lambda x: self.two(torch.tanh(self.one(x))), x, use_reentrant=False)
+        else:
+            made = torch.tanh(x)  # no weights
+        return made
+
+
+def split_backwards() -> None:
+    """Weights that are shared, far from the inputs, or not reached from them; hooks of weights run."""
+    x, y = batch(8)
+    for kind in ("shared", "same gradient", "deep", "foreign", "apart", "recomputed", "none"):
+        torch.manual_seed(8)
+        whole = [Awkward("deep" if kind == "none" and i == 0 else kind) for i in range(ranks)]
+        model = copy.deepcopy(whole)
+        hooked: list[str] = []
+        for name, param in model[rank].named_parameters():
+            param.register_post_accumulate_grad_hook(partial(lambda hooked, name, _: hooked.append(name), hooked, name))
+        stage = PipelineStage(model[rank], rank, ranks, CPU)
+        schedule = schedule_of(pipelining, "InterleavedZeroBubble", [stage], 4)
+        for number in range(2):
+            alone(whole, x, y, 4)
+            step(schedule, [rank], ranks, x, y)
+            if kind == "apart":  # nothing arrives from the stage after, which sends zeros
+                for param, other in zip(model[rank].parameters(), whole[rank].parameters(), strict=True):
+                    if param.grad is not None and other.grad is None:
+                        assert rank < ranks - 1
+                        assert not param.grad.any()
+                        other.grad = param.grad.clone()
+            same_gradients(model[rank], whole[rank], f"{kind}, step {number}")
+            same(model[rank].foreign[0].grad, whole[rank].foreign[0].grad, f"{kind}, foreign")
+        used = [name for name, param in whole[rank].named_parameters() if param.grad is not None]
+        assert set(hooked) == set(used)
+        assert len(hooked) == 8 * len(used), kind
+
+
 def contexts_and_builders() -> None:
     """`register_forward_context` and `dw_builder`."""
     x, y = batch(4 * ranks)
@@ -621,6 +682,7 @@ CHECKS = [
     split_by_the_program,
     narrow_types,
     frozen_stages,
+    split_backwards,
     contexts_and_builders,
     evaluations,
     traced_pipes,

@@ -12,8 +12,9 @@ that calls the schedule's `step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from ...tensor import DType
 from ..ddp import DistributedDataParallel
 from ..tensors import CORE, dtype_name, of_core
 from .routes import Routes
+from .split import finish_weights, grads_of_inputs
 
 __all__ = ["Batch", "Runner"]
 
@@ -77,8 +79,9 @@ class Runner:
         self._scale = scale
         self._routes = routes
         self._kept: dict[tuple[int, int], Kept] = {}
-        self._grads: dict[tuple[int, int], list[torch.Tensor | None]] = {}  # of roots, between the parts of a backward
-        self._weight_runs: dict[tuple[int, int], Any] = {}  # of dw_builder
+        # Between the parts of a backward: the gradients of roots, with which it begins again, or what is left of it.
+        self._grads: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._weight_runs: dict[tuple[int, int], Callable[[], None]] = {}
         self._backwards: dict[int, int] = {}  # by stage, how many gave their gradients to the weights
         self._batch: Batch | None = None
         self.refusal: Exception | None = None
@@ -127,13 +130,18 @@ class Runner:
                 _write_grads(call, kept)
                 self._weight_runs[cell] = _nothing if stage.dw_builder is None else stage.dw_builder()
                 return
-            self._grads[cell] = grads
-            wanted = [i for i, one in enumerate(kept.inputs) if one.requires_grad]
-            if call.stage > 0 and wanted and kept.roots:
-                inputs = [kept.inputs[i] for i in wanted]
-                found = torch.autograd.grad(kept.roots, inputs, grads, retain_graph=True, allow_unused=True)
-                for i, grad in zip(wanted, found, strict=True):
-                    _write(grad, call.input_grads[i])
+            if call.stage == 0 or not kept.roots:
+                self._grads[cell] = grads  # nobody waits: everything comes later
+                return
+            with torch.enable_grad():
+                found, rest = grads_of_inputs(kept.roots, grads, kept.inputs, stage.submod.parameters())
+            for grad, array in zip(found, call.input_grads, strict=True):
+                _write(grad, array)
+            if rest is None or _has_ddp(stage):
+                self._grads[cell] = grads
+            else:
+                self._pop(call)
+                self._weight_runs[cell] = partial(finish_weights, rest)
 
     def backward_weight(self, call: StageCall) -> None:
         """Add to the gradients of the weights."""
@@ -254,6 +262,11 @@ def _told(call: StageCall) -> Iterator[None]:
 def _shards_of(stage: Any) -> list[Any]:
     """The modules of a stage that FSDP shards, Tessera's or PyTorch's."""
     return [module for module in stage.submod.modules() if isinstance(module, FSDPModule)]
+
+
+def _has_ddp(stage: Any) -> bool:
+    """Whether DDP counts the backwards of a stage, so that each must be a single one."""
+    return any(isinstance(module, TheirDDP) for module in stage.submod.modules())
 
 
 def _reduced_by_ddp(module: Any, outputs: Any, is_last: bool) -> AbstractContextManager[None]:
