@@ -9,10 +9,12 @@ own schedules over Gloo.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -431,6 +433,42 @@ def contexts_and_builders() -> None:
     same_gradients(model[rank], whole[rank], "dw_builder")
 
 
+def memory_is_let_go() -> None:
+    """Each activation when its backward is done, and the pipeline with its schedule."""
+    made, freed, alive = list[None](), list[None](), list[int]()
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 5, dtype=torch.float64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = torch.tanh(x)
+            weakref.finalize(hidden, freed.append, None)
+            made.append(None)
+            alive.append(len(made) - len(freed))
+            return torch.tanh(self.linear(hidden))
+
+    x, y = batch(16 * ranks)
+    gc.disable()
+    try:
+        for name in ("1F1B", "InterleavedZeroBubble"):
+            stage = PipelineStage(Watched(), rank, ranks, CPU)
+            schedule = schedule_of(pipelining, name, [stage], 8 * ranks)
+            _, losses = step(schedule, [rank], ranks, x, y)
+            assert max(alive) == schedule.stats().peak_activations <= ranks + 1, (name, alive)
+            assert losses is None or not any(one.requires_grad for one in losses)
+            assert len(made) == len(freed), name
+            gone = weakref.ref(schedule._pipe)
+            del schedule
+            assert gone() is None
+            for some in (made, freed, alive):
+                some.clear()
+            dist.barrier()
+    finally:
+        gc.enable()
+
+
 def evaluations() -> None:
     """Before and between steps; with and without gradients and targets."""
     x, y = batch(4 * ranks + 1)
@@ -684,6 +722,7 @@ CHECKS = [
     frozen_stages,
     split_backwards,
     contexts_and_builders,
+    memory_is_let_go,
     evaluations,
     traced_pipes,
     with_data_parallelism,
