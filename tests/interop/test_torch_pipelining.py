@@ -91,6 +91,8 @@ def test_four_ranks() -> None:
         "pytorchs_schedules",
         "tensors_of_all_kinds",
         "split_by_the_program",
+        "split_backwards",
+        "memory_is_let_go",
         "frozen_stages",
         "evaluations",
         "exceptions_in_a_stage",

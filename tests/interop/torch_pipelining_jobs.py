@@ -42,11 +42,13 @@ from tessera.torch.pipelining import (
     pipeline,
 )
 from tessera.torch.pipelining.schedules import _PipelineScheduleRuntime
+from tessera.torch.tensors import CORE
 from torch import nn
 from torch.distributed import pipelining as theirs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+from torch_ranks import bits as bits_of_values
 from torch_ranks import patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
@@ -187,9 +189,9 @@ def pytorchs_schedules() -> None:
         count, mine, parts = per_rank * ranks, own_stages(per_rank, False), 2 * ranks
         x, y = batch(2 * parts)
         results = []
-        for module, group in ((pipelining, None), (theirs, gloo)):
+        for module in (pipelining, theirs):
             model = layers(count)
-            stages = [module.PipelineStage(model[i], i, count, CPU, group=group) for i in mine]
+            stages = [module.PipelineStage(model[i], i, count, CPU, group=gloo) for i in mine]
             results.append((step(schedule_of(module, name, stages, parts), mine, count, x, y), model))
         (ours, our_model), (others, their_model) = results
         if ours[1] is not None:
@@ -331,6 +333,34 @@ def narrow_types() -> None:
     if losses is not None:
         same([output, *losses], [expected, *expected_losses], "bfloat16")
     same_gradients(model[rank], whole[rank], "bfloat16", rtol=2e-2, atol=2e-2)
+
+
+class EveryDtype(nn.Module):
+    """The first stage makes tensors of every dtype and of odd shapes, the others pass them on and compare them."""
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> Any:
+        bits = torch.arange(48, dtype=torch.uint8).remainder(2)  # also as bool
+        own = [bits.view(dtype) for dtype in CORE]
+        own += [torch.empty(0, 3, dtype=torch.int64), torch.empty(2, 0), torch.tensor(7), torch.tensor(0.5)]
+        own += [torch.arange(6.0).reshape(2, 3).t(), torch.arange(6).reshape(2, 3)[:, ::2], torch.ones(3).conj()]
+        for one, other in zip(more, own, strict=bool(more)):
+            assert one.dtype is other.dtype
+            assert one.shape == other.shape
+            assert bits_of_values(one) == bits_of_values(other), one.dtype
+        return x if rank == ranks - 1 else [x, *own]
+
+
+def every_dtype() -> None:
+    x, y = batch(4 * ranks)
+    x.requires_grad_()  # PyTorch's splitting keeps the graph
+    schedule = schedule_of(pipelining, "1F1B", [PipelineStage(EveryDtype(), rank, ranks, CPU)], 2 * ranks)
+    output, _ = step(schedule, [rank], ranks, x, y)
+    if ranks > 1 and rank == ranks - 1:
+        same(output, x.detach(), "every dtype")
+    if rank == 0:
+        expected = x.detach().clone().requires_grad_()
+        alone([], expected, y, 2 * ranks)
+        same(x.grad, expected.grad, "the gradient of the batch")
 
 
 def frozen_stages() -> None:
@@ -577,15 +607,18 @@ def with_data_parallelism() -> None:
             wrapped = {i: wrap(model[i], mesh["dp"]) for i in mine}
             stages = [PipelineStage(wrapped[i], i, count, CPU, group=mesh["pp"].get_group()) for i in mine]
             schedule = schedule_of(pipelining, name, stages, parts)
-            for number in range(2):  # gradients add up only where they are averaged once
+            for number in range(2):
                 own = [batch(9, seed=10 * number + copy) for copy in range(copies)]
                 for layer in (*whole, *wrapped.values()):
                     layer.zero_grad()
-                for x, y in own:
+                later = number == 1 and "shard" in kind  # reduce two steps together
+                for x, y in own * (2 if later else 1):
                     alone(whole, x, y, parts)
                 for param in nn.ModuleList(whole).parameters():
                     assert param.grad is not None
                     param.grad /= copies
+                if later:
+                    step(schedule, mine, count, *own[at], finalize_gradients=False)
                 step(schedule, mine, count, *own[at])
                 for i in mine:
                     same_gradients(wrapped[i], whole[i], f"{what}, step {number}")
@@ -719,6 +752,7 @@ CHECKS = [
     tensors_of_all_kinds,
     split_by_the_program,
     narrow_types,
+    every_dtype,
     frozen_stages,
     split_backwards,
     contexts_and_builders,

@@ -234,9 +234,10 @@ class Runner:
         stage, batch = self._stages[call.stage], self._batch
         assert batch is not None
         is_last = done == call.microbatches
-        for shards in _shards_of(stage):
+        for shards in _shards_of(stage):  # which stay unsharded until then
             shards.set_is_last_backward(is_last and batch.reduce)
             shards.set_requires_gradient_sync(is_last and batch.reduce)
+            shards.set_reshard_after_backward(is_last and batch.reduce)
         with torch.enable_grad(), _reduced_by_ddp(stage.submod, kept.outputs, is_last):
             if kept.roots:
                 torch.autograd.backward(kept.roots, grads)
