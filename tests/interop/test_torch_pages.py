@@ -1,4 +1,4 @@
-"""The PyTorch programs of README.md and docs/FROM_PYTORCH.md run, as they stand."""
+"""The PyTorch programs of README.md, docs/FROM_PYTORCH.md and docs/PIPELINE.md run, as they stand."""
 
 from __future__ import annotations
 
@@ -38,3 +38,11 @@ def test_the_program_for_those_who_come_from_pytorch_goes_on_at_another_number_o
     source.write_text(program)
     assert "rank 1: steps 0 to 9\n" in run_ranks(source, 2, cwd=tmp_path)
     assert "rank 0: steps 10 to 19\n" in run_ranks(source, 1, cwd=tmp_path)
+
+
+def test_the_program_of_the_page_on_pipelines(tmp_path: Path) -> None:
+    source = tmp_path / "pipeline.py"
+    source.write_text(programs("docs/PIPELINE.md")[1])
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+)", run_ranks(source, 2, cwd=tmp_path))]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] / 2

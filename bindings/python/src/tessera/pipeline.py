@@ -78,7 +78,7 @@ class StageCall:
     """
 
     __slots__ = (
-        "_grad_dtypes",
+        "_dtypes",
         "_handle",
         "_made",
         "_views",
@@ -100,7 +100,7 @@ class StageCall:
     _handle: _core.Pipeline
     _views: dict[str, Arrays] | None
     _made: list[npt.NDArray[Any]]
-    _grad_dtypes: list[DType | None]
+    _dtypes: dict[str, list[DType | None]]
     __reduce_ex__ = stays
 
     def __init__(self) -> None:
@@ -113,7 +113,9 @@ class StageCall:
         call.work = _WORKS[work - 1]
         call._handle = handle
         call._made = []
-        call._grad_dtypes = [DType(view[1]) if view else None for view in views[4]]
+        call._dtypes = {
+            name: [DType(view[1]) if view else None for view in some] for name, some in zip(_VIEWS, views, strict=True)
+        }
         call._views = {
             name: tuple(array_over(*view) if view else None for view in some)
             for name, some in zip(_VIEWS, views, strict=True)
@@ -228,7 +230,7 @@ class StageCall:
                 f"{self._place()} returned {len(given)} gradients; the stage has {len(grads)} inputs: return a tuple "
                 "with one gradient for each, None for one that needs none"
             )
-        for i, (value, grad, dtype) in enumerate(zip(given, grads, self._grad_dtypes, strict=True)):
+        for i, (value, grad, dtype) in enumerate(zip(given, grads, self._dtypes["input_grads"], strict=True)):
             if value is None or value is grad:
                 continue
             if dtype is None:

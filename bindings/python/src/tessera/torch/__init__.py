@@ -2,8 +2,9 @@
 
 `tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint on Tessera's engine; `tessera.torch.c10d` is the
 backend "tessera" of `torch.distributed`; `DistributedDataParallel` and `tessera.torch.fsdp.fully_shard` have PyTorch's
-API on Tessera's implementation; `tessera.torch.tensor.parallel` is PyTorch's tensor parallelism with more checks;
-`allreduce_hook` averages gradients of PyTorch's own DDP, whatever its backend.
+API on Tessera's implementation; `tessera.torch.pipelining` has PyTorch's pipeline schedules on Tessera's executor;
+`tessera.torch.tensor.parallel` is PyTorch's tensor parallelism with more checks; `allreduce_hook` averages gradients of
+PyTorch's own DDP, whatever its backend.
 """
 
 import importlib
@@ -21,7 +22,7 @@ from .ddp import DistributedDataParallel, GradBucket
 from .ddp_hook import allreduce_hook, register_allreduce_hook
 
 if TYPE_CHECKING:
-    from . import checkpoint, fsdp, tensor
+    from . import checkpoint, fsdp, pipelining, tensor
 
 del _torch
 
@@ -32,13 +33,14 @@ __all__ = [
     "c10d",
     "checkpoint",
     "fsdp",
+    "pipelining",
     "register_allreduce_hook",
     "tensor",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `checkpoint`, `fsdp` and `tensor` on first use: PyTorch's modules beneath them take a second to import."""
-    if name not in ("checkpoint", "fsdp", "tensor"):
+    """Import these modules on first use: PyTorch's modules beneath them take a second to import."""
+    if name not in ("checkpoint", "fsdp", "pipelining", "tensor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f".{name}", __name__)
