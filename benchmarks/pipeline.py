@@ -22,8 +22,25 @@ SIMULATED = 1 / 1.05  # of the simulated makespan over ours
 OF_THE_GAIN = 0.95
 
 
+KINDS = ("ours", "gloo")
+LAYERS, TRAINED = 8, 8  # TRAINED: micro-batches of the training step
+
+
 def bench(command: Path, rounds: int, ranks_list: list[int]) -> list[results.Case]:
-    return [case for count in ranks_list for case in waits(command, rounds, count)]
+    return training(2 * rounds, 2) + [case for count in ranks_list for case in waits(command, rounds, count)]
+
+
+def training(rounds: int, count: int) -> list[results.Case]:
+    """Stages that compute, on as many processors."""
+    pairs = []
+    with Ranks("pipeline_rank.py", [str(LAYERS), str(TRAINED), *KINDS], count, {}) as ranks:
+        millions = sum(reply["parameters"] for reply in ranks.ready) / 1e6
+        for number in range(rounds):
+            order = KINDS if number % 2 == 0 else KINDS[::-1]
+            times = {kind: max(reply["ms"] for reply in ranks.tell("step", kind)) for kind in order}
+            pairs.append((times["ours"], times["gloo"]))
+    name = f"pipeline step of {millions:.1f} M parameters, {count} stages, m = {TRAINED}"
+    return [results.case(name, "ms", "PyTorch pipelining, gloo", pairs, 1 / 0.9, smaller_is_better=True)]
 
 
 def waits(command: Path, rounds: int, count: int) -> list[results.Case]:
