@@ -1,0 +1,18 @@
+"""`tessera.torch` trains tensor-parallel slices over ranks with other data as one process trains all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from run_torch import run_ranks
+
+JOBS = Path(__file__).with_name("torch_slices_jobs.py")
+
+
+def test_ddp(tmp_path: Path) -> None:
+    """Losses, gradients, norms and checkpoints are those of one process; and each error is named."""
+    run_ranks(JOBS, 4, tmp_path, "ddp_over_slices", "ddp_in_other_ways", "ddp_saves_and_loads", "ddp_bad_input")

@@ -1,0 +1,301 @@
+"""What test_torch_slices.py runs: under torchrun's environment, four processes, on the backend "tessera".
+
+usage: torch_slices_jobs.py DIRECTORY [CHECK...]
+
+A mesh of dp x tp. Pairs of tensor-parallel ranks have half of a batch each; results are compared with those of one
+process that has all of it, which each rank computes too.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import tessera as ts
+import torch
+import torch.distributed as dist
+from tessera.torch import DistributedDataParallel
+from tessera.torch import checkpoint as dcp
+from tessera.torch.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch_ranks import patience, refused, run_checks
+
+rank = int(os.environ["RANK"])
+ranks = int(os.environ["WORLD_SIZE"])
+directory = Path()
+grid: DeviceMesh
+STEPS = 3
+NEAR = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def full(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def expect(got: Any, expected: Any, what: str, **tolerance: float) -> None:
+    near = tolerance or NEAR
+    torch.testing.assert_close(full(got), full(expected), msg=lambda text: f"rank {rank}, {what}: {text}", **near)
+
+
+class Block(nn.Module):
+    """A norm on parts of the sequence, columns and then rows."""
+
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.up = nn.Linear(6, inner)
+        self.down = nn.Linear(inner, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Parameters by rows, by columns, replicated, and with partial gradients. Ranks do not divide 13; with 1 they have
+    one column or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.blocks = nn.ModuleList(Block(inner) for inner in (13, 1))
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return torch.as_tensor(self.head(full(x)))
+
+
+def whole() -> Net:
+    torch.manual_seed(7)
+    return Net().double()
+
+
+def sliced(model: Net | None = None) -> Net:
+    """A model whose blocks are cut over tp."""
+    plan = {
+        "embed": RowwiseParallel(output_layouts=Shard(1)),
+        "blocks.*.norm": SequenceParallel(),
+        "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
+        "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    made: Net = parallelize_module(model or whole(), grid["tp"], plan)
+    return made
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(step))
+
+
+def mine(of: torch.Tensor) -> torch.Tensor:
+    return of.chunk(2)[grid.get_local_rank("dp")]
+
+
+def averaged(loss: torch.Tensor) -> torch.Tensor:
+    value = loss.detach().clone()
+    dist.all_reduce(value, dist.ReduceOp.AVG, group=grid["dp"].get_group())
+    return value
+
+
+def named(model: nn.Module) -> dict[str, Any]:
+    return {name.removeprefix("module."): param for name, param in model.named_parameters()}
+
+
+def train(model: nn.Module, optimizer: Any, reference: nn.Module, its: Any, steps: range, clip: float = 0.0) -> None:
+    """Train both; losses, gradients, norms and parameters are the same after each step."""
+    for step in steps:
+        x = batch(step)
+        loss, other = model(mine(x)).square().mean(), reference(x).square().mean()
+        expect(averaged(loss), other.detach(), f"loss {step}")
+        loss.backward()
+        other.backward()
+        for (name, param), theirs in zip(named(model).items(), reference.parameters(), strict=True):
+            assert type(param.grad) is type(param.data), name
+            if isinstance(param, DTensor):
+                assert param.grad.placements == param.placements, name
+                assert param.grad.device_mesh == param.device_mesh, name
+            expect(param.grad, theirs.grad, f"gradient {step} of {name}")
+        if clip:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            expect(norm, torch.nn.utils.clip_grad_norm_(reference.parameters(), clip), f"norm {step}")
+        for one in (optimizer, its):
+            one.step()
+            one.zero_grad()
+    for (name, param), theirs in zip(named(model).items(), reference.parameters(), strict=True):
+        expect(param, theirs.detach(), f"{name} after {steps}")
+
+
+def ddp_over_slices() -> None:
+    """Slices are averaged over dp alone; also with accumulated and unused gradients, and hooks."""
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
+        model, reference = sliced(), whole()
+        with torch.no_grad():  # rank 0 of each dp group has the values that count
+            for param in model.parameters():
+                param._local_tensor.mul_(1.0 if grid.get_local_rank("dp") == 0 else 0.0)
+        model = DistributedDataParallel(model, device_mesh=grid["dp"], bucket_cap_mb=0.001, **options)
+        optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, reference)]
+        train(model, optimizers[0], reference, optimizers[1], range(STEPS), clip=0.5)
+
+
+def ddp_in_other_ways() -> None:
+    """Accumulation; a hook, which sees slices; a group and a communicator instead of a mesh; a plain parameter."""
+    group = grid["dp"].get_group()
+    comm = ts.init().split(rank % 2, rank)
+    for ranks_of_it in (group, comm):
+        model, reference = whole(), whole()
+        for one in (model, reference):
+            one.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        model = sliced(model)
+        model = DistributedDataParallel(model, find_unused_parameters=True, process_group=ranks_of_it)
+
+        def hook(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+            expected = [param.to_local().shape for param in bucket.parameters() if isinstance(param, DTensor)]
+            assert [one.shape for one in bucket.gradients()][: len(expected)] == expected
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            flat = bucket.buffer()
+            dist.all_reduce(flat, group=group)
+            done.set_result(flat / 2)
+            return done
+
+        if ranks_of_it is comm:
+            model.register_comm_hook(None, hook)
+        for step in range(2):
+            with model.no_sync():
+                model(mine(batch(step))).square().mean().backward()
+            (model(mine(batch(step + 5))).square().mean() + 0 * model.module.scale.sum()).backward()
+            for of in (step, step + 5):
+                reference(batch(of)).square().mean().backward()
+        for (name, param), theirs in zip(named(model).items(), reference.parameters(), strict=True):
+            if name != "scale":
+                expect(param.grad, theirs.grad, name)
+    comm.close()
+
+
+def ddp_saves_and_loads() -> None:
+    """A checkpoint has the parameters of one device, also those of the optimizer."""
+    model, reference = DistributedDataParallel(sliced(), device_mesh=grid["dp"]), whole()
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, reference)]
+    train(model, optimizers[0], reference, optimizers[1], range(2))
+    round_trip(
+        model,
+        optimizers[0],
+        reference,
+        optimizers[1],
+        lambda: DistributedDataParallel(sliced(), device_mesh=grid["dp"]),
+        "ddp",
+    )
+
+
+def state_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optim": optimizer_state}
+
+
+def round_trip(
+    model: nn.Module, optimizer: Any, reference: nn.Module, its: Any, again: Callable[[], nn.Module], name: str
+) -> None:
+    """Save; load into a whole model, into the same kind, and from a whole model's checkpoint; train on."""
+    path = directory / name
+    dcp.save(state_of(model, optimizer), checkpoint_id=path)
+    alone = whole()
+    of_alone = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+    state = state_of(alone, of_alone)
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(alone, of_alone, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    expected = state_of(reference, its)
+    for part in ("model", "optim"):
+        compare(state[part], expected[part], f"{name}, {part}")
+    whole_path = directory / f"{name}_whole"
+    dcp.save(expected, checkpoint_id=whole_path)
+    for source in (path, whole_path):
+        made = again()
+        its_optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+        with torch.no_grad():
+            for param in made.parameters():
+                local(param).zero_()
+        state = state_of(made, its_optimizer)
+        dcp.load(state, checkpoint_id=source)
+        set_state_dict(made, its_optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+        compare(state_of(made, its_optimizer), expected, f"{name} of {source}")
+        other = copy.deepcopy(alone)
+        of_other = torch.optim.AdamW(other.parameters(), lr=1e-2)
+        of_other.load_state_dict(copy.deepcopy(of_alone.state_dict()))
+        train(made, its_optimizer, other, of_other, range(2, 4))
+
+
+def local(value: Any) -> Any:
+    return value._local_tensor if isinstance(value, DTensor) else value
+
+
+def compare(got: Any, expected: Any, what: str) -> None:
+    assert got.keys() == expected.keys(), (what, got.keys() ^ expected.keys())
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            compare(got[key], value, f"{what} {key}")
+        elif isinstance(value, torch.Tensor):
+            expect(got[key], value, f"{what} {key}")
+
+
+def ddp_bad_input() -> None:
+    """Each rank has the error."""
+    over_all = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    model = parallelize_module(nn.Linear(8, 8), over_all, ColwiseParallel())
+    refused(
+        ValueError,
+        f"a DTensor over the ranks {list(range(ranks))}, but its gradient would",
+        lambda: DistributedDataParallel(model),
+    )
+    model = parallelize_module(nn.Linear(8, 8), grid["tp"], ColwiseParallel())
+    refused(ValueError, "pass the ranks with other data", lambda: DistributedDataParallel(model))
+    refused(
+        ValueError, "pass the ranks with other data", lambda: DistributedDataParallel(model, device_mesh=grid["tp"])
+    )
+    crossed = DeviceMesh("cpu", torch.tensor([[0, 3], [1, 2]]), mesh_dim_names=("a", "b"))["b"]
+    refused(
+        ts.Mismatch, "holds other slices of the parameters", lambda: DistributedDataParallel(model, device_mesh=crossed)
+    )
+    weights = nn.Linear(8, 8)
+    weights.weight = nn.Parameter(DTensor.from_local(torch.ones(8, 8), grid["tp"], [Partial()]))
+    refused(
+        ts.Unsupported,
+        "'weight' is a DTensor with the placement",
+        lambda: DistributedDataParallel(weights, device_mesh=grid["dp"]),
+    )
+    table = parallelize_module(nn.Embedding(8, 4, sparse=True), grid["tp"], ColwiseParallel(output_layouts=Replicate()))
+    refused(
+        ts.Unsupported,
+        "'weight' is a DTensor, whose gradient cannot be sparse",
+        lambda: DistributedDataParallel(table, device_mesh=grid["dp"]),
+    )
+
+
+CHECKS = [
+    ddp_over_slices,
+    ddp_in_other_ways,
+    ddp_saves_and_loads,
+    ddp_bad_input,
+]
+
+
+def main() -> None:
+    global directory, grid
+    torch.set_num_threads(1)
+    directory = Path(sys.argv[1])
+    dist.init_process_group("tessera", timeout=timedelta(seconds=patience(60)))
+    grid = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
+    run_checks(CHECKS, sys.argv[2:], rank)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
