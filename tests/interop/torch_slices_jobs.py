@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from tessera.torch import DistributedDataParallel
 from tessera.torch import checkpoint as dcp
+from tessera.torch.fsdp import fully_shard
 from tessera.torch.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -279,11 +280,64 @@ def ddp_bad_input() -> None:
     )
 
 
+def sharded(model: Net | None = None, dp: DeviceMesh | None = None, **options: Any) -> Any:
+    """A model that is cut over tp, and its slices over dp."""
+    model = model or sliced()
+    dp = dp or grid["dp"]
+    for block in model.blocks:
+        fully_shard(block, mesh=dp, **options)
+    return fully_shard(model, mesh=dp, **options)
+
+
+def rows_of(rows: int, style: Any, columns: int = 8) -> list[list[int]]:
+    """The rows and columns of a weight that each rank has, as [first row, rows, first column, columns]."""
+    layer = nn.Linear(columns, rows, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(rows * columns).view(rows, columns))
+    expected = layer.weight.detach().clone()
+    fully_shard(parallelize_module(layer, grid["tp"], style), mesh=grid["dp"])
+    expect(layer.weight, expected, "the full tensor")
+    own = layer.weight.to_local()
+    first = int(own[0, 0])
+    assert own.equal(expected[first // columns :][: len(own), first % columns :][:, : own.shape[1]])
+    told: list[Any] = [None] * ranks
+    dist.all_gather_object(told, [first // columns, len(own), first % columns, own.shape[1]])
+    return told
+
+
+def fsdp_parts_of_slices() -> None:
+    """Rows of columns lie where PyTorch puts them: tp cuts first, then dp cuts each slice."""
+    assert rows_of(8, ColwiseParallel()) == [[0, 2, 0, 8], [4, 2, 0, 8], [2, 2, 0, 8], [6, 2, 0, 8]]
+    assert rows_of(8, RowwiseParallel()) == [[0, 4, 0, 4], [0, 4, 4, 4], [4, 4, 0, 4], [4, 4, 4, 4]]
+    assert rows_of(5, ColwiseParallel()) == [[0, 2, 0, 8], [3, 1, 0, 8], [2, 1, 0, 8], [4, 1, 0, 8]]
+
+
+def fsdp_over_slices() -> None:
+    """Gradients are averaged over dp alone; norms count each element once."""
+    for options in ({}, {"reshard_after_forward": False}):
+        model, reference = sharded(**options), whole()
+        optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, reference)]
+        for name, param in model.named_parameters():
+            assert param.device_mesh.mesh.tolist() == grid.mesh.tolist(), name
+        train(model, optimizers[0], reference, optimizers[1], range(STEPS), clip=0.5)
+
+
+def fsdp_saves_and_loads() -> None:
+    """A checkpoint has the parameters of one device, also those of the optimizer."""
+    model, reference = sharded(), whole()
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, reference)]
+    train(model, optimizers[0], reference, optimizers[1], range(2))
+    round_trip(model, optimizers[0], reference, optimizers[1], sharded, "fsdp")
+
+
 CHECKS = [
     ddp_over_slices,
     ddp_in_other_ways,
     ddp_saves_and_loads,
     ddp_bad_input,
+    fsdp_parts_of_slices,
+    fsdp_over_slices,
+    fsdp_saves_and_loads,
 ]
 
 

@@ -118,7 +118,7 @@ def fully_shard(
     dims = []
     for param in places:  # check all of them before changing any
         name = names[id(param)]
-        check(name, param)
+        check(name, param, mesh)
         dims.append(dimension_of(name, param, None if shard_placement_fn is None else shard_placement_fn(param)))
     params = [
         Sharded(names[id(param)], param, where, mesh, dim)

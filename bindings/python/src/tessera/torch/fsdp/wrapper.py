@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from ...errors import InvalidArgument, Unsupported
 from .fully_shard import fully_shard
 from .hooks import unit_of
-from .sharded import Sharded
+from .sharded import Sharded, places_of
 from .states import (
     INNER,
     KEY,
@@ -138,6 +138,12 @@ class FullyShardedDataParallel(nn.Module):
                     buffer.data = buffer.data.to(policy.buffer_dtype)
         reshards = strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
         if unit_of(module) is None or not isinstance(module, FullyShardedDataParallel):  # wrapped again: the same unit
+            places = places_of([module], lambda child: unit_of(child) is not None, ignored)
+            if any(isinstance(param, DTensor) for param in places):
+                raise Unsupported(
+                    "FullyShardedDataParallel does not support DTensor parameters, which parallelize_module makes; use "
+                    "fully_shard"
+                )
             fully_shard(
                 module,
                 mesh=mesh,
