@@ -16,3 +16,17 @@ JOBS = Path(__file__).with_name("torch_slices_jobs.py")
 def test_ddp(tmp_path: Path) -> None:
     """Losses, gradients, norms and checkpoints are those of one process; and each error is named."""
     run_ranks(JOBS, 4, tmp_path, "ddp_over_slices", "ddp_in_other_ways", "ddp_saves_and_loads", "ddp_bad_input")
+
+
+def test_fully_shard(tmp_path: Path) -> None:
+    checks = [
+        "fsdp_parts_of_slices",
+        "fsdp_over_slices",
+        "fsdp_saves_and_loads",
+        "fsdp_in_other_ways",
+        "fsdp_with_replicas",
+        "norms_of_mixed_parameters",
+        "fsdp_of_whole_states",
+        "fsdp_bad_input",
+    ]
+    run_ranks(JOBS, 4, tmp_path, *checks)

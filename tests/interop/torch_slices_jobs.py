@@ -13,20 +13,30 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tessera as ts
 import torch
 import torch.distributed as dist
-from tessera.torch import DistributedDataParallel
+import torch.distributed.checkpoint as their_dcp
+from tessera.torch import DistributedDataParallel, clip_grad_norm_
 from tessera.torch import checkpoint as dcp
-from tessera.torch.fsdp import fully_shard
+from tessera.torch.fsdp import FullyShardedDataParallel, fully_shard
 from tessera.torch.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.utils.checkpoint import checkpoint
 from torch_ranks import patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
@@ -81,7 +91,7 @@ def whole() -> Net:
     return Net().double()
 
 
-def sliced(model: Net | None = None) -> Net:
+def sliced(model: Net | None = None, mesh: DeviceMesh | None = None) -> Net:
     """A model whose blocks are cut over tp."""
     plan = {
         "embed": RowwiseParallel(output_layouts=Shard(1)),
@@ -90,7 +100,7 @@ def sliced(model: Net | None = None) -> Net:
         "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
-    made: Net = parallelize_module(model or whole(), grid["tp"], plan)
+    made: Net = parallelize_module(model or whole(), mesh or grid["tp"], plan)
     return made
 
 
@@ -99,6 +109,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 def mine(of: torch.Tensor) -> torch.Tensor:
+    """This rank's half of a batch."""
     return of.chunk(2)[grid.get_local_rank("dp")]
 
 
@@ -112,7 +123,15 @@ def named(model: nn.Module) -> dict[str, Any]:
     return {name.removeprefix("module."): param for name, param in model.named_parameters()}
 
 
-def train(model: nn.Module, optimizer: Any, reference: nn.Module, its: Any, steps: range, clip: float = 0.0) -> None:
+def train(
+    model: nn.Module,
+    optimizer: Any,
+    reference: nn.Module,
+    its: Any,
+    steps: range,
+    clip: float = 0.0,
+    clipped: Any = torch.nn.utils.clip_grad_norm_,
+) -> None:
     """Train both; losses, gradients, norms and parameters are the same after each step."""
     for step in steps:
         x = batch(step)
@@ -127,7 +146,7 @@ def train(model: nn.Module, optimizer: Any, reference: nn.Module, its: Any, step
                 assert param.grad.device_mesh == param.device_mesh, name
             expect(param.grad, theirs.grad, f"gradient {step} of {name}")
         if clip:
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            norm = clipped(model.parameters(), clip)
             expect(norm, torch.nn.utils.clip_grad_norm_(reference.parameters(), clip), f"norm {step}")
         for one in (optimizer, its):
             one.step()
@@ -184,7 +203,11 @@ def ddp_in_other_ways() -> None:
 
 def ddp_saves_and_loads() -> None:
     """A checkpoint has the parameters of one device, also those of the optimizer."""
-    model, reference = DistributedDataParallel(sliced(), device_mesh=grid["dp"]), whole()
+
+    def ddp() -> nn.Module:
+        return DistributedDataParallel(sliced(), device_mesh=grid["dp"])
+
+    model, reference = ddp(), whole()
     optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, reference)]
     train(model, optimizers[0], reference, optimizers[1], range(2))
     round_trip(
@@ -289,16 +312,22 @@ def sharded(model: Net | None = None, dp: DeviceMesh | None = None, **options: A
     return fully_shard(model, mesh=dp, **options)
 
 
-def rows_of(rows: int, style: Any, columns: int = 8) -> list[list[int]]:
+def rows_of(rows: int, style: Any, mesh: DeviceMesh | None = None, columns: int = 8) -> list[list[int]]:
     """The rows and columns of a weight that each rank has, as [first row, rows, first column, columns]."""
     layer = nn.Linear(columns, rows, bias=False)
     with torch.no_grad():
         layer.weight.copy_(torch.arange(rows * columns).view(rows, columns))
     expected = layer.weight.detach().clone()
-    fully_shard(parallelize_module(layer, grid["tp"], style), mesh=grid["dp"])
+    mesh = mesh or grid
+    fully_shard(parallelize_module(layer, mesh["tp"], style), mesh=mesh["dp"])
     expect(layer.weight, expected, "the full tensor")
+    path = directory / f"{rows}{type(style).__name__}{mesh.mesh_dim_names}"
+    dcp.save(layer.state_dict(), checkpoint_id=path)
+    saved = {"weight": torch.zeros_like(expected)}
+    dcp.load(saved, checkpoint_id=path)
+    expect(saved["weight"], expected, "the saved tensor")
     own = layer.weight.to_local()
-    first = int(own[0, 0])
+    first = int(own[0, 0]) if own.numel() else 0
     assert own.equal(expected[first // columns :][: len(own), first % columns :][:, : own.shape[1]])
     told: list[Any] = [None] * ranks
     dist.all_gather_object(told, [first // columns, len(own), first % columns, own.shape[1]])
@@ -309,6 +338,8 @@ def fsdp_parts_of_slices() -> None:
     """Rows of columns lie where PyTorch puts them: tp cuts first, then dp cuts each slice."""
     assert rows_of(8, ColwiseParallel()) == [[0, 2, 0, 8], [4, 2, 0, 8], [2, 2, 0, 8], [6, 2, 0, 8]]
     assert rows_of(8, RowwiseParallel()) == [[0, 4, 0, 4], [0, 4, 4, 4], [4, 4, 0, 4], [4, 4, 4, 4]]
+    outside = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+    assert rows_of(8, ColwiseParallel(), outside) == [[first, 2, 0, 8] for first in (0, 2, 4, 6)]
     assert rows_of(5, ColwiseParallel()) == [[0, 2, 0, 8], [3, 1, 0, 8], [2, 1, 0, 8], [4, 1, 0, 8]]
 
 
@@ -328,6 +359,174 @@ def fsdp_saves_and_loads() -> None:
     optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, reference)]
     train(model, optimizers[0], reference, optimizers[1], range(2))
     round_trip(model, optimizers[0], reference, optimizers[1], sharded, "fsdp")
+    expected = reference.state_dict()
+    for shape in ((ranks, 1), (1, ranks)):
+        other = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+        elsewhere = sharded(sliced(mesh=other["tp"]), other["dp"])
+        state = {"model": elsewhere.state_dict()}
+        dcp.load(state, checkpoint_id=directory / "fsdp")
+        compare(state["model"], expected, f"loaded on {shape}")
+
+
+def compare_gradients(model: nn.Module, reference: nn.Module, what: str) -> None:
+    for (name, param), theirs in zip(named(model).items(), reference.parameters(), strict=True):
+        expect(param.grad, theirs.grad, f"{what}: gradient of {name}")
+
+
+def fsdp_in_other_ways() -> None:
+    """Accumulation, columns of slices, frozen parameters, recomputed activations, units unsharded by hand."""
+
+    def rows(param: nn.Parameter) -> Shard:
+        return Shard(param.ndim - 1)
+
+    model, reference = sharded(shard_placement_fn=rows), whole()
+    for synchronised in (False, True):
+        model.set_requires_gradient_sync(synchronised)
+        for step in (0, 1):
+            model(mine(batch(step))).square().mean().backward()
+            reference(batch(step)).square().mean().backward()
+    compare_gradients(model, reference, "accumulated, by columns")
+    for block in (*model.blocks, *reference.blocks):
+        block.norm.weight.requires_grad_(False)
+        block.down.weight.requires_grad_(False)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    for one, x in ((model, mine(batch(4))), (reference, batch(4))):
+        one.zero_grad()
+        one(x).square().mean().backward()
+    compare_gradients(model, reference, "recomputed")
+    block = model.blocks[0]
+    block.unshard()
+    for name, param in block.named_parameters():
+        assert isinstance(param, DTensor)
+        assert param.device_mesh == grid["tp"], name
+        expect(param, reference.get_parameter(f"blocks.0.{name}").detach(), name)
+    block.reshard()
+    narrow = sharded(mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    narrow(mine(batch(0))).square().mean().backward()
+    for name, param in narrow.named_parameters():
+        assert param.grad.dtype == torch.float64, name
+        assert param.grad.placements == param.placements, name
+
+
+def fsdp_with_replicas() -> None:
+    """Replicas by shards by slices. (PyTorch takes seconds to plan how a tensor on such a mesh becomes full.)"""
+    for shape in ((2, 1, 2), (1, 2, 2)):
+        three = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards", "tp"))
+        model, reference = sharded(sliced(mesh=three["tp"]), three["replicas", "shards"]), whole()
+        for one, x in ((model, mine(batch(0))), (reference, batch(0))):
+            optimizer = torch.optim.SGD(one.parameters(), lr=1.0)
+            one(x).square().mean().backward()
+            clip_grad_norm_(one.parameters(), 0.5)
+            optimizer.step()
+        path = directory / f"replicas{shape}"
+        dcp.save({"model": model.state_dict()}, checkpoint_id=path)
+        plain = whole().state_dict()
+        dcp.load({"model": plain}, checkpoint_id=path)
+        compare(plain, reference.state_dict(), f"replicas {shape}")
+
+
+def norms_of_mixed_parameters() -> None:
+    """Plain parameters beside slices: each rank of tp has the same ones, which count once."""
+    for wrap in (partial(DistributedDataParallel, device_mesh=grid["dp"]), sharded):
+        model, reference = whole(), whole()
+        plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+        model = wrap(parallelize_module(model, grid["tp"], plan))
+        optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, reference)]
+        train(model, optimizers[0], reference, optimizers[1], range(2), clip=0.5, clipped=clip_grad_norm_)
+        model(mine(batch(3))).square().mean().backward()
+        reference(batch(3)).square().mean().backward()
+        for kind in (1.0, 3.0, float("inf"), float("-inf")):
+            norms = [clip_grad_norm_(one.parameters(), 1e9, kind) for one in (model, reference)]
+            expect(norms[0], torch.nn.utils.get_total_norm([p.grad for p in reference.parameters()], kind), f"{kind}")
+    partial_sums = nn.Parameter(DTensor.from_local(torch.zeros(3), grid["tp"], [Replicate()]))
+    partial_sums.grad = DTensor.from_local(torch.ones(3), grid["tp"], [Partial()])
+    expect(clip_grad_norm_(partial_sums, 1.0), torch.tensor(12.0).sqrt(), "partial sums")
+    expect(partial_sums.grad, torch.full((3,), 2 / 12**0.5), "partial sums", rtol=1e-5, atol=1e-6)
+    partial_sums.grad = torch.full_like(partial_sums, float("nan"))
+    refused(
+        ts.InvalidState, "of the gradients is nan", lambda: clip_grad_norm_(partial_sums, 1.0, error_if_nonfinite=True)
+    )
+
+
+def fsdp_of_whole_states() -> None:
+    """PyTorch's functions for full states and its own checkpoints. (Without `broadcast_from_rank0`, PyTorch's fail for
+    sizes that the ranks do not divide.)"""
+    expected = whole().state_dict()
+    model = sharded()
+    full_state = StateDictOptions(full_state_dict=True)
+    compare(get_model_state_dict(model, options=full_state), expected, "full state")
+    with torch.no_grad():
+        for param in model.parameters():
+            local(param).zero_()
+    from_rank_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, dict(expected) if rank == 0 else {}, options=from_rank_0)
+    compare(model.state_dict(), expected, "full state, loaded")
+    model(mine(batch(0))).sum()
+    their_dcp.save({"model": model.state_dict()}, checkpoint_id=directory / "theirs")
+    dcp.save({"model": model.state_dict()}, checkpoint_id=directory / "torch_dcp", format="torch_dcp")
+    for name in ("theirs", "torch_dcp"):
+        for load in (dcp.load, their_dcp.load):
+            plain = {key: torch.zeros_like(value) for key, value in expected.items()}
+            load({"model": plain}, checkpoint_id=directory / name)
+            compare(plain, expected, f"{name}, whole")
+            other = sharded()
+            state = other.state_dict()
+            with torch.no_grad():
+                for param in other.parameters():
+                    local(param).zero_()
+            load({"model": state}, checkpoint_id=directory / name)
+            compare(state, expected, f"{name}, in parts")
+
+
+def fsdp_bad_input() -> None:
+    """Each rank has the error, and can go on."""
+
+    def layer(mesh: DeviceMesh, style: Any = None) -> nn.Module:
+        return parallelize_module(nn.Linear(8, 8), mesh, style or ColwiseParallel())
+
+    def shard(module: nn.Module, mesh: DeviceMesh | None = None) -> Callable[[], object]:
+        return lambda: fully_shard(module, mesh=mesh)
+
+    columns = layer(grid["tp"])
+    of_dp = grid["dp"].mesh.tolist()
+    refused(ValueError, "again. Pass the mesh of the ranks with other data", shard(layer(grid["dp"]), grid["dp"]))
+    refused(ValueError, f"over the ranks {of_dp}; fully_shard cannot", shard(layer(grid["dp"]), grid["dp"]))
+    refused(ValueError, f"cannot shard it over {grid['tp'].mesh.tolist()} again", shard(columns))
+    crossed = DeviceMesh("cpu", torch.tensor([[0, 3], [1, 2]]), mesh_dim_names=("a", "b"))["b"]
+    refused(ValueError, "pass dimensions of one mesh", shard(columns, crossed))
+    refused(
+        ValueError, "pass dimensions of one mesh", shard(columns, DeviceMesh.from_group(grid["dp"].get_group(), "cpu"))
+    )
+    sums = nn.Linear(8, 8)
+    sums.weight = nn.Parameter(DTensor.from_local(torch.ones(8, 8), grid["tp"], [Partial()]))
+    refused(ts.Unsupported, "'weight' is a DTensor with the placement", shard(sums, grid["dp"]))
+    refused(ts.Unsupported, "use fully_shard", lambda: FullyShardedDataParallel(columns, device_mesh=grid["dp"]))
+    assert columns.weight.placements == (Shard(0),)
+    late = nn.Sequential(nn.Linear(8, 8))
+    fully_shard(late, mesh=grid["dp"])
+    refused(
+        ts.InvalidState,
+        "Tensor parallelism comes first",
+        lambda: parallelize_module(late, grid["tp"], {"0": ColwiseParallel()}),
+    )
+    fully_shard(columns, mesh=grid["dp"])
+    refused(ValueError, "fully_shard was already called", shard(columns, grid["dp"]))
+    refused(ValueError, "'weight' was replaced by a DTensor with placements", lambda: replaced(columns))
+    rows_or_columns = layer(
+        grid["tp"],
+        [ColwiseParallel(output_layouts=Replicate()), RowwiseParallel(input_layouts=Replicate())][
+            grid.get_local_rank("dp")
+        ],
+    )
+    fully_shard(rows_or_columns, mesh=grid["dp"])
+    refused(ts.Mismatch, "slice of", lambda: rows_or_columns(torch.ones(2, 8)))
+
+
+def replaced(module: nn.Module) -> None:
+    module(torch.ones(2, 8))
+    weight = DTensor.from_local(torch.ones(4, 8), grid["tp"], [Shard(0)])
+    module.load_state_dict({**module.state_dict(), "weight": weight}, assign=True)
+    module(torch.ones(2, 8))
 
 
 CHECKS = [
@@ -338,6 +537,11 @@ CHECKS = [
     fsdp_parts_of_slices,
     fsdp_over_slices,
     fsdp_saves_and_loads,
+    fsdp_in_other_ways,
+    fsdp_with_replicas,
+    norms_of_mixed_parameters,
+    fsdp_of_whole_states,
+    fsdp_bad_input,
 ]
 
 

@@ -51,12 +51,16 @@ def fully_shard(
     Gradients are reduced into the shards while backward runs. Nothing is sent before the first forward of the root,
     which is the module that the program calls.
 
+    Parameters that `parallelize_module` made DTensors are sharded slice by slice, over the ranks with other data: the
+    shards are DTensors on the mesh of both, and the unsharded parameters are the DTensors of `parallelize_module`.
+
     Parameters
     ----------
     module : Module or list of Module
         The modules of a list are unsharded together. Modules are changed in place and also get the class `FSDPModule`.
     mesh : DeviceMesh, optional
         The ranks: one-dimensional, or two-dimensional, replicas by shards. By default all ranks of `torch.distributed`.
+        With tensor parallelism, other dimensions of its mesh: ``mesh["dp"]``.
     reshard_after_forward : bool or int, optional
         If False, parameters stay unsharded between forward and backward; by default only the root's do. A number keeps
         them in groups of that many consecutive ranks, unsharded on each host if a group fits on one.
@@ -80,7 +84,8 @@ def fully_shard(
     Raises
     ------
     InvalidArgument, Unsupported
-        A parameter or option is not supported; the message names it.
+        A parameter or option is not supported; the message names it. Or a parameter is a DTensor whose mesh has ranks
+        of `mesh`, or is not of the same mesh, or whose placements are others than `Shard` and `Replicate`.
     """
     modules = list(module) if isinstance(module, (list, tuple)) else [module]
     if not modules or not all(isinstance(one, nn.Module) for one in modules):

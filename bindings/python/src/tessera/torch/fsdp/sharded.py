@@ -1,4 +1,4 @@
-"""A parameter under `fully_shard`: a DTensor while sharded, a plain parameter at its own address while unsharded.
+"""A parameter under `fully_shard`: a DTensor while sharded, and at its own address while unsharded.
 
 The unit decides which of the two its modules show. A parameter that several modules share is shown in all of them.
 
@@ -80,7 +80,7 @@ class Sharded:
             parts = _parts_along(dim, param)
             own_cut = _StridedShard(dim, split_factor=parts) if parts > 1 else own_cut
         self.whole_shape = tuple(local(param).shape)  # on this rank
-        self.mesh = mesh if self.slice_mesh is None else DeviceMesh._concatenate([mesh, self.slice_mesh])
+        self.mesh = mesh if self.slice_mesh is None else _joined(mesh, self.slice_mesh)
         self.placements: tuple[Placement, ...] = (*(Replicate(),) * (mesh.ndim - 1), own_cut, *self.slice_placements)
         self.trained = param.requires_grad
         self.number = -1  # in the core's model, once that exists
@@ -337,12 +337,20 @@ def _check_meshes(name: str, param: DTensor, mesh: DeviceMesh) -> None:
             f"fully_shard cannot shard it over {both} again. Pass the mesh of the ranks with other data: mesh['dp'] of "
             "a mesh with dimensions dp and tp, whose mesh['tp'] parallelize_module got"
         )
-    if mesh._get_root_mesh() != param.device_mesh._get_root_mesh() or mesh.mesh_dim_names is None:
+    try:
+        _joined(mesh, param.device_mesh)
+    except (RuntimeError, TypeError) as error:  # of other ranks, or without names
         raise InvalidArgument(
             f"parameter {name!r} is a DTensor over the mesh {param.device_mesh}, and fully_shard got {mesh}; pass "
             "dimensions of one mesh: mesh = init_device_mesh('cpu', (dp, tp), mesh_dim_names=('dp', 'tp')), mesh['tp'] "
             "for parallelize_module and mesh['dp'] for fully_shard"
-        )
+        ) from error
+
+
+def _joined(mesh: DeviceMesh, other: DeviceMesh) -> DeviceMesh:
+    """The mesh with the dimensions of both."""
+    joined: DeviceMesh = DeviceMesh._concatenate([mesh, other])
+    return joined
 
 
 def dimension_of(name: str, param: nn.Parameter, placement: Any) -> int:
