@@ -511,6 +511,9 @@ def fsdp_bad_input() -> None:
     )
     fully_shard(columns, mesh=grid["dp"])
     refused(ValueError, "fully_shard was already called", shard(columns, grid["dp"]))
+    above = nn.Sequential(layer(grid["tp"]))
+    fully_shard(above, mesh=grid["dp"])
+    refused(ts.Unsupported, "call fully_shard for inner modules first", shard(above[0], grid["dp"]))
     refused(ValueError, "'weight' was replaced by a DTensor with placements", lambda: replaced(columns))
     rows_or_columns = layer(
         grid["tp"],

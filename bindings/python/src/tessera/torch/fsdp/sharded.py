@@ -31,7 +31,7 @@ from ...errors import InvalidArgument, Unsupported
 from ..slices import accumulate_as_placed, check_slice, local, ranks_in_both
 from ..tensors import CORE, of_core
 
-__all__ = ["Sharded", "check", "dimension_of", "over", "places_of"]
+__all__ = ["Sharded", "check", "dimension_of", "is_shard", "over", "places_of"]
 
 Place = tuple[nn.Module, str]
 
@@ -39,6 +39,7 @@ _TRAINED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # The parameters that were sharded, as long as their units exist: a module without a unit may still hold one.
 _cut: Any = WeakTensorKeyDictionary()
+_all: weakref.WeakSet[Sharded] = weakref.WeakSet()
 
 
 def over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -80,7 +81,9 @@ class Sharded:
             parts = _parts_along(dim, param)
             own_cut = _StridedShard(dim, split_factor=parts) if parts > 1 else own_cut
         self.whole_shape = tuple(local(param).shape)  # on this rank
-        self.mesh = mesh if self.slice_mesh is None else _joined(mesh, self.slice_mesh)
+        joined = mesh if self.slice_mesh is None else _joined(mesh, self.slice_mesh)
+        assert joined is not None
+        self.mesh = joined
         self.placements: tuple[Placement, ...] = (*(Replicate(),) * (mesh.ndim - 1), own_cut, *self.slice_placements)
         self.trained = param.requires_grad
         self.number = -1  # in the core's model, once that exists
@@ -98,6 +101,7 @@ class Sharded:
         own = self.part_of(local(param)).clone(memory_format=torch.contiguous_format)
         _cut[param] = weakref.ref(self)
         self.show(nn.Parameter(self.distributed(own), requires_grad=param.requires_grad))
+        _all.add(self)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor with the shape of the unsharded parameter on this rank."""
@@ -327,29 +331,44 @@ def check(name: str, param: nn.Parameter, mesh: DeviceMesh) -> None:
         )
 
 
+def is_shard(param: nn.Parameter) -> bool:
+    """Whether `fully_shard` made this parameter."""
+    return any(one.shown is param for one in _all)
+
+
 def _check_meshes(name: str, param: DTensor, mesh: DeviceMesh) -> None:
     """Check that a DTensor can also be sharded over `mesh`: that the two meshes are different dimensions of one."""
-    check_slice(name, param)
     both = ranks_in_both(param, mesh.mesh.flatten().tolist())
+    of_one_mesh = not both and _joined(mesh, param.device_mesh) is not None
+    if not of_one_mesh and is_shard(param):
+        raise Unsupported(
+            f"parameter {name!r} is a DTensor already: an earlier fully_shard, of a module above, has sharded it; call "
+            "fully_shard for inner modules first"
+        )
+    check_slice(name, param)
     if both:
         raise InvalidArgument(
             f"parameter {name!r} is already a DTensor over the ranks {param.device_mesh.mesh.flatten().tolist()}; "
             f"fully_shard cannot shard it over {both} again. Pass the mesh of the ranks with other data: mesh['dp'] of "
             "a mesh with dimensions dp and tp, whose mesh['tp'] parallelize_module got"
         )
-    try:
-        _joined(mesh, param.device_mesh)
-    except (RuntimeError, TypeError) as error:  # of other ranks, or without names
+    if not of_one_mesh:
         raise InvalidArgument(
             f"parameter {name!r} is a DTensor over the mesh {param.device_mesh}, and fully_shard got {mesh}; pass "
             "dimensions of one mesh: mesh = init_device_mesh('cpu', (dp, tp), mesh_dim_names=('dp', 'tp')), mesh['tp'] "
             "for parallelize_module and mesh['dp'] for fully_shard"
-        ) from error
+        )
 
 
-def _joined(mesh: DeviceMesh, other: DeviceMesh) -> DeviceMesh:
-    """The mesh with the dimensions of both."""
-    joined: DeviceMesh = DeviceMesh._concatenate([mesh, other])
+def _joined(mesh: DeviceMesh, other: DeviceMesh) -> DeviceMesh | None:
+    """The mesh with the dimensions of both; None if they are not different dimensions of one mesh."""
+    names, others = mesh.mesh_dim_names, other.mesh_dim_names
+    if names is None or others is None or set(names) & set(others):
+        return None
+    try:
+        joined: DeviceMesh = DeviceMesh._concatenate([mesh, other])
+    except RuntimeError:  # of different ranks, or overlapping
+        return None
     return joined
 
 

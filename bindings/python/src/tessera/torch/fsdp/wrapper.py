@@ -33,7 +33,7 @@ from ...errors import InvalidArgument, Unsupported
 from ..norm import clip_grad_norm_
 from .fully_shard import fully_shard
 from .hooks import unit_of
-from .sharded import Sharded, places_of
+from .sharded import Sharded, is_shard, places_of
 from .states import (
     INNER,
     KEY,
@@ -138,7 +138,7 @@ class FullyShardedDataParallel(nn.Module):
         reshards = strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
         if unit_of(module) is None or not isinstance(module, FullyShardedDataParallel):  # wrapped again: the same unit
             places = places_of([module], lambda child: unit_of(child) is not None, ignored)
-            if any(isinstance(param, DTensor) for param in places):
+            if any(isinstance(param, DTensor) and not is_shard(param) for param in places):
                 raise Unsupported(
                     "FullyShardedDataParallel does not support DTensor parameters, which parallelize_module makes; use "
                     "fully_shard"
