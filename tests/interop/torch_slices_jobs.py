@@ -286,7 +286,9 @@ def ddp_bad_input() -> None:
     )
     crossed = DeviceMesh("cpu", torch.tensor([[0, 3], [1, 2]]), mesh_dim_names=("a", "b"))["b"]
     refused(
-        ts.Mismatch, "holds other slices of the parameters", lambda: DistributedDataParallel(model, device_mesh=crossed)
+        ts.Mismatch,
+        "hold other slices of the DTensor parameters, such as weight: ",
+        lambda: DistributedDataParallel(model, device_mesh=crossed),
     )
     weights = nn.Linear(8, 8)
     weights.weight = nn.Parameter(DTensor.from_local(torch.ones(8, 8), grid["tp"], [Partial()]))

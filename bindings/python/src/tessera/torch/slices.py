@@ -69,8 +69,8 @@ def check_slice(name: str, param: Any) -> None:
     """
     if param.device_mesh.get_coordinate() is None:
         raise InvalidArgument(
-            f"parameter {name!r} is a DTensor over the ranks {_ranks_of(param)}, but this is rank {dist.get_rank()}; "
-            "each rank must call parallelize_module with a mesh that it is in"
+            f"parameter {name!r} is a DTensor over the ranks {_ranks_of(param.device_mesh)}, but this is rank "
+            f"{dist.get_rank()}; each rank must call parallelize_module with a mesh that it is in"
         )
     wrong = [one for one in param.placements if type(one).__name__ not in ("Shard", "Replicate")]
     if wrong:
@@ -100,29 +100,30 @@ def compare_slices(comm: Comm, params: Mapping[str, Any]) -> None:
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     told = [json.loads(one) for one in gather(comm, json.dumps([dist.get_rank(), digest, lines[0]]).encode())]
     members = [rank for rank, _, _ in told]
-    for name, param in cut.items():
-        both = ranks_in_both(param, members)
+    first_of = {param.device_mesh: name for name, param in reversed(cut.items())}
+    for mesh, name in first_of.items():
+        both = ranks_in_both(mesh, members)
         if both:
             raise InvalidArgument(
-                f"parameter {name!r} is a DTensor over the ranks {_ranks_of(param)}, but its gradient would also be "
+                f"parameter {name!r} is a DTensor over the ranks {_ranks_of(mesh)}, but its gradient would also be "
                 f"averaged over {both}; pass the ranks with other data, which hold the same slices: "
                 "device_mesh=mesh['dp'] of a mesh with dimensions dp and tp"
             )
     for rank, other, first in told:
         if other != told[0][1]:
+            example = f", such as {first} and {told[0][2]}" if first != told[0][2] else ""
             raise Mismatch(
-                f"rank {rank} holds other slices of the parameters than rank {members[0]}: {first} there, "
-                f"{told[0][2]} here; pass the ranks that hold the same slices: mesh['dp'] of a mesh with dimensions dp "
-                "and tp"
+                f"rank {rank} and rank {members[0]} hold other slices of the DTensor parameters{example}; pass the "
+                "ranks that hold the same slices: mesh['dp'] of a mesh with dimensions dp and tp"
             )
 
 
-def ranks_in_both(param: Any, members: Sequence[int]) -> list[int]:
-    """This rank and others that are both in a DTensor's mesh and among `members`; empty if it is only this one."""
-    both = sorted(set(_ranks_of(param)) & set(members))
+def ranks_in_both(mesh: Any, members: Sequence[int]) -> list[int]:
+    """The ranks that are both in a mesh and among `members`; empty if it is only this one."""
+    both = sorted(set(_ranks_of(mesh)) & set(members))
     return both if len(both) > 1 else []
 
 
-def _ranks_of(param: Any) -> list[int]:
-    ranks: list[int] = param.device_mesh.mesh.flatten().tolist()
+def _ranks_of(mesh: Any) -> list[int]:
+    ranks: list[int] = mesh.mesh.flatten().tolist()
     return ranks

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ...errors import InvalidArgument, InvalidState, Unsupported
 from .hooks import ATTRIBUTE, HookedUnit, unit_of
-from .sharded import Sharded, check, dimension_of, places_of
+from .sharded import Meshes, Sharded, check, dimension_of, places_of
 
 __all__ = [
     "FSDPModule",
@@ -120,13 +120,13 @@ def fully_shard(
         modules, lambda child: unit_of(child) is not None or _is_replicated(child), ignored_params or set()
     )
     names = {id(one): name for top in modules for name, one in top.named_parameters(remove_duplicate=False)}
-    dims = []
+    meshes, dims = Meshes(mesh), []
     for param in places:  # check all of them before changing any
         name = names[id(param)]
-        check(name, param, mesh)
+        check(name, param, meshes)
         dims.append(dimension_of(name, param, None if shard_placement_fn is None else shard_placement_fn(param)))
     params = [
-        Sharded(names[id(param)], param, where, mesh, dim)
+        Sharded(names[id(param)], param, where, meshes, dim)
         for (param, where), dim in zip(places.items(), dims, strict=True)
     ]
     unit = HookedUnit(modules, params, mesh, mp_policy, reshard_after_forward)

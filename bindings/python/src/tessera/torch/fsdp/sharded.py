@@ -31,7 +31,7 @@ from ...errors import InvalidArgument, Unsupported
 from ..slices import accumulate_as_placed, check_slice, local, ranks_in_both
 from ..tensors import CORE, of_core
 
-__all__ = ["Sharded", "check", "dimension_of", "is_shard", "over", "places_of"]
+__all__ = ["Meshes", "Sharded", "check", "dimension_of", "is_shard", "over", "places_of"]
 
 Place = tuple[nn.Module, str]
 
@@ -61,13 +61,14 @@ class Sharded:
         The full parameter, or a DTensor, already validated by `check`. This rank's rows are copied; nothing is sent.
     places : sequence of (Module, str)
         The modules that have it, with its name in each.
-    mesh : DeviceMesh
-        One-dimensional, or replicas by shards.
+    meshes : Meshes
+        Of the call; its mesh is one-dimensional, or replicas by shards.
     dim : int
         The dimension that is sharded.
     """
 
-    def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], mesh: DeviceMesh, dim: int) -> None:
+    def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], meshes: Meshes, dim: int) -> None:
+        mesh = meshes.given
         self.name = name
         self.places = places
         self.dim = dim
@@ -81,7 +82,7 @@ class Sharded:
             parts = _parts_along(dim, param)
             own_cut = _StridedShard(dim, split_factor=parts) if parts > 1 else own_cut
         self.whole_shape = tuple(local(param).shape)  # on this rank
-        joined = mesh if self.slice_mesh is None else _joined(mesh, self.slice_mesh)
+        joined = mesh if self.slice_mesh is None else meshes.joined(self.slice_mesh)
         assert joined is not None
         self.mesh = joined
         self.placements: tuple[Placement, ...] = (*(Replicate(),) * (mesh.ndim - 1), own_cut, *self.slice_placements)
@@ -300,8 +301,33 @@ def _parts_along(dim: int, param: DTensor) -> int:
     return math.prod(size for size, placement in sizes if isinstance(placement, Shard) and placement.dim == dim)
 
 
-def check(name: str, param: nn.Parameter, mesh: DeviceMesh) -> None:
-    """Check that a parameter can be sharded over a mesh.
+class Meshes:
+    """The mesh of a call of `fully_shard`, joined with those of tensor parallelism; each is looked at only once."""
+
+    def __init__(self, given: DeviceMesh) -> None:
+        self.given = given
+        self.ranks: list[int] = given.mesh.flatten().tolist()
+        self._joined: dict[DeviceMesh, DeviceMesh | None] = {}
+
+    def joined(self, other: DeviceMesh) -> DeviceMesh | None:
+        """The mesh with the dimensions of both; None if they are not different dimensions of one mesh."""
+        if other not in self._joined:
+            self._joined[other] = self._join(other)
+        return self._joined[other]
+
+    def _join(self, other: DeviceMesh) -> DeviceMesh | None:
+        names, others = self.given.mesh_dim_names, other.mesh_dim_names
+        if names is None or others is None or set(names) & set(others) or ranks_in_both(other, self.ranks):
+            return None
+        try:
+            joined: DeviceMesh = DeviceMesh._concatenate([self.given, other])
+        except RuntimeError:  # of different ranks
+            return None
+        return joined
+
+
+def check(name: str, param: nn.Parameter, meshes: Meshes) -> None:
+    """Check that a parameter can be sharded over the mesh of a call.
 
     Raises
     ------
@@ -317,7 +343,7 @@ def check(name: str, param: nn.Parameter, mesh: DeviceMesh) -> None:
             "a list, or only for a module above them"
         )
     if isinstance(param, DTensor):
-        _check_meshes(name, param, mesh)
+        _check_meshes(name, param, meshes)
     if param.device.type not in ("cpu", "meta"):
         raise Unsupported(f"parameter {name!r} is on {param.device}; parameters must be in CPU memory")
     if param.ndim == 0:
@@ -336,40 +362,29 @@ def is_shard(param: nn.Parameter) -> bool:
     return any(one.shown is param for one in _all)
 
 
-def _check_meshes(name: str, param: DTensor, mesh: DeviceMesh) -> None:
-    """Check that a DTensor can also be sharded over `mesh`: that the two meshes are different dimensions of one."""
-    both = ranks_in_both(param, mesh.mesh.flatten().tolist())
-    of_one_mesh = not both and _joined(mesh, param.device_mesh) is not None
+def _check_meshes(name: str, param: DTensor, meshes: Meshes) -> None:
+    """Check that a DTensor can also be sharded over the mesh of a call, as both are different dimensions of one."""
+    of_one_mesh = meshes.joined(param.device_mesh) is not None
     if not of_one_mesh and is_shard(param):
         raise Unsupported(
             f"parameter {name!r} is a DTensor already: an earlier fully_shard, of a module above, has sharded it; call "
             "fully_shard for inner modules first"
         )
     check_slice(name, param)
+    if of_one_mesh:
+        return
+    both = ranks_in_both(param.device_mesh, meshes.ranks)
     if both:
         raise InvalidArgument(
             f"parameter {name!r} is already a DTensor over the ranks {param.device_mesh.mesh.flatten().tolist()}; "
             f"fully_shard cannot shard it over {both} again. Pass the mesh of the ranks with other data: mesh['dp'] of "
             "a mesh with dimensions dp and tp, whose mesh['tp'] parallelize_module got"
         )
-    if not of_one_mesh:
-        raise InvalidArgument(
-            f"parameter {name!r} is a DTensor over the mesh {param.device_mesh}, and fully_shard got {mesh}; pass "
-            "dimensions of one mesh: mesh = init_device_mesh('cpu', (dp, tp), mesh_dim_names=('dp', 'tp')), mesh['tp'] "
-            "for parallelize_module and mesh['dp'] for fully_shard"
-        )
-
-
-def _joined(mesh: DeviceMesh, other: DeviceMesh) -> DeviceMesh | None:
-    """The mesh with the dimensions of both; None if they are not different dimensions of one mesh."""
-    names, others = mesh.mesh_dim_names, other.mesh_dim_names
-    if names is None or others is None or set(names) & set(others):
-        return None
-    try:
-        joined: DeviceMesh = DeviceMesh._concatenate([mesh, other])
-    except RuntimeError:  # of different ranks, or overlapping
-        return None
-    return joined
+    raise InvalidArgument(
+        f"parameter {name!r} is a DTensor over the mesh {param.device_mesh}, and fully_shard got {meshes.given}; pass "
+        "dimensions of one mesh: mesh = init_device_mesh('cpu', (dp, tp), mesh_dim_names=('dp', 'tp')), mesh['tp'] for "
+        "parallelize_module and mesh['dp'] for fully_shard"
+    )
 
 
 def dimension_of(name: str, param: nn.Parameter, placement: Any) -> int:
