@@ -19,11 +19,14 @@ def test_ddp(tmp_path: Path) -> None:
 
 
 def test_fully_shard(tmp_path: Path) -> None:
+    """The same; and slices lie where PyTorch's `fully_shard` puts them."""
     checks = [
         "fsdp_parts_of_slices",
         "fsdp_over_slices",
         "fsdp_saves_and_loads",
         "fsdp_in_other_ways",
+        "tied_weights_and_loss_parallel",
+        "fsdp_without_values_until_later",
         "fsdp_with_replicas",
         "norms_of_mixed_parameters",
         "fsdp_of_whole_states",

@@ -21,10 +21,17 @@ import tessera as ts
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as their_dcp
+import torch.nn.functional as F
 from tessera.torch import DistributedDataParallel, clip_grad_norm_
 from tessera.torch import checkpoint as dcp
 from tessera.torch.fsdp import FullyShardedDataParallel, fully_shard
-from tessera.torch.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from tessera.torch.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -410,6 +417,50 @@ def fsdp_in_other_ways() -> None:
         assert param.grad.placements == param.placements, name
 
 
+class Tied(nn.Module):
+    """One parameter in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 6, dtype=torch.float64)
+        self.output = nn.Linear(6, 13, bias=False, dtype=torch.float64)
+        self.output.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.output(self.table(ids).tanh()))
+
+
+def tied_weights_and_loss_parallel() -> None:
+    torch.manual_seed(3)
+    reference = Tied()
+    ids, targets = batch(1), batch(2)
+    expected = F.cross_entropy(reference(ids).flatten(0, 1), targets.flatten())
+    expected.backward()
+    plan = {"table": RowwiseParallel(), "output": ColwiseParallel(use_local_output=False)}
+    for wrap in (partial(fully_shard, mesh=grid["dp"]), partial(DistributedDataParallel, device_mesh=grid["dp"])):
+        model = wrap(parallelize_module(copy.deepcopy(reference), grid["tp"], plan))
+        with loss_parallel():
+            loss = F.cross_entropy(model(mine(ids)).flatten(0, 1), mine(targets).flatten())
+            loss.backward()
+        expect(averaged(full(loss)), expected.detach(), "loss")
+        (param,) = model.parameters()
+        expect(param.grad, reference.table.weight.grad, "gradient")
+
+
+def fsdp_without_values_until_later() -> None:
+    """Cut and sharded on the meta device, then loaded."""
+    expected = whole()
+    dcp.save({"model": expected.state_dict()}, checkpoint_id=directory / "values")
+    with torch.device("meta"):
+        model = Net().double()
+    model = sharded(sliced(model))
+    model.to_empty(device="cpu")
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=directory / "values")
+    expect(averaged(model(mine(batch(0))).mean()), expected(batch(0)).mean().detach(), "output")
+    compare(model.state_dict(), expected.state_dict(), "values")
+
+
 def fsdp_with_replicas() -> None:
     """Replicas by shards by slices. (PyTorch takes seconds to plan how a tensor on such a mesh becomes full.)"""
     for shape in ((2, 1, 2), (1, 2, 2)):
@@ -543,6 +594,8 @@ CHECKS = [
     fsdp_over_slices,
     fsdp_saves_and_loads,
     fsdp_in_other_ways,
+    tied_weights_and_loss_parallel,
+    fsdp_without_values_until_later,
     fsdp_with_replicas,
     norms_of_mixed_parameters,
     fsdp_of_whole_states,
