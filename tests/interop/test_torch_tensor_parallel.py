@@ -83,5 +83,5 @@ def test_other_numbers_of_ranks(ranks: int) -> None:
         "values_come_from_one_rank",
         "collectives",
     ]
-    always = ["losses_on_two_dimensions", "llama_with_pytorchs_fsdp", "meshes"] if ranks == 4 else []
+    always = ["losses_on_two_dimensions", "llama_with_fsdp", "meshes"] if ranks == 4 else []
     run_ranks(JOBS, ranks, *sample(checks, 3, f"tensor parallel, {ranks} ranks"), *always)

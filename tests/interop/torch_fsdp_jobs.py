@@ -1026,7 +1026,7 @@ def mistakes_are_told() -> None:
     refused(ts.Unsupported, "'n' is torch.complex64", lambda: ours(whole))
     sharded_already = nn.Linear(4, 4)
     theirs(sharded_already)
-    refused(ts.Unsupported, "'weight' is a DTensor already", lambda: ours(sharded_already))
+    refused(ts.InvalidArgument, "'weight' is already a DTensor over the ranks", lambda: ours(sharded_already))
     own = net()
     ours(own.blocks[0])
     own.blocks[0](torch.ones(2, 6))

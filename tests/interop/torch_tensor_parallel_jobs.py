@@ -609,22 +609,24 @@ def llama() -> None:
         expect(ours, other, "PyTorch's llama", rtol=1e-8, atol=1e-9)
 
 
-def llama_with_pytorchs_fsdp() -> None:
-    """Two dimensions: each pair of tensor-parallel ranks has half of the batch."""
+def llama_with_fsdp() -> None:
+    """PyTorch's and Tessera's, two dimensions: each pair of tensor-parallel ranks has half of the batch."""
     if ranks < 4:
         return
     grid = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(5)
     whole = Llama().double()
-    parts = parallelize_module(copy.deepcopy(whole), grid["tp"], llama_plan())
-    for layer in parts.layers.values():
-        their_fsdp.fully_shard(layer, mesh=grid["dp"])
-    their_fsdp.fully_shard(parts, mesh=grid["dp"])
-    got = trained(parts, 17, part=grid.get_local_rank("dp"), parts=2)
-    losses = torch.stack(got["losses"])
-    dist.all_reduce(losses, dist.ReduceOp.AVG, group=grid["dp"].get_group())
-    got["losses"] = list(losses)
-    expect(got, trained(whole, 17), "llama under fully_shard", rtol=1e-8, atol=1e-9)
+    expected = trained(copy.deepcopy(whole), 17)
+    for fully_shard in (their_fsdp.fully_shard, our_fsdp.fully_shard):
+        parts = parallelize_module(copy.deepcopy(whole), grid["tp"], llama_plan())
+        for layer in parts.layers.values():
+            fully_shard(layer, mesh=grid["dp"])
+        fully_shard(parts, mesh=grid["dp"])
+        got = trained(parts, 17, part=grid.get_local_rank("dp"), parts=2)
+        losses = torch.stack(got["losses"])
+        dist.all_reduce(losses, dist.ReduceOp.AVG, group=grid["dp"].get_group())
+        got["losses"] = list(losses)
+        expect(got, expected, f"llama under {fully_shard.__module__}", rtol=1e-8, atol=1e-9)
 
 
 def recomputed_activations() -> None:
@@ -948,7 +950,7 @@ CHECKS = [
     values_come_from_one_rank,
     sequences,
     llama,
-    llama_with_pytorchs_fsdp,
+    llama_with_fsdp,
     recomputed_activations,
     losses,
     losses_on_two_dimensions,

@@ -3,8 +3,8 @@
 `tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint on Tessera's engine; `tessera.torch.c10d` is the
 backend "tessera" of `torch.distributed`; `DistributedDataParallel` and `tessera.torch.fsdp.fully_shard` have PyTorch's
 API on Tessera's implementation; `tessera.torch.pipelining` has PyTorch's pipeline schedules on Tessera's executor;
-`tessera.torch.tensor.parallel` is PyTorch's tensor parallelism with more checks; `allreduce_hook` averages gradients of
-PyTorch's own DDP, whatever its backend.
+`tessera.torch.tensor.parallel` is PyTorch's tensor parallelism with more checks; `clip_grad_norm_` clips gradients that
+ranks hold in different ways; `allreduce_hook` averages gradients of PyTorch's own DDP, whatever its backend.
 """
 
 import importlib
@@ -20,6 +20,7 @@ except ModuleNotFoundError as _missing:
 from . import c10d
 from .ddp import DistributedDataParallel, GradBucket
 from .ddp_hook import allreduce_hook, register_allreduce_hook
+from .norm import clip_grad_norm_
 
 if TYPE_CHECKING:
     from . import checkpoint, fsdp, pipelining, tensor
@@ -32,6 +33,7 @@ __all__ = [
     "allreduce_hook",
     "c10d",
     "checkpoint",
+    "clip_grad_norm_",
     "fsdp",
     "pipelining",
     "register_allreduce_hook",

@@ -27,6 +27,7 @@ from ..errors import InvalidArgument, InvalidState, Unsupported
 from ..tensor import DType
 from .gradients import Gradients, closed, kept
 from .meeting import own_communicator
+from .slices import check_slice, compare_slices, is_slice, local
 from .tensors import CORE
 from .views import Views
 
@@ -47,7 +48,8 @@ class DistributedDataParallel(_TorchDDP):
     Parameters
     ----------
     module : Module
-        Its parameters must be in CPU memory, and at least one must require a gradient.
+        Its parameters must be in CPU memory, and at least one must require a gradient. They may be DTensors: their
+        slices are averaged, and their gradients are DTensors of the same placements.
     device_ids, output_device
         Must be None: they are for GPUs.
     dim : int
@@ -58,7 +60,8 @@ class DistributedDataParallel(_TorchDDP):
         If False, each rank keeps its parameters and buffers. The ranks' modules are still compared.
     process_group : ProcessGroup or Comm, optional
         The ranks: a `torch.distributed` group of any backend, by default the default group, or a Tessera communicator,
-        which needs no `torch.distributed`. The model makes its own communicator.
+        which needs no `torch.distributed`. The model makes its own communicator. For a module with DTensor parameters
+        (`parallelize_module`), the ranks with other data that hold the same slices.
     bucket_cap_mb : float, optional
         MiB of gradients that are reduced together; by default 25, and 1 in the first bucket.
     find_unused_parameters : bool
@@ -76,7 +79,7 @@ class DistributedDataParallel(_TorchDDP):
     mixed_precision
         Only `reduce_dtype` is supported: the dtype in which gradients are sent. Use `torch.autocast` for arithmetic.
     device_mesh : DeviceMesh, optional
-        One-dimensional mesh, instead of `process_group`.
+        One-dimensional mesh, instead of `process_group`: ``mesh["dp"]``.
     skip_all_reduce_unused_params : bool
         Same as `find_unused_parameters`, which leaves such parameters unchanged on all ranks.
     bucket_cap_mb_list
@@ -90,9 +93,11 @@ class DistributedDataParallel(_TorchDDP):
     ------
     InvalidArgument, Unsupported
         An argument is not supported, or a parameter is not a dense floating-point tensor in CPU memory; the message
-        names it. (Gradients of embeddings may be sparse.)
+        names it. (Gradients of embeddings may be sparse.) Or a DTensor parameter is cut over ranks that are among those
+        whose gradients are averaged, or is placed otherwise than by `Shard` and `Replicate`.
     Mismatch
-        The ranks' modules or options differ; the message names the first difference.
+        The ranks' modules or options differ, or they hold other slices of DTensors; the message names the first
+        difference.
     TesseraTimeout, PeerLost, Aborted
         A rank is late or lost; the message names it.
     """
@@ -184,14 +189,15 @@ class DistributedDataParallel(_TorchDDP):
 
         comm = own_communicator(self.process_group, "DistributedDataParallel")
         try:
-            with nullcontext() if init_sync else kept([param.detach() for param in trained.values()]):
+            compare_slices(comm, params)
+            with nullcontext() if init_sync else kept([local(param.detach()) for param in trained.values()]):
                 self._gradients = Gradients(
                     comm, trained, options, sparse, list(delayed.values()), param_to_hook_all_reduce
                 )
             self._end = weakref.finalize(self, closed, comm, self._gradients.hooks)
             buffers = _Buffers(module, self.parameters_to_ignore, self._gradients)
             if init_sync:
-                _broadcast(comm, [param for param in params.values() if not param.requires_grad] + sparse)
+                _broadcast(comm, [local(param) for param in params.values() if not param.requires_grad] + sparse)
                 if of_old or forward_sync_buffers is not None:
                     _broadcast(comm, list(buffers.now().values()))
             if self.forward_sync_buffers and buffers.now():
@@ -531,8 +537,8 @@ class _Buffers:
         self._memory = {name: buffer.detach().contiguous() for name, buffer in self.now().items()}
 
     def now(self) -> dict[str, torch.Tensor]:
-        """The module's buffers, by name."""
-        return {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
+        """The module's buffers, by name; of DTensors this rank's slices."""
+        return {name: local(buffer) for name, buffer in self._module.named_buffers() if name not in self._ignored}
 
     def register(self) -> None:
         """Register the memory with the core without changing values. Collective."""
@@ -575,6 +581,8 @@ def _checked(module: torch.nn.Module, ignored: set[str]) -> dict[str, torch.nn.P
     for name, param in params.items():
         if isinstance(param, torch.nn.parameter.UninitializedParameter):
             raise InvalidState(f"parameter {name!r} has no shape yet; run the module once before wrapping it")
+        if is_slice(param):
+            check_slice(name, param)
     for name, buffer in module.named_buffers():
         if name not in ignored and (not buffer.is_cpu or buffer.dtype not in CORE):
             raise Unsupported(f"buffer {name!r} is {buffer.dtype} on {buffer.device} and cannot be broadcast")

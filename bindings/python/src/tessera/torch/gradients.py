@@ -7,8 +7,9 @@ A step of the core is one backward pass:
 
 `param.grad` is the view itself. If autograd made another tensor (after ``zero_grad()``, which drops the view), its
 values are first copied into the view. A sparse gradient has no view: the core sees its parameter as one without
-elements, which is compared, marked ready and reported as missing like any other. Everything runs on the thread that
-calls ``backward``.
+elements, which is compared, marked ready and reported as missing like any other. The core sees this rank's
+slice of a DTensor parameter, whose `grad` is a DTensor over the view. Everything runs on the thread that calls
+``backward``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .. import _core
 from ..comm import Comm
 from ..ddp import DDP, Bucket
 from ..errors import InvalidState, Unsupported
+from .slices import accumulate_as_placed, is_slice, like, local
 from .sparse import sum_of_ranks
 from .tensors import CORE, of_core
 
@@ -67,7 +69,7 @@ class Gradients:
         few = {id(param) for param in sparse}
         self._is_sparse = [id(param) in few for param in self._params]
         self._memory = [
-            _no_memory(name, param) if is_sparse else _in_memory(name, param)
+            _no_memory(name, param) if is_sparse else _in_memory(name, local(param))
             for (name, param), is_sparse in zip(params.items(), self._is_sparse, strict=True)
         ]
         late = {id(param) for param in delayed}
@@ -87,27 +89,31 @@ class Gradients:
         self._sparse_hook: Callable[[int, bool, torch.nn.Parameter, torch.Tensor], torch.Tensor] | None = None
         self.last_bucket = -1  # that a hook is called for; with a hook
         self.manual = False  # the program ends steps itself
-        self._views: list[torch.Tensor] = []
+        self._views: list[torch.Tensor] = []  # of the buckets
+        self._grads: list[torch.Tensor] = []  # the views as gradients of the parameters: themselves, or DTensors
         self._make()
         self.hooks = [
             param.register_post_accumulate_grad_hook(partial(_accumulated, weakref.ref(self), i))
             for i, param in enumerate(self._params)
         ]
+        self.hooks += [accumulate_as_placed(param) for param in self._params if is_slice(param)]
         if trigger is not None:
             self.hooks.append(trigger.register_post_accumulate_grad_hook(partial(_triggered, weakref.ref(self))))
 
     def _make(self) -> None:
-        former = self._views
+        former, former_grads = self._views, self._grads
         self.ddp = DDP(self._comm, dict(zip(self._names, self._memory, strict=True)), **self._options)
         self._ready = partial(_core.ddp_ready, self.ddp._handle)
         self._views = [
-            torch.empty(0) if self._is_sparse[i] else _view_of(self.ddp, i, param)
+            torch.empty(0) if self._is_sparse[i] else _view_of(self.ddp, i, local(param))
             for i, param in enumerate(self._params)
         ]
-        for old, new, param in zip(former, self._views, self._params, strict=False):
+        self._grads = [like(param, view) for param, view in zip(self._params, self._views, strict=True)]
+        for old, new in zip(former, self._views, strict=False):
             new.copy_(old)
-            if param.grad is old:
-                param.grad = new
+        for before, after, param in zip(former_grads, self._grads, self._params, strict=False):
+            if param.grad is before:
+                param.grad = after
         if self._hook is not None:
             self.ddp.set_hook(self._hook)
             self._find_last_bucket()
@@ -203,7 +209,7 @@ class Gradients:
     def join(self) -> None:
         """Join the steps of the other ranks until all have joined."""
         for name, param, memory in zip(self._names, self._params, self._memory, strict=True):
-            if param.data_ptr() != memory.data_ptr():
+            if local(param).data_ptr() != memory.data_ptr():
                 raise InvalidState(f"the memory of parameter {name!r} was replaced after the model was wrapped")
         self.ddp.join()
         self._came = bytearray(len(self._params))
@@ -244,7 +250,7 @@ class Gradients:
             if not self._said[i]:
                 if self._params[i].grad is None and not self._is_sparse[i]:
                     self._views[i].zero_()
-                    self._params[i].grad = self._views[i]
+                    self._params[i].grad = self._grads[i]
                 self._move_in(i)
                 self._counts[i] += 1
                 self._say(i)
@@ -254,8 +260,9 @@ class Gradients:
         self._said[i] = self._came[i] = 1
 
     def _move_in(self, i: int) -> None:
-        grad, view = self._params[i].grad, self._views[i]
-        if grad is view or grad is None:
+        param, view = self._params[i], self._views[i]
+        grad = param.grad
+        if grad is self._grads[i] or grad is None:
             return
         if grad.layout is not (torch.sparse_coo if self._is_sparse[i] else torch.strided):
             raise Unsupported(
@@ -266,8 +273,8 @@ class Gradients:
         if self._is_sparse[i]:
             return
         with torch.no_grad():
-            view.copy_(grad)
-        self._params[i].grad = view
+            view.copy_(local(grad))
+        param.grad = self._grads[i]
 
     def ended(self) -> None:
         """The backward pass is over: return when the gradients are reduced."""
@@ -342,13 +349,13 @@ class Gradients:
             for i in rest:
                 if not self._said[i] and self.ddp.used(i) and not self._is_sparse[i]:
                     grad = self._params[i].grad
-                    if grad is not None and grad is not self._views[i] and bool(grad.count_nonzero()):
+                    if grad is not None and grad is not self._grads[i] and bool(local(grad).count_nonzero()):
                         raise Unsupported(
                             f"the gradient of {self._names[i]!r} was kept over a step in which only other ranks used "
                             "it, which static_graph does not support; call zero_grad() before each step, or use "
                             "find_unused_parameters"
                         )
-                    self._params[i].grad = self._views[i]
+                    self._params[i].grad = self._grads[i]
             if self._static and self._fires is None:
                 self._fires = list(self._counts)
             self._came = bytearray(len(self._params))
@@ -399,7 +406,7 @@ def _order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.ndim), key=lambda dim: (-tensor.stride(dim), dim))
 
 
-def _in_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
+def _in_memory(name: str, param: torch.Tensor) -> torch.Tensor:
     """A parameter's elements in memory order, with the dimensions permuted so that they are contiguous."""
     plain = param.detach()
     if type(plain) not in (torch.Tensor, torch.nn.Parameter):
@@ -420,6 +427,8 @@ def _in_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
 
 def _no_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
     """What the core sees of a parameter with a sparse gradient: its shape, but no elements."""
+    if is_slice(param):
+        raise Unsupported(f"parameter {name!r} is a DTensor, whose gradient cannot be sparse; use sparse=False")
     plain = _in_memory(name, param)
     return torch.empty((0, *plain.shape), dtype=plain.dtype)
 
@@ -430,9 +439,11 @@ def _no_entries(param: torch.nn.Parameter) -> torch.Tensor:
     return torch.sparse_coo_tensor(torch.empty((1, 0), dtype=torch.int64), rows, param.shape, check_invariants=True)
 
 
-def _view_of(ddp: DDP, i: int, param: torch.nn.Parameter) -> torch.Tensor:
+def _view_of(ddp: DDP, i: int, param: torch.Tensor) -> torch.Tensor:
     """The gradient's memory as a tensor with the parameter's layout."""
     memory, dtype, shape = _core.ddp_grad(ddp._handle, i)
+    if not param.numel():  # a slice that has nothing
+        return torch.empty_like(param, requires_grad=False)
     flat = torch.frombuffer(memory, dtype=of_core(dtype))
     like = torch.view_as_real(param.detach()) if param.is_complex() else param
     order = _order(like)

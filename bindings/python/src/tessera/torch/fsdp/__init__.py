@@ -6,8 +6,8 @@
         fully_shard(layer)
     fully_shard(model)
 
-Sharded parameters are DTensors. While a module computes, they are unsharded plain tensors, in one copy that the ranks
-of a host share. docs/TORCH.md lists the differences from PyTorch.
+Sharded parameters are DTensors. While a module computes, they are unsharded plain tensors, or the DTensors that tensor
+parallelism made, in one copy that the ranks of a host share. docs/TORCH.md lists the differences from PyTorch.
 """
 
 from torch.distributed.fsdp import (

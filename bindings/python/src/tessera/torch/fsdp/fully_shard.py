@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ...errors import InvalidArgument, InvalidState, Unsupported
 from .hooks import ATTRIBUTE, HookedUnit, unit_of
-from .sharded import Sharded, check, dimension_of, places_of
+from .sharded import Meshes, Sharded, check, dimension_of, places_of
 
 __all__ = [
     "FSDPModule",
@@ -51,12 +51,16 @@ def fully_shard(
     Gradients are reduced into the shards while backward runs. Nothing is sent before the first forward of the root,
     which is the module that the program calls.
 
+    Parameters that `parallelize_module` made DTensors are sharded slice by slice, over the ranks with other data: the
+    shards are DTensors on the mesh of both, and the unsharded parameters are the DTensors of `parallelize_module`.
+
     Parameters
     ----------
     module : Module or list of Module
         The modules of a list are unsharded together. Modules are changed in place and also get the class `FSDPModule`.
     mesh : DeviceMesh, optional
         The ranks: one-dimensional, or two-dimensional, replicas by shards. By default all ranks of `torch.distributed`.
+        With tensor parallelism, other dimensions of its mesh: ``mesh["dp"]``.
     reshard_after_forward : bool or int, optional
         If False, parameters stay unsharded between forward and backward; by default only the root's do. A number keeps
         them in groups of that many consecutive ranks, unsharded on each host if a group fits on one.
@@ -80,7 +84,8 @@ def fully_shard(
     Raises
     ------
     InvalidArgument, Unsupported
-        A parameter or option is not supported; the message names it.
+        A parameter or option is not supported; the message names it. Or a parameter is a DTensor whose mesh has ranks
+        of `mesh`, or is not of the same mesh, or whose placements are others than `Shard` and `Replicate`.
     """
     modules = list(module) if isinstance(module, (list, tuple)) else [module]
     if not modules or not all(isinstance(one, nn.Module) for one in modules):
@@ -115,13 +120,13 @@ def fully_shard(
         modules, lambda child: unit_of(child) is not None or _is_replicated(child), ignored_params or set()
     )
     names = {id(one): name for top in modules for name, one in top.named_parameters(remove_duplicate=False)}
-    dims = []
+    meshes, dims = Meshes(mesh), []
     for param in places:  # check all of them before changing any
         name = names[id(param)]
-        check(name, param)
+        check(name, param, meshes)
         dims.append(dimension_of(name, param, None if shard_placement_fn is None else shard_placement_fn(param)))
     params = [
-        Sharded(names[id(param)], param, where, mesh, dim)
+        Sharded(names[id(param)], param, where, meshes, dim)
         for (param, where), dim in zip(places.items(), dims, strict=True)
     ]
     unit = HookedUnit(modules, params, mesh, mp_policy, reshard_after_forward)

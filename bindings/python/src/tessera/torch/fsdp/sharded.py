@@ -1,6 +1,10 @@
-"""A parameter under `fully_shard`: a DTensor while sharded, a plain parameter at its own address while unsharded.
+"""A parameter under `fully_shard`: a DTensor while sharded, and at its own address while unsharded.
 
 The unit decides which of the two its modules show. A parameter that several modules share is shown in all of them.
+
+A parameter of tensor parallelism is a DTensor of which this rank holds a slice. Its shard is a part of that slice: a
+DTensor on the mesh of both, the data-parallel dimensions first. While it is unsharded it is the DTensor that
+`parallelize_module` made. The core sees slices as plain tensors.
 
 The core shards by rows. For a parameter sharded along another dimension, the core sees that dimension first, and the
 memory is accessed through views with other strides than PyTorch's shards. Therefore such a shard and its gradient are
@@ -9,6 +13,7 @@ copies, contiguous like PyTorch's.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,13 +23,15 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ... import _core
 from ...errors import InvalidArgument, Unsupported
+from ..slices import accumulate_as_placed, check_slice, local, ranks_in_both
 from ..tensors import CORE, of_core
 
-__all__ = ["Sharded", "check", "dimension_of", "over", "places_of"]
+__all__ = ["Meshes", "Sharded", "check", "dimension_of", "is_shard", "over", "places_of"]
 
 Place = tuple[nn.Module, str]
 
@@ -32,6 +39,7 @@ _TRAINED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # The parameters that were sharded, as long as their units exist: a module without a unit may still hold one.
 _cut: Any = WeakTensorKeyDictionary()
+_all: weakref.WeakSet[Sharded] = weakref.WeakSet()
 
 
 def over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -50,23 +58,34 @@ class Sharded:
     name : str
         Name for messages until the model has a root.
     param : Parameter
-        The full parameter, already validated by `check`. This rank's rows are copied; nothing is sent.
+        The full parameter, or a DTensor, already validated by `check`. This rank's rows are copied; nothing is sent.
     places : sequence of (Module, str)
         The modules that have it, with its name in each.
-    mesh : DeviceMesh
-        One-dimensional, or replicas by shards.
+    meshes : Meshes
+        Of the call; its mesh is one-dimensional, or replicas by shards.
     dim : int
         The dimension that is sharded.
     """
 
-    def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], mesh: DeviceMesh, dim: int) -> None:
+    def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], meshes: Meshes, dim: int) -> None:
+        mesh = meshes.given
         self.name = name
         self.places = places
-        self.mesh = mesh
         self.dim = dim
-        self.placements: tuple[Placement, ...] = (Shard(dim),) if mesh.ndim == 1 else (Replicate(), Shard(dim))
         self.shape = tuple(param.shape)
         self.stride = param.stride()
+        self.slice_mesh: DeviceMesh | None = None  # of tensor parallelism
+        self.slice_placements: tuple[Placement, ...] = ()
+        own_cut: Placement = Shard(dim)
+        if isinstance(param, DTensor):
+            self.slice_mesh, self.slice_placements = param.device_mesh, param.placements
+            parts = _parts_along(dim, param)
+            own_cut = _StridedShard(dim, split_factor=parts) if parts > 1 else own_cut
+        self.whole_shape = tuple(local(param).shape)  # on this rank
+        joined = mesh if self.slice_mesh is None else meshes.joined(self.slice_mesh)
+        assert joined is not None
+        self.mesh = joined
+        self.placements: tuple[Placement, ...] = (*(Replicate(),) * (mesh.ndim - 1), own_cut, *self.slice_placements)
         self.trained = param.requires_grad
         self.number = -1  # in the core's model, once that exists
         self.whole: nn.Parameter | None = None
@@ -75,17 +94,18 @@ class Sharded:
         self._shown_trained = False
         self.grad: DTensor | None = None  # of the shard
         ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
-        size = self.shape[dim]
+        size = self.whole_shape[dim]
         chunk = -(-size // ranks)
         self.begin_at = min(rank * chunk, size)
         self.own_size = min((rank + 1) * chunk, size) - self.begin_at
-        self.own_shape = (*self.shape[:dim], self.own_size, *self.shape[dim + 1 :])
-        own = self.part_of(param).clone(memory_format=torch.contiguous_format)
+        self.own_shape = (*self.whole_shape[:dim], self.own_size, *self.whole_shape[dim + 1 :])
+        own = self.part_of(local(param)).clone(memory_format=torch.contiguous_format)
         _cut[param] = weakref.ref(self)
         self.show(nn.Parameter(self.distributed(own), requires_grad=param.requires_grad))
+        _all.add(self)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a tensor with the parameter's shape."""
+        """This rank's part of a tensor with the shape of the unsharded parameter on this rank."""
         return whole.detach().narrow(self.dim, self.begin_at, self.own_size)
 
     def distributed(self, own: torch.Tensor) -> DTensor:
@@ -94,6 +114,19 @@ class Sharded:
             own,
             self.mesh,
             self.placements,
+            run_check=False,
+            shape=torch.Size(self.shape),
+            stride=self.stride,
+        )
+
+    def _as_slice(self, whole: torch.Tensor) -> torch.Tensor:
+        """The unsharded parameter, of which this rank holds `whole`: itself, or a DTensor of tensor parallelism."""
+        if self.slice_mesh is None:
+            return whole
+        return DTensor.from_local(
+            whole,
+            self.slice_mesh,
+            self.slice_placements,
             run_check=False,
             shape=torch.Size(self.shape),
             stride=self.stride,
@@ -115,12 +148,14 @@ class Sharded:
     @property
     def core_shape(self) -> tuple[int, ...]:
         """The shape in the core."""
-        return (self.shape[self.dim], *self.shape[: self.dim], *self.shape[self.dim + 1 :])
+        shape = self.whole_shape
+        return (shape[self.dim], *shape[: self.dim], *shape[self.dim + 1 :])
 
     @property
     def core_name(self) -> str:
-        """The name in the core, which differs if ranks shard along different dimensions."""
-        return self.name if self.dim == 0 else f"{self.name} (Shard({self.dim}))"
+        """The name in the core, which differs if ranks shard along different dimensions or have different slices."""
+        name = self.name if self.dim == 0 else f"{self.name} (Shard({self.dim}))"
+        return name if self.slice_mesh is None else f"{name} (slice of {', '.join(map(str, self.slice_placements))})"
 
     def _seen(self, memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor over memory of the core, with the dimensions in the parameter's order."""
@@ -181,7 +216,7 @@ class Sharded:
         self._shown_trained = trained = self.trained and self.sharded.requires_grad
         if self.whole is None:
             view = self._seen(*_core.fsdp_whole(handle, self.number, counted=False))
-            self.whole = nn.Parameter(view, requires_grad=trained)
+            self.whole = nn.Parameter(self._as_slice(view), requires_grad=trained)
         if self.whole.requires_grad is not trained:  # it was frozen or unfrozen in the meantime
             self.whole.requires_grad_(trained)
         if trained and self._accumulator is None:
@@ -193,6 +228,8 @@ class Sharded:
                     param.accumulated(param)
 
             self.whole.register_post_accumulate_grad_hook(hook)
+            if self.slice_mesh is not None:
+                accumulate_as_placed(self.whole)
         self.show(self.whole)
 
     def will_get_gradient(self) -> bool:
@@ -223,6 +260,7 @@ class Sharded:
             _core.fsdp_unused(handle, self.number)
             return
         whole.grad = None
+        grad = local(grad)
         if grad.layout is not torch.strided:
             raise Unsupported(f"the gradient of {self.name!r} is {grad.layout}; only dense gradients are supported")
         view = self._seen(*_core.fsdp_grad(handle, self.number, counted=False))
@@ -257,8 +295,39 @@ def _copy_unless_same(to: torch.Tensor, of: torch.Tensor) -> None:
         to.copy_(of)
 
 
-def check(name: str, param: nn.Parameter) -> None:
-    """Check that a parameter can be sharded.
+def _parts_along(dim: int, param: DTensor) -> int:
+    """Into how many parts tensor parallelism cuts this dimension."""
+    sizes = zip(param.device_mesh.shape, param.placements, strict=True)
+    return math.prod(size for size, placement in sizes if isinstance(placement, Shard) and placement.dim == dim)
+
+
+class Meshes:
+    """The mesh of a call of `fully_shard`, joined with those of tensor parallelism; each is looked at only once."""
+
+    def __init__(self, given: DeviceMesh) -> None:
+        self.given = given
+        self.ranks: list[int] = given.mesh.flatten().tolist()
+        self._joined: dict[DeviceMesh, DeviceMesh | None] = {}
+
+    def joined(self, other: DeviceMesh) -> DeviceMesh | None:
+        """The mesh with the dimensions of both; None if they are not different dimensions of one mesh."""
+        if other not in self._joined:
+            self._joined[other] = self._join(other)
+        return self._joined[other]
+
+    def _join(self, other: DeviceMesh) -> DeviceMesh | None:
+        names, others = self.given.mesh_dim_names, other.mesh_dim_names
+        if names is None or others is None or set(names) & set(others) or ranks_in_both(other, self.ranks):
+            return None
+        try:
+            joined: DeviceMesh = DeviceMesh._concatenate([self.given, other])
+        except RuntimeError:  # of different ranks
+            return None
+        return joined
+
+
+def check(name: str, param: nn.Parameter, meshes: Meshes) -> None:
+    """Check that a parameter can be sharded over the mesh of a call.
 
     Raises
     ------
@@ -274,21 +343,48 @@ def check(name: str, param: nn.Parameter) -> None:
             "a list, or only for a module above them"
         )
     if isinstance(param, DTensor):
-        raise Unsupported(
-            f"parameter {name!r} is a DTensor already, but fully_shard needs plain parameters; call it for inner "
-            "modules first"
-        )
+        _check_meshes(name, param, meshes)
     if param.device.type not in ("cpu", "meta"):
         raise Unsupported(f"parameter {name!r} is on {param.device}; parameters must be in CPU memory")
     if param.ndim == 0:
         raise InvalidArgument(f"parameter {name!r} has no dimension to shard along; give it the shape [1]")
-    if not param.is_contiguous():
+    if not local(param).is_contiguous():
         raise InvalidArgument(f"parameter {name!r} has strides {param.stride()}; it must be contiguous")
     if param.dtype not in CORE or (param.requires_grad and param.dtype not in _TRAINED):
         raise Unsupported(
             f"parameter {name!r} is {param.dtype}; it must be float16, bfloat16, float32 or float64 (or, without a "
             "gradient, another dtype that Tessera supports)"
         )
+
+
+def is_shard(param: nn.Parameter) -> bool:
+    """Whether `fully_shard` made this parameter."""
+    return any(one.shown is param for one in _all)
+
+
+def _check_meshes(name: str, param: DTensor, meshes: Meshes) -> None:
+    """Check that a DTensor can also be sharded over the mesh of a call, as both are different dimensions of one."""
+    of_one_mesh = meshes.joined(param.device_mesh) is not None
+    if not of_one_mesh and is_shard(param):
+        raise Unsupported(
+            f"parameter {name!r} is a DTensor already: an earlier fully_shard, of a module above, has sharded it; call "
+            "fully_shard for inner modules first"
+        )
+    check_slice(name, param)
+    if of_one_mesh:
+        return
+    both = ranks_in_both(param.device_mesh, meshes.ranks)
+    if both:
+        raise InvalidArgument(
+            f"parameter {name!r} is already a DTensor over the ranks {param.device_mesh.mesh.flatten().tolist()}; "
+            f"fully_shard cannot shard it over {both} again. Pass the mesh of the ranks with other data: mesh['dp'] of "
+            "a mesh with dimensions dp and tp, whose mesh['tp'] parallelize_module got"
+        )
+    raise InvalidArgument(
+        f"parameter {name!r} is a DTensor over the mesh {param.device_mesh}, and fully_shard got {meshes.given}; pass "
+        "dimensions of one mesh: mesh = init_device_mesh('cpu', (dp, tp), mesh_dim_names=('dp', 'tp')), mesh['tp'] for "
+        "parallelize_module and mesh['dp'] for fully_shard"
+    )
 
 
 def dimension_of(name: str, param: nn.Parameter, placement: Any) -> int:

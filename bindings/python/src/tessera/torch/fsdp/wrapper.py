@@ -6,9 +6,7 @@ Parameters are always the original ones, as DTensors: there is no flat parameter
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,9 +30,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from ...errors import InvalidArgument, Unsupported
+from ..norm import clip_grad_norm_
 from .fully_shard import fully_shard
 from .hooks import unit_of
-from .sharded import Sharded
+from .sharded import Sharded, is_shard, places_of
 from .states import (
     INNER,
     KEY,
@@ -138,6 +137,12 @@ class FullyShardedDataParallel(nn.Module):
                     buffer.data = buffer.data.to(policy.buffer_dtype)
         reshards = strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
         if unit_of(module) is None or not isinstance(module, FullyShardedDataParallel):  # wrapped again: the same unit
+            places = places_of([module], lambda child: unit_of(child) is not None, ignored)
+            if any(isinstance(param, DTensor) and not is_shard(param) for param in places):
+                raise Unsupported(
+                    "FullyShardedDataParallel does not support DTensor parameters, which parallelize_module makes; use "
+                    "fully_shard"
+                )
             fully_shard(
                 module,
                 mesh=mesh,
@@ -220,26 +225,7 @@ class FullyShardedDataParallel(nn.Module):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale all gradients so that their norm is at most `max_norm`. Collective. Returns the norm before scaling."""
-        norm_type = float(norm_type)
-        grads = [param.grad for param in self.parameters() if param.grad is not None]
-        sharded = [grad.to_local() for grad in grads if isinstance(grad, DTensor)]
-        others = [grad for grad in grads if not isinstance(grad, DTensor)]
-        unit = unit_of(self.module)
-        assert unit is not None
-        group = unit.mesh.get_group(unit.mesh.ndim - 1)
-        total = _norm(sharded, norm_type)
-        if norm_type == math.inf:
-            dist.all_reduce(total, dist.ReduceOp.MAX, group)
-        else:
-            total.pow_(norm_type)
-            dist.all_reduce(total, dist.ReduceOp.SUM, group)
-            total.pow_(1 / norm_type)
-        total = _norm([total, *others], norm_type)
-        by = (max_norm / (total + 1e-6)).clamp(max=1)
-        for grad in (*sharded, *others):
-            grad.mul_(by)
-        dtypes = [grad.dtype for grad in grads]
-        return total.to(functools.reduce(torch.promote_types, dtypes)) if dtypes else total
+        return clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
         """Call `fn` with each module, with unsharded parameters; its changes are kept. Collective."""
@@ -537,13 +523,6 @@ class FullyShardedDataParallel(nn.Module):
             keys = [new[key] for key in group["params"]]
             groups.append({**group, "params": sorted(keys) if by_number else keys})
         return {"state": {new[key]: value for key, value in optim_state_dict["state"].items()}, "param_groups": groups}
-
-
-def _norm(tensors: Sequence[torch.Tensor], kind: float) -> torch.Tensor:
-    """The norm of all elements. Handles no elements, for which PyTorch's infinity norm is undefined."""
-    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors], torch.float32)
-    norms = [torch.linalg.vector_norm(one.detach(), kind, dtype=dtype) for one in tensors if one.numel() > 0]
-    return torch.linalg.vector_norm(torch.stack(norms), kind) if norms else torch.zeros((), dtype=dtype)
 
 
 def _given(optim: torch.optim.Optimizer | None) -> torch.optim.Optimizer:
