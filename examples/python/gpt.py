@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""A character GPT learns to write Python from the standard library's own sources, fully sharded over its ranks.
+"""A character GPT learns to write Python from the standard library's own sources, on any number of ranks.
 
     tessera run -n 2 python examples/python/gpt.py --steps 200
     tessera run -n 3 python examples/python/gpt.py --steps 400     goes on, with another share of it on each rank
+    tessera run -n 4 python examples/python/gpt.py --parallel fsdp+tp --steps 600      or pp
 
 Six layers, 10.8 million parameters. It wants PyTorch (pip install torch). A checkpoint is written in the background,
 the curve of the losses into gpt-loss.svg, and at the end the model writes some lines itself. On two cores a step takes
@@ -18,8 +19,8 @@ from pathlib import Path
 import tessera.torch.checkpoint as dcp
 import torch
 import torch.distributed as dist
+from gpt_parallel import Pipeline, Sharded
 from tessera.torch.checkpoint.state_dict import get_state_dict, set_state_dict
-from tessera.torch.fsdp import MixedPrecisionPolicy, fully_shard
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,41 +32,47 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.of_head = width // heads
         self.norm_1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.out = nn.Linear(width, width, bias=False)
         self.norm_2 = nn.LayerNorm(width)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [batch, heads, length, width of a head]
+        given = self.norm_1(x)
+        q, k, v = (  # [batch, heads, length, width of a head]; a rank may have some of the heads
+            part(given).unflatten(-1, (-1, self.of_head)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
 class GPT(nn.Module):
+    """Or a stage of it, which lacks some of the modules."""
+
+    kinds = CHARACTERS
+
     def __init__(self, layers: int, width: int, heads: int, context: int) -> None:
         super().__init__()
         self.context = context
         self.characters = nn.Embedding(CHARACTERS, width)
         self.places = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleDict({str(i): Block(width, heads) for i in range(layers)})
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, CHARACTERS, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
 
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        x = self.characters(text) + self.places(torch.arange(text.shape[1]))
-        for block in self.blocks:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.characters is not None:
+            x = self.characters(x) + self.places(torch.arange(x.shape[1]))
+        for block in self.blocks.values():
             x = block(x)
-        return self.head(self.norm(x))
+        return x if self.head is None else self.head(self.norm(x))
 
 
 class Text:
@@ -88,16 +95,6 @@ class Text:
         return passages[:, :-1], passages[:, 1:]
 
 
-def loss_of(model: GPT, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(given).flatten(0, 1).float(), wanted.flatten())
-
-
-def mean_of_ranks(value: torch.Tensor) -> float:
-    mean = value.detach().clone()
-    dist.all_reduce(mean, dist.ReduceOp.AVG)
-    return float(mean)
-
-
 def rate(step: int, options: argparse.Namespace) -> float:
     """Of learning: up over the first steps, then down along a cosine."""
     if step < options.warmup:
@@ -109,13 +106,13 @@ def rate(step: int, options: argparse.Namespace) -> float:
 def train(options: argparse.Namespace) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     text = Text()
-    torch.manual_seed(7)  # the same values on every rank, of which each keeps its rows
+    torch.manual_seed(7)  # the same values on every rank, of which each keeps its part
     model = GPT(options.layers, options.width, options.heads, options.context)
     count = sum(parameter.numel() for parameter in model.parameters())
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if options.bf16 else MixedPrecisionPolicy()
-    for block in model.blocks:
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+    if options.parallel == "pp":
+        network = Pipeline(model, options.batch)
+    else:
+        network = Sharded(model, 2 if options.parallel == "fsdp+tp" else 1, options.bf16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
 
     progress = {"step": 0, "losses": []}
@@ -133,19 +130,17 @@ def train(options: argparse.Namespace) -> None:
         )
 
     saving = None
-    share = options.batch // world
+    share = options.batch // network.shares
     began = time.monotonic()
     for step in range(start, options.steps):
         for group in optimizer.param_groups:
             group["lr"] = rate(step, options)
-        given, wanted = text.batch(text.training, step, share * world, options.context)
-        own = slice(rank * share, (rank + 1) * share)
-        loss = loss_of(model, given[own], wanted[own])
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        given, wanted = text.batch(text.training, step, share * network.shares, options.context)
+        own = slice(network.share * share, (network.share + 1) * share)
+        losses.append(network.forward_backward(given[own], wanted[own]))
+        network.clip(1.0)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(mean_of_ranks(loss))
         if rank == 0 and ((step + 1) % 10 == 0 or step + 1 == options.steps):
             seconds = (time.monotonic() - began) / (step + 1 - start)
             print(f"step {step + 1}/{options.steps} loss {losses[-1]:.3f}, {seconds:.2f} s a step", flush=True)
@@ -158,22 +153,24 @@ def train(options: argparse.Namespace) -> None:
         saving.result()
 
     with torch.no_grad():
-        judged = mean_of_ranks(loss_of(model, *text.batch(text.held_out, rank, 8, options.context)))
+        judged = network.judge(*text.batch(text.held_out, network.share, 8, options.context))
         if rank == 0:
             print(f"held-out loss {judged:.3f}, {math.exp(judged):.1f} characters to choose from")
             Path(options.plot).write_text(curve(losses), encoding="utf-8")
             print(f"the curve of the losses: {options.plot}")
-        sample = written(model, "def ", options.sample)
+        sample = written(network, "def ", options.sample, options.context)
     if rank == 0:
         print(f"--- it writes:\n{sample}")
 
 
-def written(model: GPT, begin: str, count: int) -> str:
-    """What the model goes on with. All ranks compute the same: a layer is whole on all of them or on none."""
+def written(network: Sharded | Pipeline, begin: str, count: int, context: int) -> str:
+    """What the model goes on with. All ranks compute the same: none can leave out a layer that others gather."""
     chance = torch.Generator().manual_seed(1)
     text = torch.tensor([[ord(character) for character in begin]])
     for _ in range(count):
-        scores = model(text[:, -model.context :])[:, -1].float() / 0.8
+        seen = text[:, -context:]
+        filled = F.pad(seen, (0, context - seen.shape[1]))  # what comes later is not seen
+        scores = network.scores(filled)[:, seen.shape[1] - 1].float() / 0.8
         text = torch.cat([text, torch.multinomial(F.softmax(scores, dim=-1), 1, generator=chance)], dim=1)
     return "".join(map(chr, text[0].tolist()))
 
@@ -215,14 +212,28 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--decay", type=int, default=1000, help="the step at which the rate is down")
     parser.add_argument("--bf16", action="store_true", help="whole parameters, and what is computed, in bfloat16")
+    parser.add_argument(
+        "--parallel",
+        default="fsdp",
+        choices=["fsdp", "fsdp+tp", "pp"],
+        help="pairs of ranks share a model by width (tp); each rank has some of the layers (pp)",
+    )
     parser.add_argument("--sample", type=int, default=300, help="characters that it writes at the end")
     options = parser.parse_args()
     if options.heads < 1 or options.width % options.heads:
         parser.error(f"--width {options.width} is not a multiple of --heads {options.heads}")
     torch.set_num_threads(1)
     dist.init_process_group("tessera")
-    if options.batch < dist.get_world_size():
-        parser.error(f"--batch {options.batch} is less than a passage for each of {dist.get_world_size()} ranks")
+    ranks = dist.get_world_size()
+    if options.batch < ranks:
+        parser.error(f"--batch {options.batch} is less than a passage for each of {ranks} ranks")
+    if options.parallel == "fsdp+tp" and (ranks % 2 or options.heads % 2 or options.context % 2):
+        parser.error(
+            f"--parallel fsdp+tp needs even numbers of ranks, heads and characters, not {ranks}, {options.heads} "
+            f"and {options.context}"
+        )
+    if options.parallel == "pp" and (options.bf16 or not ranks <= min(options.layers, 8)):
+        parser.error(f"--parallel pp needs a layer for each of {ranks} ranks, at most 8 of them, and has no --bf16")
     try:
         train(options)
     finally:

@@ -51,14 +51,27 @@ def losses(directory: Path) -> list[float]:
     return list(saved["progress.losses"])
 
 
-def test_it_goes_on_at_another_number_of_ranks_on_the_same_curve(tmp_path: Path) -> None:
-    (tmp_path / "alone").mkdir()
-    alone = run(1, 30, tmp_path / "alone")
-    assert "1 ranks, from the beginning" in alone
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one rank."""
+    directory = tmp_path_factory.mktemp("alone")
+    assert "1 ranks, from the beginning" in run(1, 30, directory)
+    return losses(directory)
+
+
+def test_it_goes_on_in_another_way_on_the_same_curve(tmp_path: Path, expected: list[float]) -> None:
+    assert "2 ranks, from the beginning" in run(2, 10, tmp_path, "--parallel", "pp")
+    assert "4 ranks, resumed after step 10" in run(4, 20, tmp_path, "--parallel", "fsdp+tp")
+    output = run(2, 30, tmp_path, "--parallel", "pp")
+    assert "2 ranks, resumed after step 20" in output
+    assert losses(tmp_path) == pytest.approx(expected, rel=1e-3)
+    assert output.partition("--- it writes:\n")[2].startswith(BEGIN)
+
+
+def test_it_goes_on_at_another_number_of_ranks_on_the_same_curve(tmp_path: Path, expected: list[float]) -> None:
     assert "2 ranks, from the beginning" in launch(2, 15, tmp_path)
     output = run(3, 30, tmp_path)
     assert "3 ranks, resumed after step 15" in output
-    expected = losses(tmp_path / "alone")
     assert losses(tmp_path) == pytest.approx(expected, rel=1e-3)
     assert expected[-1] < 0.8 * expected[0]
     wrote = output.partition("--- it writes:\n")[2]
