@@ -51,7 +51,7 @@ rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
 directory = Path()
 grid: DeviceMesh
-STEPS = 3
+STEPS = 2
 NEAR = {"rtol": 1e-9, "atol": 1e-11}
 
 
