@@ -1,5 +1,5 @@
-"""The digits trainers with slices of the layers, or as a pipeline: alone, beside ranks with other samples, and in one job of several
-languages they train like one rank with all of the batch; a run goes on under another --parallel."""
+"""The digits trainers with slices of the layers, or as a pipeline: alone, beside ranks with other samples, and in one
+job of several languages they train like one rank with all of the batch; a run goes on under another --parallel."""
 
 from __future__ import annotations
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from run_torch import run_ranks
+from tessera.torch import clip_grad_norm_
 
 JOBS = Path(__file__).with_name("torch_slices_jobs.py")
+
+
+def test_signature_is_pytorchs() -> None:
+    def signature(function: Callable[..., object]) -> list[tuple[str, object, object]]:
+        return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
+
+    assert signature(clip_grad_norm_) == signature(torch.nn.utils.clip_grad_norm_)
 
 
 def test_ddp(tmp_path: Path) -> None:

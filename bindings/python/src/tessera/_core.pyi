@@ -251,7 +251,7 @@ def tp_create(
     mesh: Mesh,
     names: list[str],
     tensors: list[Tensor],
-    rules: list[tuple[str, int, int, Layout | None]],
+    rules: list[tuple[str, int, int, Layout | None, int]],
     **given: Any,
 ) -> TensorParallel: ...
 def tp_param_count(tp: TensorParallel) -> int: ...

@@ -112,10 +112,14 @@ def _groups_of(grad: Any) -> dict[str, Any]:
 
 
 def _power(own: torch.Tensor, p: float) -> torch.Tensor:
-    """The sum of the p-th powers, or the largest or smallest absolute value, in float64."""
+    """The sum of the p-th powers, or the largest or smallest absolute value.
+
+    Sums over tensors are in float64; within a tensor that would take ten times as long.
+    """
     if not own.numel():
         return torch.tensor(math.inf if p == -math.inf else 0.0, dtype=torch.float64)
-    norm = torch.linalg.vector_norm(own, p, dtype=None if own.is_complex() else torch.float64).double()
+    wide = torch.float32 if own.dtype in (torch.float16, torch.bfloat16) else None
+    norm = torch.linalg.vector_norm(own, p, dtype=wide).double()
     return norm if math.isinf(p) or p == 0 else norm.pow(p)
 
 

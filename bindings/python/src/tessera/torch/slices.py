@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.hooks import unserializable_hook
 
 from ..comm import Comm
 from ..errors import InvalidArgument, Mismatch, Unsupported
@@ -53,6 +54,7 @@ def accumulate_as_placed(param: Any) -> Any:
     """
     placements = param.placements
 
+    @unserializable_hook  # a pickled parameter lacks it
     def place(grad: Any) -> Any:
         return grad.redistribute(placements=placements) if grad.placements != placements else grad
 

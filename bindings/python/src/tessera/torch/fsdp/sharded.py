@@ -302,7 +302,7 @@ def _parts_along(dim: int, param: DTensor) -> int:
 
 
 class Meshes:
-    """The mesh of a call of `fully_shard`, joined with those of tensor parallelism; each is looked at only once."""
+    """The mesh of a call of `fully_shard`, joined with those of tensor parallelism; it joins each only once."""
 
     def __init__(self, given: DeviceMesh) -> None:
         self.given = given
