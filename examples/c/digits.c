@@ -93,7 +93,7 @@ static void initialize(float *values, int n, int fan_in, uint64_t *state) {
 static tsr_comm *slice(tsr_comm *comm, tsr_param *params) {
     const int32_t ranks = strcmp(text[PARALLEL], "tp") == 0 ? world : 2, sizes[] = {world / ranks, ranks};
     const char *const dims[] = {"dp", "tp"};
-    const tsr_tp_rule plan[] = {{"fc1", TSR_TP_COLUMN, 0, NULL}, {"fc2", TSR_TP_ROW, 0, NULL}};
+    const tsr_tp_rule plan[] = {{.pattern = "fc1", .style = TSR_TP_COLUMN}, {.pattern = "fc2", .style = TSR_TP_ROW}};
     tsr_comm *others;
     tsr_mesh *group;
     CHECK(tsr_mesh_create(comm, dims, sizes, 2, &mesh));

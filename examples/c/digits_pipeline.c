@@ -103,7 +103,8 @@ tsr_comm *pipeline_create(tsr_comm *comm, const tsr_param *params, int32_t tp_ra
     size_t n = 0;
     for (int32_t stage = first; stage < STAGES; stage += ranks, ++n) stages[n] = stage, own[n] = params[stage];
     if (tp_ranks > 1) {
-        const tsr_tp_rule plan[] = {{"fc1", TSR_TP_COLUMN, 0, NULL}, {"fc2", TSR_TP_ROW, 0, NULL}};
+        const tsr_tp_rule plan[] = {{.pattern = "fc1", .style = TSR_TP_COLUMN},
+                                    {.pattern = "fc2", .style = TSR_TP_ROW}};
         tsr_mesh *group;
         CHECK(tsr_mesh_slice(same_stage, &dims_same[1], 1, &group));
         CHECK(tsr_tp_create(group, own, n, plan, 2, NULL, &tp));

@@ -218,8 +218,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_join(tsr_optimizer *optimizer, tsr
  *          tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which, as with other collectives, fails
  *          the communicator). After INVALID_ARGUMENT and INVALID_STATE this rank has not entered the collective: it may
  *          call again; the others wait for it until their deadline and then name it
- *  @threadsafety exclusive  @collective yes over a tsr_fsdp or tsr_tp, or if joined  @blocking the same
- *  @since 0.1 experimental */
+ *  @threadsafety exclusive  @collective yes over a tsr_fsdp or tsr_tp, or if joined
+ *  @blocking only over a tsr_fsdp or tsr_tp, or if joined  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p,
                                                              double *norm);
 

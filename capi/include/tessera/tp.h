@@ -4,7 +4,7 @@
  * A two-layer perceptron whose first weight is cut by columns and whose second by rows needs one sum in forward and one
  * in backward:
  *
- *     tsr_tp_rule rules[] = {{"fc1", TSR_TP_COLUMN, 0, NULL}, {"fc2", TSR_TP_ROW, 0, NULL}};
+ *     tsr_tp_rule rules[] = {{.pattern = "fc1", .style = TSR_TP_COLUMN}, {.pattern = "fc2", .style = TSR_TP_ROW}};
  *     tsr_tp_create(mesh, params, n, rules, 2, NULL, &tp);
  *     h = relu(x @ fc1.T)            my outputs of fc1
  *     y = h @ fc2.T                  my summand
