@@ -35,7 +35,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Theirs
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import NOTICED_S, patience, refused, run_checks
+from torch_ranks import NOTICED_S, end, patience, refused, run_checks
 
 Build = Callable[..., nn.Module]
 
@@ -972,3 +972,4 @@ def late() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])
+    end()

@@ -40,7 +40,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch_fsdp_jobs import Block, Net, full, job, loss_of, net, steps, tokens
-from torch_ranks import alone_on_each, refused, run_checks
+from torch_ranks import alone_on_each, end, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -639,3 +639,4 @@ def goes_on(where: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])
+    end()

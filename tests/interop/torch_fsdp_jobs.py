@@ -51,7 +51,7 @@ from torch.distributed.fsdp import fully_shard as theirs
 from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import NOTICED_S, alone_on_each, patience, refused, run_checks
+from torch_ranks import NOTICED_S, alone_on_each, end, patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -1331,3 +1331,4 @@ def dies() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])
+    end()

@@ -49,7 +49,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from torch_ranks import bits as bits_of_values
-from torch_ranks import patience, refused, run_checks
+from torch_ranks import end, patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -773,6 +773,7 @@ def main() -> None:
     gloo = dist.new_group(backend="gloo")
     run_checks(CHECKS, sys.argv[1:], rank)
     dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,6 +29,17 @@ def leave() -> NoReturn:
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
+    os._exit(0)
+
+
+def end() -> NoReturn:
+    """End a rank whose groups of PyTorch's gloo are destroyed. What Python registered for the exit runs; the
+    interpreter is not torn down, because threads of gloo may still let go of tensors then, for which they need it: such
+    a thread aborts the process ("terminate called without an active exception")."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)
 
 

@@ -45,7 +45,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import patience, refused, run_checks
+from torch_ranks import end, patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -610,6 +610,7 @@ def main() -> None:
     grid = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
     run_checks(CHECKS, sys.argv[2:], rank)
     dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

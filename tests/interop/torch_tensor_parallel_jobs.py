@@ -41,7 +41,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor import parallel as theirs
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import patience, refused, run_checks
+from torch_ranks import end, patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -970,6 +970,7 @@ def main() -> None:
     gloo = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu", mesh_dim_names=("tp",))
     run_checks(CHECKS, sys.argv[1:], rank)
     dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":
