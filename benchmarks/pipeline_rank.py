@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import tessera.torch.pipelining as ours_pipelining
 import torch
 import torch.distributed as dist
 import torch.distributed.pipelining as torch_pipelining
 from ddp_rank import LENGTH, Transformer
+from rank_processes import serve_steps
 from torch import nn
 from transformer import WORDS
 
@@ -80,12 +80,7 @@ def main() -> None:
             trainer.step()
     own = sum(parameter.numel() for parameter in trainers[sys.argv[3]].model.parameters())
     print(json.dumps({"parameters": own}), flush=True)
-    for line in sys.stdin:
-        _, kind = line.split()
-        dist.barrier()
-        begin = time.perf_counter()
-        trainers[kind].step()
-        print(json.dumps({"ms": (time.perf_counter() - begin) * 1e3}), flush=True)
+    serve_steps({kind: trainer.step for kind, trainer in trainers.items()}, dist.barrier)
     dist.destroy_process_group()
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import tessera as ts
+from rank_processes import serve_steps
 
 ROWS, WIDTH = 4, 64
 STAGES_PER_RANK = {"zbv": 2, "dualpipev": 2, "interleaved_1f1b": 2, "interleaved_zero_bubble": 2}
@@ -62,12 +64,7 @@ def main() -> None:
         for pipe in pipelines.values():
             pipe.step(batch, batch)
         print(json.dumps({}), flush=True)
-        for line in sys.stdin:
-            _, name = line.split()
-            comm.barrier()
-            begin = time.perf_counter()
-            pipelines[name].step(batch, batch)
-            print(json.dumps({"ms": (time.perf_counter() - begin) * 1e3}), flush=True)
+        serve_steps({name: partial(pipe.step, batch, batch) for name, pipe in pipelines.items()}, comm.barrier)
         for pipe in pipelines.values():
             pipe.close()
 

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -53,6 +55,16 @@ def length_of(pages: set[tuple[int, int, int]]) -> int:
         total += max(end - begin, 0)
         last = (file, max(end, last[1]) if file == last[0] else end)
     return total
+
+
+def serve_steps(steps: Mapping[str, Callable[[], object]], barrier: Callable[[], object]) -> None:
+    """Of a rank: for each command `step KIND`, takes that step when all ranks have come, and tells its milliseconds."""
+    for line in sys.stdin:
+        _, kind = line.split()
+        barrier()
+        begin = time.perf_counter()
+        steps[kind]()
+        print(json.dumps({"ms": (time.perf_counter() - begin) * 1e3}), flush=True)
 
 
 class Ranks:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import tessera.torch.tensor.parallel as ours_parallel
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor.parallel as torch_parallel
+from rank_processes import serve_steps
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -110,12 +110,7 @@ def main() -> None:
         for _ in range(3):
             trainer.step()
     print(json.dumps({"parameters": trainers[sys.argv[2]].parameters}), flush=True)
-    for line in sys.stdin:
-        _, kind = line.split()
-        dist.barrier()
-        begin = time.perf_counter()
-        trainers[kind].step()
-        print(json.dumps({"ms": (time.perf_counter() - begin) * 1e3}), flush=True)
+    serve_steps({kind: trainer.step for kind, trainer in trainers.items()}, dist.barrier)
     dist.destroy_process_group()
 
 

@@ -10,8 +10,10 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "base/attempt.hpp"
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 
@@ -60,6 +62,13 @@ class Peers {
         }
         if (all_well) return std::nullopt;
         return exchange(mine);
+    }
+
+    // Runs `body`, here and on every rank; throws, on every rank, the error of the lowest rank whose `body` threw.
+    template <class Body>
+    void all_or_none(const char* operation, Body&& body) {
+        const auto agreed = vote(attempt(std::forward<Body>(body)));
+        if (agreed) throw Error(agreed->with_operation(operation));
     }
 
    private:

@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "base/attempt.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "comm/communicator.hpp"
@@ -126,11 +125,10 @@ std::string description(const Optimizer& optimizer) {
 void join_optimizers(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm) {
     Peers peers(comm);
     std::string mine;
-    const auto refused = attempt([&] {
+    peers.all_or_none("join", [&] {
         if (optimizer.is_counted()) throw Error(Code::invalid_state, "the optimizer was joined already");
         mine = description(optimizer);
     });
-    if (const auto agreed = peers.vote(refused)) throw Error(agreed->with_operation("join"));
     const std::vector<std::string> texts = peers.gather(mine);
 
     struct First {
@@ -138,7 +136,7 @@ void join_optimizers(Optimizer& optimizer, const std::shared_ptr<Communicator>& 
         std::string part;
     };
     std::map<std::string, First, std::less<>> firsts;
-    const auto wrong = attempt([&] {
+    peers.all_or_none("join", [&] {
         for (int rank = 0; rank < peers.world_size(); ++rank) {
             const Json told = Json::parse(texts[static_cast<size_t>(rank)], "the parameters of a rank");
             for (const Json& one : told.as_array()) {
@@ -155,7 +153,6 @@ void join_optimizers(Optimizer& optimizer, const std::shared_ptr<Communicator>& 
             }
         }
     });
-    if (const auto agreed = peers.vote(wrong)) throw Error(agreed->with_operation("join"));
     std::vector<size_t> elsewhere;
     for (size_t i = 0; i < optimizer.params().size(); ++i) {
         if (firsts.find(optimizer.params()[i].name)->second.rank != peers.rank()) elsewhere.push_back(i);

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/attempt.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 
@@ -93,13 +92,12 @@ Layout layout_of(const std::string& name, const Joint& joint) {
 
 void join_states(State& state, Peers& peers) {
     std::string mine;
-    const auto refused = attempt([&] { mine = description(state, peers); });
-    if (const auto agreed = peers.vote(refused)) throw Error(agreed->with_operation("join"));
+    peers.all_or_none("join", [&] { mine = description(state, peers); });
     const std::vector<std::string> texts = peers.gather(mine);
 
     std::vector<std::pair<std::string, Layout>> changed;
     Joints joints;
-    const auto wrong = attempt([&] {
+    peers.all_or_none("join", [&] {
         for (int rank = 0; rank < peers.world_size(); ++rank) {
             const Json told = Json::parse(texts[static_cast<size_t>(rank)], "the tensors of a rank");
             for (const Json& one : told.as_array()) add(joints, rank, peers.world_size(), one);
@@ -118,7 +116,6 @@ void join_states(State& state, Peers& peers) {
             changed.emplace_back(name, layout_of(name, joint));
         }
     });
-    if (const auto agreed = peers.vote(wrong)) throw Error(agreed->with_operation("join"));
     for (const auto& [name, layout] : changed) {
         state.distribute(name, joints.find(name)->second.dtype, layout, peers.rank());
     }

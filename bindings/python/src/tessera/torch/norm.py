@@ -1,7 +1,7 @@
 """`clip_grad_norm_` for gradients that the ranks hold in different ways.
 
-A rank sums the powers of its own elements, separately for each set of mesh dimensions that cut a gradient. Such a sum
-is then added up over these dimensions, and over no others. So each element counts once.
+Each rank sums the powers of its own elements, with one sum for each set of mesh dimensions that cut a gradient. Each
+sum is then reduced over exactly these dimensions, so every element counts once.
 """
 
 from __future__ import annotations
