@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "callback.hpp"
 #include "comm/communicator.hpp"
 #include "comm/fingerprint.hpp"
 #include "comm/work.hpp"
@@ -44,6 +45,17 @@ struct Model {
     std::vector<TpRule> rules;
     TpOptions options;
 };
+
+// The program's function for parts of an activation.
+auto parts_of(tsr_tp_part_fn compute, void* user_data) {
+    if (compute == nullptr) throw Error(Code::invalid_argument, "compute is NULL");
+    return [compute, user_data](int rank, int64_t begin, const Tensor& part) {
+        const tsr_tensor view = tensor_out(part);
+        Reply reply;
+        reply.check(compute(begin, &view, reply.message(), user_data),
+                    [&] { return fmt::format("compute failed for the part of rank {}", rank); });
+    };
+}
 
 TpRule rule_in(const tsr_tp_rule& rule, size_t index) {
     TpRule out;
@@ -201,6 +213,26 @@ tsr_status tsr_tp_leave_backward(tsr_tp* tp, const tsr_tensor* grad, int32_t dim
     return issue(work, [&](WorkPtr* made) {
         object_of(tp, "tp")->leave_backward(tensor_in(grad, "grad"), tensor_in(output, "output"), dim_in(dim), stream,
                                             made);
+    });
+}
+
+tsr_status tsr_tp_enter_parts(tsr_tp* tp, const tsr_tensor* input, int32_t dim, const tsr_tensor* output, void* stream,
+                              tsr_tp_part_fn compute, void* user_data) {
+    return guard([&] {
+        const auto model = object_of(tp, "tp");
+        model->enter_parts(tensor_in(input, "input"), tensor_in(output, "output"), dim, stream,
+                           parts_of(compute, user_data));
+    });
+}
+
+tsr_status tsr_tp_leave_parts(tsr_tp* tp, int64_t size, int32_t dim, const tsr_tensor* bias, const tsr_tensor* output,
+                              void* stream, tsr_tp_part_fn compute, void* user_data) {
+    return guard([&] {
+        const auto model = object_of(tp, "tp");
+        std::optional<Tensor> added;
+        if (bias != nullptr) added = tensor_in(bias, "bias");
+        model->leave_parts(tensor_in(output, "output"), size, dim, added ? &*added : nullptr, stream,
+                           parts_of(compute, user_data));
     });
 }
 

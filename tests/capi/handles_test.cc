@@ -61,8 +61,8 @@ namespace {
     F(tsr_store_compare_set) F(tsr_store_delete) F(tsr_store_destroy) F(tsr_store_get) F(tsr_store_open) \
     F(tsr_store_options_init) F(tsr_store_serve) F(tsr_store_server_destroy) F(tsr_store_server_port) F(tsr_store_set) \
     F(tsr_store_wait) F(tsr_state_add_tp) F(tsr_cross_entropy_options_init) F(tsr_tp_adam) F(tsr_tp_adamw) F(tsr_tp_create) F(tsr_tp_cross_entropy) \
-    F(tsr_tp_destroy) F(tsr_tp_embed) F(tsr_tp_embed_backward) F(tsr_tp_enter) F(tsr_tp_enter_backward) F(tsr_tp_gather) F(tsr_tp_grad) \
-    F(tsr_tp_layout) F(tsr_tp_leave) F(tsr_tp_leave_backward) F(tsr_tp_options_init) F(tsr_tp_param) F(tsr_tp_param_count) F(tsr_tp_sgd) \
+    F(tsr_tp_destroy) F(tsr_tp_embed) F(tsr_tp_embed_backward) F(tsr_tp_enter) F(tsr_tp_enter_backward) F(tsr_tp_enter_parts) F(tsr_tp_gather) F(tsr_tp_grad) \
+    F(tsr_tp_layout) F(tsr_tp_leave) F(tsr_tp_leave_backward) F(tsr_tp_leave_parts) F(tsr_tp_options_init) F(tsr_tp_param) F(tsr_tp_param_count) F(tsr_tp_sgd) \
     F(tsr_tp_slice) F(tsr_tp_split) F(tsr_tp_sum_grads) F(tsr_tp_zero_grad) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_staged) F(tsr_work_test) \
     F(tsr_work_wait)
 // clang-format on

@@ -1,5 +1,7 @@
 // tessera/tp.h through the C ABI: a perceptron cut by columns and rows, its optimizer and its checkpoint.
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "api.hpp"
 
@@ -323,6 +325,118 @@ TEST(TpApi, AStepWithoutTheSumOfItsGradientsIsRefused) {
         ASSERT_OK(tsr_tp_slice(tp, 0, &slice));
         EXPECT_EQ(values_of(slice.tensor)[0], 0.5);
         EXPECT_FAILS(tsr_optimizer_step(sgd), TSR_E_INVALID_STATE, "sum_grads");
+    });
+}
+
+// --- part by part
+
+struct Seen {
+    std::vector<int64_t> begins;
+    std::vector<std::vector<double>> values;
+    double factor = 1;
+    int64_t fail_at = -1;
+};
+
+int32_t see(int64_t begin, const tsr_tensor* part, char* message, void* user_data) {
+    auto& seen = *static_cast<Seen*>(user_data);
+    const std::span<double> values = values_of(*part);
+    seen.begins.push_back(begin);
+    seen.values.emplace_back(values.begin(), values.end());
+    if (begin != seen.fail_at) return TSR_OK;
+    std::snprintf(message, TSR_MESSAGE_BYTES, "no more");
+    return 77;
+}
+
+// Writes where the part begins and 1, times the factor.
+int32_t write(int64_t begin, const tsr_tensor* part, char*, void* user_data) {
+    auto& seen = *static_cast<Seen*>(user_data);
+    seen.begins.push_back(begin);
+    std::ranges::fill(values_of(*part), static_cast<double>(begin + 1) * seen.factor);
+    return begin == seen.fail_at ? TSR_E_IO : TSR_OK;
+}
+
+// An activation [2, 5, 3] over 2 to 4 ranks: some parts are empty.
+TEST(TpApi, PartsAreEnteredAndLeftOneAfterTheOther) {
+    for (const int32_t ranks : {1, 2, 4}) {
+        api::run_ranks(ranks, [&](tsr_comm* comm, int32_t rank) {
+            const auto mesh = mesh_of(comm);
+            Model model;
+            const auto tp = cut(mesh, model);
+            for (const int32_t dim : {0, 1, 2}) {
+                const std::vector<int64_t> shape{2, 5, 3};
+                api::Array<double> whole(shape, 0);
+                for (size_t i = 0; i < whole.values.size(); ++i) whole.values[i] = static_cast<double>(i);
+                const auto d = static_cast<size_t>(dim);
+                const int64_t most = (shape[d] + ranks - 1) / ranks;
+                const auto size_of = [&](int32_t of) { return std::clamp<int64_t>(shape[d] - of * most, 0, most); };
+                const auto part_shape = [&](int32_t of) {
+                    std::vector<int64_t> part = shape;
+                    part[d] = size_of(of);
+                    return part;
+                };
+                api::Array<double> own(part_shape(rank), 0);
+                const tsr_tensor from = whole.tensor();
+                const tsr_tensor in = own.tensor();
+                ASSERT_OK(tsr_tp_split(tp, &from, dim, &in, nullptr));
+
+                api::Array<double> gathered(shape, -1);
+                const tsr_tensor out = gathered.tensor();
+                Seen seen;
+                ASSERT_OK(tsr_tp_enter_parts(tp, &in, dim, &out, nullptr, see, &seen));
+                EXPECT_EQ(gathered.values, whole.values) << "along " << dim;
+                std::vector<int64_t> begins;
+                for (int32_t other = 0; other < ranks; ++other) {
+                    if (size_of(other) > 0) begins.push_back(other * most);
+                }
+                EXPECT_EQ(seen.begins, begins);
+                for (size_t i = 0; i < seen.begins.size(); ++i) {
+                    if (seen.begins[i] == rank * most) {
+                        EXPECT_EQ(seen.values[i], own.values);
+                    }
+                }
+
+                api::Array<double> bias({part_shape(rank)[2]}, 0.5);
+                const tsr_tensor added = bias.tensor();
+                Seen written{.begins = {}, .values = {}, .factor = rank + 1.0, .fail_at = -1};
+                ASSERT_OK(tsr_tp_leave_parts(tp, shape[d], dim, &added, &in, nullptr, write, &written));
+                EXPECT_EQ(written.begins, begins);
+                const double sum = ranks * (ranks + 1) / 2.0;
+                EXPECT_THAT(own.values, ::testing::Each(static_cast<double>(rank * most + 1) * sum + 0.5))
+                    << "along " << dim;
+            }
+        });
+    }
+}
+
+TEST(TpApi, APartThatIsNotComputedIsAnError) {
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+        const auto mesh = mesh_of(comm);
+        Model model;
+        const auto tp = cut(mesh, model);
+        api::Array<double> own({1, 3}, rank);
+        api::Array<double> whole({2, 3}, -1);
+        const tsr_tensor in = own.tensor();
+        const tsr_tensor out = whole.tensor();
+        EXPECT_FAILS(tsr_tp_enter_parts(tp, &in, 2, &out, nullptr, see, nullptr), TSR_E_INVALID_ARGUMENT,
+                     "no dimension 2");
+        EXPECT_FAILS(tsr_tp_enter_parts(tp, &in, 0, &out, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+                     "compute is NULL");
+        EXPECT_FAILS(tsr_tp_leave_parts(tp, 6, 0, nullptr, &in, nullptr, write, nullptr), TSR_E_INVALID_ARGUMENT,
+                     "must be [");
+        Seen seen;
+        seen.fail_at = rank == 1 ? 0 : -1;
+        if (rank == 0) {
+            EXPECT_OK(tsr_tp_enter_parts(tp, &in, 0, &out, nullptr, see, &seen));
+        } else {
+            EXPECT_FAILS(tsr_tp_enter_parts(tp, &in, 0, &out, nullptr, see, &seen), TSR_E_USER,
+                         "compute failed for the part of rank 0: no more");
+        }
+        EXPECT_THAT(whole.values, ::testing::ElementsAre(0, 0, 0, 1, 1, 1)) << "it is complete all the same";
+        Seen writing;
+        writing.fail_at = rank == 1 ? 1 : -1;
+        const tsr_status status = tsr_tp_leave_parts(tp, 2, 0, nullptr, &in, nullptr, write, &writing);
+        EXPECT_EQ(status, rank == 1 ? TSR_E_IO : TSR_E_ABORTED) << api::message();
+        EXPECT_THAT(api::message(), HasSubstr("compute failed for the part of rank 1"));
     });
 }
 

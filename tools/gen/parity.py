@@ -34,7 +34,7 @@ EXCUSES: dict[str, dict[str, str]] = {
 
 # Where a definition begins, by suffix; group 1 is its name. A unit of code goes from one definition to the next.
 DEFINITIONS = {
-    ".py": r"\s*(?:async )?def (\w+)",
+    ".py": r"(?:    )?(?:async )?def (\w+)",  # nested ones belong to what they are in
     ".pyx": r"\s*(?:cpdef|cdef|def)\s+(?:[\w ]+[ *])?\*?(\w+)\(",
     ".java": r"\s+(?=\S)(?!return\b|throw\b|new\b|else\b|assert\b)(?:[\w.<>\[\], ?@]+\s)?(\w+)"
     r"\((?:(?!->)[^;{])*(?:\{.*)?$",

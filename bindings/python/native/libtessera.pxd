@@ -54,6 +54,7 @@ cdef extern from "tessera/types.h" nogil:
     int TSR_REDUCE_PROD
     int TSR_MAX_NDIM
     int TSR_MESSAGE_BYTES
+    ctypedef struct tsr_tensor
     ctypedef void (*tsr_destroy_fn)(void *user_data) noexcept
     ctypedef struct tsr_tensor:
         void *data
@@ -711,6 +712,7 @@ cdef extern from "tessera/tp.h" nogil:
     int TSR_LOSS_NONE
     int TSR_LOSS_MEAN
     int TSR_LOSS_SUM
+    ctypedef int32_t (*tsr_tp_part_fn)(int64_t begin, const tsr_tensor *part, char *message, void *user_data) noexcept
     ctypedef struct tsr_tp_rule:
         const char *pattern
         tsr_tp_style style
@@ -741,6 +743,8 @@ cdef extern from "tessera/tp.h" nogil:
     tsr_status tsr_tp_enter_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim, const tsr_tensor *output, void *stream, tsr_work **work)
     tsr_status tsr_tp_leave(tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *bias, const tsr_tensor *output, void *stream, tsr_work **work)
     tsr_status tsr_tp_leave_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim, const tsr_tensor *output, void *stream, tsr_work **work)
+    tsr_status tsr_tp_enter_parts(tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *output, void *stream, tsr_tp_part_fn compute, void *user_data)
+    tsr_status tsr_tp_leave_parts(tsr_tp *tp, int64_t size, int32_t dim, const tsr_tensor *bias, const tsr_tensor *output, void *stream, tsr_tp_part_fn compute, void *user_data)
     tsr_status tsr_tp_gather(tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *output, void *stream, tsr_work **work)
     tsr_status tsr_tp_split(const tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *output, void *stream)
     tsr_status tsr_tp_embed(tsr_tp *tp, size_t index, const tsr_tensor *ids, int32_t dim, const tsr_tensor *output, void *stream, tsr_work **work)

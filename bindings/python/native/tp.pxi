@@ -124,6 +124,76 @@ def tp_leave_backward(TensorParallel tp not None, Tensor input not None, object 
     return work_of(work, (tp, input, output))
 
 
+@cython.final
+@cython.no_gc
+cdef class Parts:
+    """What computes the parts of an activation, during one call."""
+
+    cdef TensorParallel tp
+    cdef object compute
+    cdef object raised
+
+    def __cinit__(self, TensorParallel tp not None, object compute not None):
+        self.tp = tp
+        self.compute = compute
+
+
+cdef int32_t compute_part(int64_t begin, const tsr_tensor *part, char *message, Parts parts) noexcept:
+    try:
+        parts.compute(begin, tensor_view(parts.tp, part))
+        return TSR_OK
+    except BaseException as error:
+        parts.raised = error
+        try:
+            explain(error, message)
+            return _status_of(error) if isinstance(error, Exception) else TSR_E_INTERRUPTED
+        except BaseException:
+            return -1
+
+
+cdef int32_t on_part(int64_t begin, const tsr_tensor *part, char *message, void *user_data) noexcept nogil:
+    cdef int32_t status
+    if not gate_enter():
+        return refused_at_exit(message)
+    with gil:
+        status = compute_part(begin, part, message, <Parts>user_data)
+    gate_leave()
+    return status
+
+
+cdef object check_parts(tsr_status status, Parts parts):
+    """Raises what `compute` raised, or the error of the call."""
+    if parts.raised is not None:
+        raise parts.raised
+    check(status)
+
+
+def tp_enter_parts(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None,
+                   object compute not None):
+    """Calls `compute(begin, (memory, dtype, shape))`; the memory is valid for the call."""
+    cdef Lease lease = use(tp)
+    cdef int32_t d = int32(dim, "dim")
+    cdef Parts parts = Parts(tp, compute)
+    cdef tsr_status status
+    with nogil:
+        status = tsr_tp_enter_parts(<tsr_tp *>lease.ptr, &input.view, d, &output.view, NULL, on_part, <void *>parts)
+    check_parts(status, parts)
+
+
+def tp_leave_parts(TensorParallel tp not None, object size, object dim, Tensor bias, Tensor output not None,
+                   object compute not None):
+    """Calls `compute(begin, (memory, dtype, shape))`, which writes the memory; it is valid for the call."""
+    cdef Lease lease = use(tp)
+    cdef int64_t whole = int64(size, "size")
+    cdef int32_t d = int32(dim, "dim")
+    cdef const tsr_tensor *added = NULL if bias is None else &bias.view
+    cdef Parts parts = Parts(tp, compute)
+    cdef tsr_status status
+    with nogil:
+        status = tsr_tp_leave_parts(<tsr_tp *>lease.ptr, whole, d, added, &output.view, NULL, on_part, <void *>parts)
+    check_parts(status, parts)
+
+
 def tp_gather(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None, bint async_op):
     cdef Lease lease = use(tp)
     cdef tsr_work *work = NULL

@@ -306,6 +306,53 @@ def test_two_by_two_ranks_train_and_save_like_one(ranks, tmp_path: Path, kind: s
         np.testing.assert_allclose(found[name], array, rtol=1e-9)
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_activations_enter_and_leave_part_by_part(ranks, dim):
+    whole = np.arange(24.0).reshape(2, 4, 3)
+
+    def body(comm: ts.Comm) -> None:
+        with ts.Mesh(comm, {"tp": 2}) as mesh:
+            tp = ts.TensorParallel(mesh, {"w": np.zeros(1)}, {})
+            mine = tp.split(whole, dim)
+            out, copy = np.empty_like(whole), np.empty_like(whole)
+            axis = np.moveaxis(copy, dim, 0)
+
+            def see(where: slice, part: Any) -> None:
+                axis[where] = np.moveaxis(part, dim, 0)
+
+            assert tp.enter_parts(mine, dim, see, out) is out
+            np.testing.assert_array_equal(out, whole)
+            np.testing.assert_array_equal(copy, whole)
+
+            def compute(where: slice) -> Any:
+                return np.moveaxis(np.moveaxis(whole, dim, 0)[where], 0, dim)
+
+            part = tp.leave_parts(whole.shape, dim, compute, "f8", np.ones(mine.shape[-1]))
+            np.testing.assert_array_equal(part, 2 * mine + 1)
+
+    ranks(2, body)
+
+
+def test_a_part_that_is_not_computed_is_an_error(ranks):
+    def fails(where: slice, _: object = None) -> None:
+        raise ValueError(f"nothing from {where.start} on")
+
+    def body(comm: ts.Comm) -> None:
+        with ts.Mesh(comm, {"tp": 2}) as mesh:
+            tp = ts.TensorParallel(mesh, {"w": np.zeros(1)}, {})
+            if comm.rank == 1:
+                with pytest.raises(ValueError, match="nothing from 0 on"):
+                    tp.enter_parts(np.ones(1), 0, fails)
+            else:
+                tp.enter_parts(np.ones(1), 0, lambda where, part: None)  # is unharmed
+            with pytest.raises(ts.InvalidArgument, match="dim is 3"):
+                tp.enter_parts(np.ones(1), 3, fails)
+            with pytest.raises(ValueError if comm.rank else ts.Aborted, match="nothing from 0 on"):
+                tp.leave_parts((2,), 0, fails if comm.rank else lambda where: np.ones(1, np.float32))
+
+    ranks(2, body)
+
+
 def test_bad_plans_are_refused_on_all_ranks(ranks):
     def refused(plan: Any, match: str, error: type[Exception] = ts.InvalidArgument, **how: Any) -> None:
         def body(comm: ts.Comm) -> None:

@@ -196,6 +196,50 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_leave(tsr_tp *tp, const tsr_tensor *input
 TSR_API TSR_MUST_USE tsr_status tsr_tp_leave_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim,
                                                       const tsr_tensor *output, void *stream, tsr_work **work);
 
+/** Computes with one part of an activation, on the thread of the call. It must not call functions of the same tsr_tp, and
+ *  must not unwind.
+ *  @param begin      the part's first index along the dimension; parts come once each, in order, except empty ones
+ *  @param part       contiguous, with the part's shape; memory borrowed until it returns
+ *  @param message    room for TSR_MESSAGE_BYTES: text written there (UTF-8, terminated by 0) becomes part of the error
+ *  @param user_data  that of the call
+ *  @return 0, or a reason for failure: a TSR_E_ code of error.h, or any other number, which the call returns as USER with
+ *          the number as native code */
+typedef int32_t (*tsr_tp_part_fn)(int64_t begin, const tsr_tensor *part, char *message, void *user_data);
+
+/** tsr_tp_enter with a dimension, overlapped: `compute` gets the part of one rank after the other, while the next ones are
+ *  on their way. Its adjoint is tsr_tp_leave_parts, or tsr_tp_enter_backward.
+ *  @param tp         borrowed for the call
+ *  @param input      this rank's part along `dim`
+ *  @param dim        at least 0
+ *  @param output     out: the whole activation
+ *  @param stream     CUDA stream, or NULL on the CPU
+ *  @param compute    reads each part
+ *  @param user_data  passed to `compute`
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
+ *          INTERRUPTED, or what `compute` returned: then `output` is complete, and no other rank has failed
+ *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_enter_parts(tsr_tp *tp, const tsr_tensor *input, int32_t dim,
+                                                   const tsr_tensor *output, void *stream, tsr_tp_part_fn compute,
+                                                   void *user_data);
+
+/** tsr_tp_leave with a dimension, overlapped: `compute` writes this rank's summand of the part of one rank after the other,
+ *  while the one before is being summed. No rank needs memory for its summand of the whole activation. Its adjoint is
+ *  tsr_tp_enter_parts, or tsr_tp_leave_backward.
+ *  @param tp         borrowed for the call
+ *  @param size       of the whole activation along `dim`
+ *  @param dim        at least 0
+ *  @param bias       NULL, or as many elements as the last dimension of `output`, added once; borrowed for the call
+ *  @param output     out: this rank's part along `dim` of the sum
+ *  @param stream     CUDA stream, or NULL on the CPU
+ *  @param compute    writes each part
+ *  @param user_data  passed to `compute`
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, NO_MEMORY,
+ *          INTERRUPTED, or what `compute` returned, which ends the communicator: the other ranks get ABORTED
+ *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_leave_parts(tsr_tp *tp, int64_t size, int32_t dim, const tsr_tensor *bias,
+                                                   const tsr_tensor *output, void *stream, tsr_tp_part_fn compute,
+                                                   void *user_data);
+
 /** Gather an activation that is cut along `dim` inside of a region, such as the outputs of a TSR_TP_COLUMN weight. Its
  *  adjoint is tsr_tp_split if every rank then computes the same, otherwise tsr_tp_enter_backward.
  *  @param tp      borrowed until the work is done

@@ -11,44 +11,12 @@
 
 #include "base/error.hpp"
 #include "base/reentry.hpp"
-#include "tensor/layout.hpp"
+#include "parallel/tensor/cut.hpp"
+#include "tensor/arithmetic.hpp"
 
 namespace tsr {
 
 namespace {
-
-// A tensor as rows that are cut: `outer` rows of `length` items of `item` bytes, of which rank r has those of
-// chunk(length, ranks, r).
-struct Cut {
-    size_t outer = 1;
-    size_t length = 0;
-    size_t item = 0;
-    size_t ranks = 1;
-
-    Cut(const Tensor& whole, int dim, int world_size)
-        : length(static_cast<size_t>(whole.shape[dim])),
-          item(size_of(whole.dtype)),
-          ranks(static_cast<size_t>(world_size)) {
-        for (int d = 0; d < dim; ++d) outer *= static_cast<size_t>(whole.shape[d]);
-        for (int d = dim + 1; d < whole.shape.ndim(); ++d) item *= static_cast<size_t>(whole.shape[d]);
-    }
-
-    // Items of the largest part, to which all are padded in the scratch memory.
-    [[nodiscard]] size_t padded() const { return (length + ranks - 1) / ranks; }
-    [[nodiscard]] size_t part_size() const { return outer * padded() * item; }
-    [[nodiscard]] bool is_even() const { return length % ranks == 0; }
-    [[nodiscard]] bool is_outermost() const { return outer == 1; }
-    [[nodiscard]] Range range(size_t rank) const {
-        return chunk(static_cast<int64_t>(length), static_cast<int64_t>(ranks), static_cast<int64_t>(rank));
-    }
-    [[nodiscard]] size_t row(size_t rank) const {
-        return static_cast<size_t>(range(rank).end - range(rank).begin) * item;
-    }
-    // Where the part of `rank` lies in the whole tensor.
-    [[nodiscard]] ByteRows in(std::byte* whole, size_t rank) const {
-        return {whole + static_cast<size_t>(range(rank).begin) * item, length * item};
-    }
-};
 
 Tensor flat(std::byte* data, size_t size, const Tensor& like) {
     return {data, Dims{static_cast<int64_t>(size / size_of(like.dtype))}, like.dtype, like.device};
@@ -67,6 +35,27 @@ void check_alike(const Tensor& in, const Tensor& out) {
 }
 
 }  // namespace
+
+void add_to_rows(const Tensor& out, const Tensor& bias) {
+    if (out.numel() == 0) return;
+    Tensor row = bias;
+    const size_t size = bias.size_bytes();
+    const size_t rows = out.size_bytes() / size;
+    for (size_t i = 0; i < rows; ++i) {
+        row.data = out.data + i * size;
+        add(row, bias);
+    }
+}
+
+void check_bias(const Tensor& out, const Tensor& bias) {
+    const int64_t features = out.shape.ndim() == 0 ? 1 : out.shape[out.shape.ndim() - 1];
+    if (bias.dtype == out.dtype && bias.numel() == features && is_floating(out.dtype)) return;
+    throw Error(
+        Code::invalid_argument,
+        fmt::format("the bias {} {} cannot be added to {} {}: it must have the last dimension's {} elements, of "
+                    "the same floating-point dtype",
+                    name_of(bias.dtype), bias.shape.str(), name_of(out.dtype), out.shape.str(), features));
+}
 
 void TpMoves::check_same(const Tensor& in, const Tensor& out) const {
     check_alike(in, out);
@@ -179,6 +168,35 @@ void TpMoves::split(const Tensor& in, const Tensor& out, int dim, StreamHandle s
     const Cut cut(in, dim, comm_->world_size());
     const auto own = static_cast<size_t>(comm_->rank());
     device_api(in.device).copy_rows({out.data, cut.row(own)}, cut.in(in.data, own), cut.outer, cut.row(own), stream);
+}
+
+void TpMoves::share_part(const Tensor& in, const Tensor& part, const Tensor& out, int dim, int place,
+                         StreamHandle stream) {
+    const Cut cut(out, dim, comm_->world_size());
+    DeviceApi& device = device_api(out.device);
+    if (comm_->rank() == place && part.data != in.data) {
+        device.copy(part.data, in.data, in.size_bytes(), stream);
+    }
+    const Tensor bytes = flat(part);
+    comm_->run({.collective = Collective::broadcast,
+                .outputs = {&bytes, 1},
+                .peer = place,
+                .label = "a part of an activation"});
+    if (cut.is_outermost()) return;
+    const auto rank = static_cast<size_t>(place);
+    device.copy_rows(cut.in(out.data, rank), {part.data, cut.row(rank)}, cut.outer, cut.row(rank), stream);
+}
+
+void TpMoves::sum_part(const Tensor& part, const Tensor& out, int place) {
+    const Tensor input = flat(part);
+    const Tensor sum = flat(out);
+    const std::span<const Tensor> outputs{&sum, comm_->rank() == place ? 1U : 0U};
+    comm_->run({.collective = Collective::reduce,
+                .inputs = {&input, 1},
+                .outputs = outputs,
+                .op = ReduceOp::sum,
+                .peer = place,
+                .label = "a part of an activation"});
 }
 
 void TpQueue::run(std::function<void(TpMoves& moves)> body, StreamHandle stream, Device device, WorkPtr* work) {

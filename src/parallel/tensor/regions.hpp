@@ -14,6 +14,10 @@
 
 namespace tsr {
 
+// Throws INVALID_ARGUMENT unless `bias` has the size of the last dimension of `out`.
+void check_bias(const Tensor& out, const Tensor& bias);
+void add_to_rows(const Tensor& out, const Tensor& bias);
+
 // Moves activations at once, on the calling thread. All tensors of a call are contiguous and of one dtype and device.
 // Collective, except copy and split. Throws INVALID_ARGUMENT for shapes that do not belong together.
 class TpMoves {
@@ -29,6 +33,12 @@ class TpMoves {
     void sum_scatter(const Tensor& in, const Tensor& out, int dim, StreamHandle stream);
     // `out` is this rank's part of `in`.
     void split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const;
+
+    // One rank's part of a gather: `part` has that of the rank `place`, contiguous; along an inner dimension it is then
+    // copied to where it belongs in `out`.
+    void share_part(const Tensor& in, const Tensor& part, const Tensor& out, int dim, int place, StreamHandle stream);
+    // One rank's part of a sum_scatter: the rank `place` gets the sum of all ranks' `part` in `out`.
+    void sum_part(const Tensor& part, const Tensor& out, int place);
 
     // What the operations above check first.
     void check_same(const Tensor& in, const Tensor& out) const;

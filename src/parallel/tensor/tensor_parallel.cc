@@ -11,7 +11,6 @@
 #include "comm/fingerprint.hpp"
 #include "comm/inner_options.hpp"
 #include "device/device.hpp"
-#include "tensor/arithmetic.hpp"
 
 namespace tsr {
 
@@ -45,27 +44,6 @@ void cut_slice(const TpParam& param, int rank, const std::byte* whole, std::byte
     for_ranges(param, rank, [&](size_t from, size_t to, size_t rows, size_t size, size_t whole_row, size_t slice_row) {
         device.copy_rows({slice + to, slice_row}, {whole + from, whole_row}, rows, size, nullptr);
     });
-}
-
-void add_to_rows(const Tensor& out, const Tensor& bias) {
-    if (out.numel() == 0) return;
-    Tensor row = bias;
-    const size_t size = bias.size_bytes();
-    const size_t rows = out.size_bytes() / size;
-    for (size_t i = 0; i < rows; ++i) {
-        row.data = out.data + i * size;
-        add(row, bias);
-    }
-}
-
-void check_bias(const Tensor& out, const Tensor& bias) {
-    const int64_t features = out.shape.ndim() == 0 ? 1 : out.shape[out.shape.ndim() - 1];
-    if (bias.dtype == out.dtype && bias.numel() == features && is_floating(out.dtype)) return;
-    throw Error(
-        Code::invalid_argument,
-        fmt::format("the bias {} {} cannot be added to {} {}: it must have the last dimension's {} elements, of "
-                    "the same floating-point dtype",
-                    name_of(bias.dtype), bias.shape.str(), name_of(out.dtype), out.shape.str(), features));
 }
 
 std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor> registered,

@@ -75,6 +75,14 @@ class TensorParallel {
     // last dimension.
     void leave(const Tensor& in, const Tensor& out, int dim, const Tensor* bias, StreamHandle stream, WorkPtr* work);
     void leave_backward(const Tensor& grad, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work);
+    // enter and leave with a dimension, part by part in the order of ranks: `compute` is called while later parts are on
+    // their way, or earlier ones. In the former with the part of a rank, which has come; in the latter to write this
+    // rank's summand of the part of a rank. `begin` is its first index along `dim`, `size` is that of the whole dimension. Parts are contiguous, and their memory
+    // is theirs until `compute` returns; empty ones are left out. `compute` must not use this object. If it throws,
+    // enter_parts first moves the rest, and leave_parts aborts the communicator.
+    using PartFn = FunctionRef<void(int place, int64_t begin, const Tensor& part)>;
+    void enter_parts(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, PartFn compute);
+    void leave_parts(const Tensor& out, int64_t size, int dim, const Tensor* bias, StreamHandle stream, PartFn compute);
     // All ranks' parts along `dim`, and back. Each is the other's adjoint.
     void gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work);
     void split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const;
@@ -103,6 +111,7 @@ class TensorParallel {
     [[nodiscard]] int data_rank_of(int rank) const;
     [[nodiscard]] Layout layout_of(size_t index, PartsOf parts_of) const;
     [[nodiscard]] size_t slice_size(size_t index, int rank) const;
+    [[nodiscard]] std::byte* part_memory(size_t size, Device device);
     [[nodiscard]] Reentry enter_call() const { return {this, "the model of communicator", comm()->name()}; }
 
     TpOptions options_;
@@ -116,6 +125,8 @@ class TensorParallel {
     std::shared_ptr<std::byte> slices_;
     std::shared_ptr<std::byte> grads_;  // from the first use of one
     int64_t sums_ = 0;
+    std::shared_ptr<std::byte> parts_;  // of enter_parts and leave_parts
+    size_t parts_size_ = 0;
     WorkPtr summing_;  // the sum issued last, unless its call waited for it
 };
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, Unpack, overload
 
@@ -16,7 +16,7 @@ from .comm import Comm
 from .errors import InvalidArgument, NotFound
 from .layout import Layout, Replicate, Shard
 from .mesh import Mesh
-from .tensor import array_over, dtype_of, tensor
+from .tensor import DTypeLike, array_over, dtype_of, tensor
 from .work import Work
 
 if TYPE_CHECKING:
@@ -375,6 +375,85 @@ class TensorParallel(Closable):
         if dim is None and out is None and not async_op:
             return grad
         return self._moved(_core.tp_leave_backward, grad, dim, out, async_op, "gathered")
+
+    def enter_parts(
+        self,
+        x: npt.NDArray[Any],
+        dim: int,
+        compute: Callable[[slice, npt.NDArray[Any]], object],
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """`enter` with a dimension, overlapped: compute with one rank's part while the next ones are on their way.
+
+        Parameters
+        ----------
+        x : array
+            This rank's part along `dim`.
+        dim : int
+            The dimension along which the activation is cut.
+        compute : callable
+            ``compute(where, part)``, called for each rank's part in order, except empty ones. `where` are its indices
+            along `dim`, `part` is a view of the result. It must not use this model.
+        out : array, optional
+            Receives the result; required if the ranks' parts differ in size.
+
+        Returns
+        -------
+        array
+            The complete activation.
+        """
+        at = _dim(dim, x.ndim)
+        if out is None:
+            out = np.empty((*x.shape[:at], x.shape[at] * self._ranks, *x.shape[at + 1 :]), x.dtype)
+        whole = out
+
+        def on_part(begin: int, view: Any) -> None:
+            where = slice(begin, begin + view[2][at])
+            compute(where, whole[(slice(None),) * at + (where,)])
+
+        _core.tp_enter_parts(self._handle, tensor(np.ascontiguousarray(x), writable=False), at, tensor(out), on_part)
+        return out
+
+    def leave_parts(
+        self,
+        shape: Sequence[int],
+        dim: int,
+        compute: Callable[[slice], npt.NDArray[Any]],
+        dtype: DTypeLike = np.float32,
+        bias: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """`leave` with a dimension, overlapped: compute the summand of one rank's part while the one before is summed.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            That of the complete activation.
+        dim : int
+            The dimension along which it is cut.
+        compute : callable
+            ``compute(where)`` returns this rank's summand of the part that has the indices `where` along `dim`. Called
+            for each rank's part in order, except empty ones. If it raises, the communicator ends on every rank. It must
+            not use this model.
+        dtype : default float32
+            Of the activation.
+        bias : array, optional
+            Added once, after the sum; as many elements as the last dimension.
+
+        Returns
+        -------
+        array
+            This rank's part of the sum.
+        """
+        at = _dim(dim, len(shape))
+        out = np.empty((*shape[:at], self._part(shape[at]), *shape[at + 1 :]), dtype_of(dtype).numpy)
+
+        def on_part(begin: int, view: Any) -> None:
+            made = compute(slice(begin, begin + view[2][at]))
+            _core.copy_elements(tensor(np.ascontiguousarray(made), writable=False), tensor(array_over(*view)))
+
+        added = None if bias is None else tensor(bias, writable=False)
+        _core.tp_leave_parts(self._handle, shape[at], at, added, tensor(out), on_part)
+        return out
 
     @overload
     def gather(

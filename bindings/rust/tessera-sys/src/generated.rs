@@ -139,6 +139,9 @@ pub type tsr_storage_list_fn =
 /// `tsr_storage_remove_fn`.
 pub type tsr_storage_remove_fn =
     Option<unsafe extern "C" fn(key: *const c_char, message: *mut c_char, user_data: *mut c_void) -> i32>;
+/// `tsr_tp_part_fn`.
+pub type tsr_tp_part_fn =
+    Option<unsafe extern "C" fn(begin: i64, part: *const tsr_tensor, message: *mut c_char, user_data: *mut c_void) -> i32>;
 
 handles! {
     tsr_error
@@ -1533,6 +1536,25 @@ functions! {
         output: *const tsr_tensor,
         stream: *mut c_void,
         work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_tp_enter_parts(
+        tp: *mut tsr_tp,
+        input: *const tsr_tensor,
+        dim: i32,
+        output: *const tsr_tensor,
+        stream: *mut c_void,
+        compute: tsr_tp_part_fn,
+        user_data: *mut c_void,
+    ) -> tsr_status;
+    fn tsr_tp_leave_parts(
+        tp: *mut tsr_tp,
+        size: i64,
+        dim: i32,
+        bias: *const tsr_tensor,
+        output: *const tsr_tensor,
+        stream: *mut c_void,
+        compute: tsr_tp_part_fn,
+        user_data: *mut c_void,
     ) -> tsr_status;
     fn tsr_tp_gather(
         tp: *mut tsr_tp,

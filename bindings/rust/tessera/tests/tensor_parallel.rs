@@ -572,6 +572,41 @@ fn the_loss_of_a_vocabulary_that_is_cut_is_that_of_a_plain_computation() {
 }
 
 #[test]
+fn activations_enter_and_leave_part_by_part() {
+    ranks(3, |comm| {
+        let (mesh, rank) = (line(&comm), comm.rank().unwrap());
+        let tp = TensorParallel::builder(&mesh, params!["w" => (vec![0.0f64], [1])]).build().unwrap();
+        for (dim, shape) in [(0, [4, 2]), (1, [2, 4])] {
+            let whole: Vec<f64> = (0..8).map(f64::from).collect();
+            let mut mine = vec![0.0; tp.part(4).len() * 2];
+            tp.split(&whole, &mut mine, &shape, dim).unwrap();
+            let (mut out, mut seen) = (vec![0.0; 8], Vec::new());
+            tp.enter_parts(&mine, &mut out, &shape, dim, |begin, part| {
+                seen.push((begin, part.to_vec()));
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(out, whole);
+            assert_eq!(seen.iter().map(|(begin, _)| *begin).collect::<Vec<_>>(), [0, 2], "the third part is empty");
+            assert!(rank == 2 || seen[rank].1 == mine);
+            let mut sum = vec![0.0; mine.len()];
+            let bias = vec![0.5; shape[1]];
+            let bias = if dim == 0 { &bias[..] } else { &bias[..tp.part(4).len()] };
+            tp.leave_parts(&mut sum, &shape, dim, (!bias.is_empty()).then_some(bias), |begin, part| {
+                part.fill((begin + 1) as f64);
+                Ok(())
+            })
+            .unwrap();
+            assert!(sum.iter().all(|&x| x == 3.0 * (2 * rank + 1) as f64 + 0.5), "{sum:?}");
+        }
+        let mut out = [0.0; 2];
+        let error =
+            tp.leave_parts(&mut out[..1 - rank.min(1)], &[1], 0, None, |_, _| Err("no more".into())).unwrap_err();
+        assert!(error.message().contains("compute failed for the part of rank 0: no more"), "{error}");
+    });
+}
+
+#[test]
 fn heads_are_whole_on_each_rank() {
     ranks(2, |comm| {
         let mesh = line(&comm);

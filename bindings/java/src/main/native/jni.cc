@@ -193,6 +193,7 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
         load_log_classes(env);
         load_option_classes(env);
         load_pipeline_classes(env);
+        load_tp_classes(env);
         load_work_classes(env);
         load_storage_classes(env);
         load_state_classes(env);

@@ -259,6 +259,7 @@ void load_ddp_classes(JNIEnv* env);
 void load_error_classes(JNIEnv* env);
 void load_option_classes(JNIEnv* env);
 void load_pipeline_classes(JNIEnv* env);
+void load_tp_classes(JNIEnv* env);
 void load_interrupt_classes(JNIEnv* env);
 void load_log_classes(JNIEnv* env);
 void load_work_classes(JNIEnv* env);

@@ -1,5 +1,5 @@
 // Tensor-parallel training.
-#include "jni.hpp"
+#include "upcall.hpp"
 
 namespace tsr::jni {
 
@@ -61,6 +61,40 @@ jlongArray tp_slice(JNIEnv* env, jclass, jlong tp, jint index) {
     });
 }
 
+jmethodID part_call;
+
+// Runs on the thread that enters or leaves; PartRelay.call lets nothing be thrown.
+int32_t on_part(int64_t begin, const tsr_tensor* part, char* message, void* relay) {
+    return upcall(message, [&](JNIEnv* env) {
+        const jint status = env->CallIntMethod(static_cast<jobject>(relay), part_call, static_cast<jlong>(begin),
+                                               descriptor_of(env, *part), message_of(env, message));
+        check_pending(env);
+        return status;
+    });
+}
+
+void tp_enter_parts(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jobject relay) {
+    shim(env, [&] {
+        const Tensors in(env, input);
+        const Tensors out(env, output);
+        blocking(env, [&] {
+            return tsr_tp_enter_parts(as<tsr_tp>(tp), in.data(), dim, out.data(), nullptr, on_part, relay);
+        });
+    });
+}
+
+void tp_leave_parts(JNIEnv* env, jclass, jlong tp, jlong size, jint dim, jlongArray bias, jlongArray output,
+                    jobject relay) {
+    shim(env, [&] {
+        const Tensors added(env, bias);
+        const Tensors out(env, output);
+        blocking(env, [&] {
+            return tsr_tp_leave_parts(as<tsr_tp>(tp), size, dim, added.size() > 0 ? added.data() : nullptr, out.data(),
+                                      nullptr, on_part, relay);
+        });
+    });
+}
+
 // `options` lacks its pointers, which are `class_weights` and `data_ranks`; null and 0 for none.
 jlong tp_cross_entropy(JNIEnv* env, jclass, jlong tp, jlongArray logits, jlong vocabulary, jlongArray targets,
                        jobject options, jlongArray class_weights, jlong data_ranks, jlongArray loss, jlongArray grad,
@@ -83,9 +117,18 @@ jlong tp_cross_entropy(JNIEnv* env, jclass, jlong tp, jlongArray logits, jlong v
 
 }  // namespace
 
+void load_tp_classes(JNIEnv* env) {
+    part_call = instance_method(env, global_class(env, "dev/tessera/PartRelay"), "call", "(J[JLjava/nio/ByteBuffer;)I");
+}
+
 Methods tp_methods() {
-    return {method<tp_create>("tpCreate"), method<tp_param_name>("tpParamName"), method<tp_param>("tpParam"),
-            method<tp_slice>("tpSlice"), method<tp_cross_entropy>("tpCrossEntropy")};
+    return {method<tp_enter_parts>("tpEnterParts"),
+            method<tp_leave_parts>("tpLeaveParts"),
+            method<tp_create>("tpCreate"),
+            method<tp_param_name>("tpParamName"),
+            method<tp_param>("tpParam"),
+            method<tp_slice>("tpSlice"),
+            method<tp_cross_entropy>("tpCrossEntropy")};
 }
 
 }  // namespace tsr::jni

@@ -1,6 +1,7 @@
 //! Activations into, inside of and out of the regions in which each rank computes with its slices.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
+use std::panic;
 use std::ptr;
 use std::sync::Arc;
 
@@ -8,10 +9,11 @@ use tessera_sys as sys;
 
 use super::TensorParallel;
 use crate::buffer::OwnedSlice;
+use crate::callback::{answer_and_keep, CallbackResult, Failure};
 use crate::element::Element;
 use crate::error::{check, Error, Result};
 use crate::raw;
-use crate::tensor::{count, flat_shape, raw_tensor};
+use crate::tensor::{count, flat_shape, raw_tensor, slice, slice_mut};
 use crate::work::{Views, Work};
 
 /// A C function between two activations, such as `tsr_tp_enter`.
@@ -29,6 +31,44 @@ type Move = unsafe fn(
 enum Makes {
     Whole,
     Part,
+}
+
+/// What computes the parts of an activation, and how it failed.
+struct PartCall<F> {
+    compute: F,
+    failure: Option<Failure>,
+}
+
+unsafe extern "C" fn on_part<T: Element, F: FnMut(usize, *mut T, usize) -> CallbackResult<()>>(
+    begin: i64,
+    part: *const sys::tsr_tensor,
+    message: *mut c_char,
+    call: *mut c_void,
+) -> i32 {
+    // SAFETY: `in_parts` passes this object, which nothing else uses meanwhile; the library passes a tensor.
+    let (call, part) = unsafe { (&mut *call.cast::<PartCall<F>>(), &*part) };
+    // SAFETY: the library's buffer for messages, and a tensor's shape.
+    unsafe {
+        let sizes = slice(part.shape, usize::try_from(part.ndim).unwrap_or(0));
+        let len = sizes.iter().map(|&size| usize::try_from(size).unwrap_or(0)).product();
+        let compute = &mut call.compute;
+        answer_and_keep(message, &mut call.failure, || {
+            compute(usize::try_from(begin).unwrap_or(0), part.data.cast(), len)
+        })
+    }
+}
+
+fn in_parts<T: Element, F: FnMut(usize, *mut T, usize) -> CallbackResult<()>>(
+    compute: F,
+    run: impl FnOnce(sys::tsr_tp_part_fn, *mut c_void) -> sys::tsr_status,
+) -> Result<()> {
+    let mut call = PartCall { compute, failure: None };
+    let result = check(run(Some(on_part::<T, F>), ptr::from_mut(&mut call).cast()));
+    match call.failure {
+        Some(Failure::Panic(payload)) => panic::resume_unwind(payload),
+        Some(Failure::Error(own)) => result.map_err(|error| error.caused_by(own)),
+        None => result,
+    }
 }
 
 /// # Activations
@@ -125,6 +165,68 @@ impl TensorParallel<'_> {
         adding(bias, |bias| unsafe {
             sys::tsr_tp_leave(tp, &input, dim, bias, &output, ptr::null_mut(), ptr::null_mut())
         })
+    }
+
+    /// [`enter`](Self::enter) with a dimension, overlapped: `compute` gets the part of each rank in order, except empty
+    /// ones, and its first index along `dim`, while the next ones are on their way. It must not use this model. If it
+    /// fails, `output` is complete all the same, and no other rank has failed.
+    ///
+    /// # Errors
+    /// See [Activations](#activations); and that of `compute`, with its code.
+    pub fn enter_parts<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        shape: &[usize],
+        dim: usize,
+        mut compute: impl FnMut(usize, &[T]) -> CallbackResult<()>,
+    ) -> Result<()> {
+        let part = self.sizes("input", input.len(), shape, Some(dim))?;
+        let whole = self.sizes("output", output.len(), shape, None)?;
+        let input = raw_tensor(input.as_ptr().cast_mut().cast(), &part, T::DTYPE);
+        let output = raw_tensor(output.as_mut_ptr().cast(), &whole, T::DTYPE);
+        let (tp, dim) = (self.inner.as_ptr(), c_dim(Some(dim))?);
+        in_parts(
+            // SAFETY: the library passes elements of the input's dtype, which nothing writes before it returns.
+            |begin, data: *mut T, len| compute(begin, unsafe { slice(data, len) }),
+            // SAFETY: the handle is alive and used by this thread alone; all memory is borrowed for the call.
+            |on_part, call| unsafe {
+                sys::tsr_tp_enter_parts(tp, &input, dim, &output, ptr::null_mut(), on_part, call)
+            },
+        )
+    }
+
+    /// [`leave`](Self::leave) with a dimension, overlapped: `compute` writes this rank's summand of the part of each rank
+    /// in order, except empty ones, from its first index along `dim` on, while the one before is being summed. It must not
+    /// use this model. If it fails, the communicator ends on every rank.
+    ///
+    /// # Errors
+    /// See [Activations](#activations); and that of `compute`, with its code.
+    pub fn leave_parts<T: Element>(
+        &self,
+        output: &mut [T],
+        shape: &[usize],
+        dim: usize,
+        bias: Option<&[T]>,
+        mut compute: impl FnMut(usize, &mut [T]) -> CallbackResult<()>,
+    ) -> Result<()> {
+        let part = self.sizes("output", output.len(), shape, Some(dim))?;
+        let size = i64::try_from(shape[dim]).map_err(|_| Error::argument("the size does not fit into 64 bits"))?;
+        let output = raw_tensor(output.as_mut_ptr().cast(), &part, T::DTYPE);
+        let (tp, dim) = (self.inner.as_ptr(), c_dim(Some(dim))?);
+        let mut result = Ok(());
+        adding(bias, |bias| {
+            result = in_parts(
+                // SAFETY: the library passes elements of the output's dtype, which are for this call alone.
+                |begin, data: *mut T, len| compute(begin, unsafe { slice_mut(data, len) }),
+                // SAFETY: as in `enter_parts`.
+                |on_part, call| unsafe {
+                    sys::tsr_tp_leave_parts(tp, size, dim, bias, &output, ptr::null_mut(), on_part, call)
+                },
+            );
+            sys::TSR_OK
+        })?;
+        result
     }
 
     /// [`leave`](Self::leave) without `dim`, in place.

@@ -79,7 +79,8 @@ public final class Tensor {
     /** Whose memory is lent, for messages. */
     enum Lender {
         FSDP_PASS("a tensor of an FSDP pass", "the pass ends", "an unsharded FSDP parameter"),
-        STAGE_CALL("a tensor of a pipeline's call", "its time ends", "this tensor of a pipeline's call");
+        STAGE_CALL("a tensor of a pipeline's call", "its time ends", "this tensor of a pipeline's call"),
+        PART("a part of an activation", "its call ends", "this part of an activation");
 
         private final String any;
         private final String end;

@@ -610,6 +610,62 @@ public final class TensorParallel extends NativeObject {
         return start(moving(Native::tpEnterBackward, grad, checked(dim), out));
     }
 
+    /** Computes with one part of an activation. */
+    @FunctionalInterface
+    public interface PartCallback {
+        /**
+         * Compute. It must not use the model.
+         *
+         * @param begin the part's first index along the dimension; parts come once each, in order, except empty ones
+         * @param part of the activation, until this method returns: get its buffer again in each call and never keep it
+         * @throws Exception which fails the call
+         */
+        void compute(long begin, Tensor part) throws Exception;
+    }
+
+    /**
+     * {@link #enter(Tensor, int, Tensor)}, overlapped: compute with one rank's part while the next ones are on their way.
+     * Collective.
+     *
+     * @param in this rank's part along {@code dim}
+     * @param dim the dimension, at least 0
+     * @param out receives the full activation
+     * @param compute reads each part
+     * @throws TesseraException with {@link ErrorCode#USER}, or the code of a Tessera or I/O exception, if {@code compute}
+     *     threw: its exception is the cause; {@code out} is complete all the same, and no other rank has failed
+     */
+    public void enterParts(Tensor in, int dim, Tensor out, PartCallback compute) {
+        final long[] source = in.readDescriptor();
+        final long[] target = out.descriptor();
+        final int at = checked(dim);
+        final PartRelay relay = new PartRelay(Objects.requireNonNull(compute, "compute"), true);
+        relay.run(ref, comm, h -> Native.tpEnterParts(h, source, at, target, relay));
+        Reference.reachabilityFence(in);
+        Reference.reachabilityFence(out);
+    }
+
+    /**
+     * {@link #leave(Tensor, int, Tensor)}, overlapped: compute this rank's summand of the part of one rank while the one
+     * before is being summed. Collective.
+     *
+     * @param size of the full activation along {@code dim}
+     * @param dim the dimension, at least 0
+     * @param out receives this rank's part of the sum
+     * @param bias added once, as many elements as the last dimension of {@code out}; null: none
+     * @param compute writes each part
+     * @throws TesseraException with {@link ErrorCode#USER}, or the code of a Tessera or I/O exception, if {@code compute}
+     *     threw: its exception is the cause, and the communicator has ended on every rank
+     */
+    public void leaveParts(long size, int dim, Tensor out, Tensor bias, PartCallback compute) {
+        final long[] target = out.descriptor();
+        final long[] added = bias == null ? null : bias.readDescriptor();
+        final int at = checked(dim);
+        final PartRelay relay = new PartRelay(Objects.requireNonNull(compute, "compute"), false);
+        relay.run(ref, comm, h -> Native.tpLeaveParts(h, size, at, added, target, relay));
+        Reference.reachabilityFence(bias);
+        Reference.reachabilityFence(out);
+    }
+
     /**
      * Leave a region, in which each rank computed a summand of an activation: forward. Computes the sum over the ranks.
      * Collective.

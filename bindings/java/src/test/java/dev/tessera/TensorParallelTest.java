@@ -1114,6 +1114,51 @@ class TensorParallelTest {
     }
 
     @Test
+    void activationsEnterAndLeavePartByPart() throws Exception {
+        onMesh(2, (mesh, rank) -> {
+            try (TensorParallel tp = new Mlp(8).filled(mesh).build()) {
+                for (int dim = 0; dim < 2; ++dim) {
+                    final Tensor whole = Tensor.copyOf(new double[] {1, 2, 3, 4}, 2, 2);
+                    final Tensor mine = dim == 0 ? Tensor.zeros(DType.F64, 1, 2) : Tensor.zeros(DType.F64, 2, 1);
+                    tp.split(whole, dim, mine);
+                    final Tensor out = Tensor.zeros(DType.F64, 2, 2);
+                    final List<Long> seen = new ArrayList<>();
+                    final List<Tensor> kept = new ArrayList<>();
+                    tp.enterParts(mine, dim, out, (from, part) -> {
+                        seen.add(from);
+                        kept.add(part);
+                        if (from == rank) {
+                            assertEquals(mine.doubles().get(1), part.doubles().get(1));
+                        }
+                        assertTrue(part.doubles().isReadOnly());
+                    });
+                    assertEquals(List.of(0L, 1L), seen);
+                    assertEquals(whole.doubles(), out.doubles());
+                    assertThrows(IllegalStateException.class, () -> kept.get(0).doubles());
+                    tp.leaveParts(2, dim, mine, null, (begin, part) -> part.doubles().put(0, begin + 1).put(1, begin + 1));
+                    assertEquals(2.0 * (rank + 1), mine.doubles().get(1));
+                }
+                final Tensor one = Tensor.zeros(DType.F64, 1);
+                final Tensor two = Tensor.zeros(DType.F64, 2);
+                if (rank == 1) {
+                    final TesseraException told = assertThrows(TesseraException.class, () -> tp.enterParts(one, 0, two,
+                            (from, part) -> { throw new IllegalArgumentException("no more"); }));
+                    assertTrue(told.getCause() instanceof IllegalArgumentException, told.toString());
+                } else {
+                    tp.enterParts(one, 0, two, (from, part) -> {}); // is unharmed
+                }
+                assertThrows(NullPointerException.class, () -> tp.enterParts(one, 0, two, null));
+                final Class<? extends TesseraException> ends = rank == 1 ? TesseraException.class : TesseraAbortedException.class;
+                assertThrows(ends, () -> tp.leaveParts(2, 0, one, null, (begin, part) -> {
+                    if (rank == 1) {
+                        throw new java.io.IOException("no more");
+                    }
+                }));
+            }
+        });
+    }
+
+    @Test
     void badPlansAreRefusedOnAllRanks() throws Exception {
         final Map<String, Map<String, Style>> bad = new LinkedHashMap<>();
         bad.put("\"fc3\"", Map.of("fc3", Style.COLUMN));

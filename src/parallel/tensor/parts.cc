@@ -1,0 +1,135 @@
+// Regions that are entered and left one rank's part after the other, so that the trainer multiplies one part while the
+// next ones are on their way. The parts move as jobs of the communicator, in the order of ranks on every rank: an
+// all-gather as a broadcast of each part, a reduce-scatter as a reduction of each to its rank.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/attempt.hpp"
+#include "base/error.hpp"
+#include "parallel/tensor/cut.hpp"
+#include "parallel/tensor/tensor_parallel.hpp"
+
+namespace tsr {
+
+namespace {
+
+// Jobs have deadlines of their own.
+Deadline until_done() { return Deadline::in(std::chrono::hours{24 * 365}); }
+
+// The parts of an activation, one per rank.
+class Parts {
+   public:
+    Parts(const Tensor& whole, int dim, int ranks) : whole_(whole), dim_(dim), cut_(whole, dim, ranks) {}
+
+    [[nodiscard]] int count() const { return static_cast<int>(cut_.ranks); }
+    [[nodiscard]] bool in_place() const { return cut_.is_outermost(); }
+    [[nodiscard]] size_t largest_bytes() const { return cut_.part_size(); }
+    [[nodiscard]] std::byte* begin(std::byte* whole, int place) const {
+        return cut_.in(whole, static_cast<size_t>(place)).data;
+    }
+    [[nodiscard]] int64_t first(int place) const { return cut_.range(static_cast<size_t>(place)).begin; }
+    [[nodiscard]] Tensor part(int place, std::byte* memory) const {
+        Tensor part{memory, whole_.shape, whole_.dtype, whole_.device};
+        const Range range = cut_.range(static_cast<size_t>(place));
+        part.shape[dim_] = range.end - range.begin;
+        return part;
+    }
+
+   private:
+    Tensor whole_;
+    int dim_;
+    Cut cut_;
+};
+
+// Waits for all, since their memory is the caller's; an aborted communicator ends them at once.
+void settle(Communicator& comm, const std::vector<WorkPtr>& works) {
+    for (const WorkPtr& work : works) {
+        while (work && !work->done()) {
+            const auto failed = attempt([&] { work->wait(until_done()); });
+            if (failed && !work->done()) comm.abort(failed->what());  // interrupted
+        }
+    }
+}
+
+}  // namespace
+
+std::byte* TensorParallel::part_memory(size_t size, Device device) {
+    if (!parts_ || parts_size_ < size) {
+        parts_.reset();
+        parts_ = device_api(device).allocate(size);
+        parts_size_ = size;
+    }
+    return parts_.get();
+}
+
+void TensorParallel::enter_parts(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, PartFn compute) {
+    const Reentry once = enter_call();
+    moves().check_part(in, out, TpMoves::Part::in, dim);
+    const Parts parts(out, dim, comm()->world_size());
+    std::vector<WorkPtr> works(static_cast<size_t>(parts.count()));
+    std::byte* const packed = parts.in_place() ? nullptr : part_memory(works.size() * parts.largest_bytes(), in.device);
+    const auto memory = [=](int place) {
+        return parts.in_place() ? parts.begin(out.data, place)
+                                : packed + static_cast<size_t>(place) * parts.largest_bytes();
+    };
+    for (int place = 0; place < parts.count(); ++place) {
+        const Tensor part = parts.part(place, memory(place));
+        if (part.numel() == 0) continue;
+        queue_.run([=](TpMoves& moves) { moves.share_part(in, part, out, dim, place, stream); }, stream, in.device,
+                   &works[static_cast<size_t>(place)]);
+    }
+    const auto failed = attempt([&] {
+        for (int place = 0; place < parts.count(); ++place) {
+            const WorkPtr& work = works[static_cast<size_t>(place)];
+            if (!work) continue;
+            work->wait(until_done());
+            compute(place, parts.first(place), parts.part(place, memory(place)));
+        }
+    });
+    settle(*comm(), works);
+    if (failed) throw Error(*failed);
+}
+
+void TensorParallel::leave_parts(const Tensor& out, int64_t size, int dim, const Tensor* bias, StreamHandle stream,
+                                 PartFn compute) {
+    const Reentry once = enter_call();
+    Tensor whole = out;
+    if (dim < 0 || dim >= out.shape.ndim()) {
+        throw Error(Code::invalid_argument, fmt::format("there is no dimension {} in {}", dim, out.shape.str()));
+    }
+    whole.shape[dim] = size;
+    check_shape(whole.shape, whole.dtype, "the activation");
+    moves().check_part(whole, out, TpMoves::Part::out, dim);
+    if (bias != nullptr) check_bias(out, *bias);
+    const Parts parts(whole, dim, comm()->world_size());
+    constexpr int buffers = 2;  // one is computed while the other is reduced
+    std::byte* const memory = part_memory(buffers * parts.largest_bytes(), out.device);
+    std::vector<WorkPtr> works(static_cast<size_t>(parts.count()));
+    const auto failed = attempt([&] {
+        for (int place = 0; place < parts.count(); ++place) {
+            const Tensor part =
+                parts.part(place, memory + static_cast<size_t>(place % buffers) * parts.largest_bytes());
+            if (part.numel() == 0) continue;
+            if (place >= buffers && works[static_cast<size_t>(place - buffers)]) {
+                works[static_cast<size_t>(place - buffers)]->wait(until_done());
+            }
+            compute(place, parts.first(place), part);
+            queue_.run([=](TpMoves& moves) { moves.sum_part(part, out, place); }, stream, out.device,
+                       &works[static_cast<size_t>(place)]);
+        }
+        for (const WorkPtr& work : works) {
+            if (work) work->wait(until_done());
+        }
+        if (bias != nullptr) add_to_rows(out, *bias);
+    });
+    if (failed)
+        comm()->abort(fmt::format("rank {} computed no part of an activation: {}", comm()->rank(), failed->what()));
+    settle(*comm(), works);
+    if (failed) throw Error(*failed);
+}
+
+}  // namespace tsr
