@@ -1,4 +1,5 @@
-"""all_reduce beside Gloo, Open MPI (through shared memory, and through TCP alone), PyTorch's gloo and memory itself.
+"""all_reduce beside Gloo, Intel MPI, Open MPI (through shared memory, and through TCP alone), PyTorch's gloo and memory
+itself.
 
 The same sizes and ranks, rounds interleaved, and, but for PyTorch, the same timing code. The memory's bound is a copy
 of as many bytes on all ranks at once.
@@ -36,6 +37,8 @@ def lines(command: list[str], env: dict[str, str] | None = None) -> dict[int, fl
 
 
 GLOO, MPI, MPI_TCP, TORCH, MEMORY = "Gloo", "Open MPI", "Open MPI, TCP alone", "PyTorch gloo", "memory"
+INTEL_MPI = "Intel MPI"
+HERE = Path(__file__).parent
 
 
 def target(peer: str, mode: str, size: int) -> float | None:
@@ -43,6 +46,8 @@ def target(peer: str, mode: str, size: int) -> float | None:
         return 0.9 if mode == "buffer" and size >= 64 * MIB else None
     if peer == GLOO and mode == "buffer" and size >= MIB:
         return 10.0
+    if peer == INTEL_MPI:
+        return 1.0 if mode == "foreign" and size >= 64 * KIB else None
     if peer != MPI:
         return None
     if size <= 8 * KIB:
@@ -70,11 +75,15 @@ def bench(binaries: Path, all_rounds: int, ranks_list: list[int], sizes: list[in
                 program = ["-n", str(ranks), str(binaries / "all_reduce_mpi"), sizes_text]
                 runs[MPI].append(lines([mpirun, "--oversubscribe", *program], env))
                 runs[MPI_TCP].append(lines([mpirun, "--oversubscribe", "--mca", "btl", "self,tcp", *program], env))
+            if (binaries / "all_reduce_impi").exists():
+                mpiexec = str(HERE.parent / ".venv/impi/bin/mpiexec.hydra")
+                program = ["-n", str(ranks), str(binaries / "all_reduce_impi"), sizes_text]
+                runs[INTEL_MPI].append(lines([mpiexec, *program]))
             by_torch = torch_backend.measured(1, ranks, sizes)
             runs[TORCH].append({size: pairs[0][1] for size, pairs in by_torch.items()})
             runs[MEMORY].append(lines([*ours, "copy"]))
         for mode in ("buffer", "foreign"):
-            for peer in (GLOO, MPI, MPI_TCP, TORCH, MEMORY):
+            for peer in (GLOO, INTEL_MPI, MPI, MPI_TCP, TORCH, MEMORY):
                 if peer not in runs:
                     continue
                 for size in sizes:

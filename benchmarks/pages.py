@@ -261,6 +261,8 @@ BLOCKS: list[tuple[Path, str, Callable[[list[results.Case]], str], str]] = [
     (PERFORMANCE, "hosts", hosts, "\n\n"),
     (PERFORMANCE, "ddp", plain("ddp", disk=""), "\n\n"),
     (PERFORMANCE, "fsdp", plain("fsdp", disk=""), "\n\n"),
+    (PERFORMANCE, "tp", plain("tp", disk=""), "\n\n"),
+    (PERFORMANCE, "pipeline", plain("pipeline", disk=""), "\n\n"),
     (PERFORMANCE, "torch_backend", plain("torch_backend", disk=""), "\n\n"),
     (PERFORMANCE, "ddp_shared", plain("ddp_shared", disk=""), "\n\n"),
     (PERFORMANCE, "checkpoint", tables, "\n\n"),
@@ -284,6 +286,11 @@ def with_block(page: str, name: str, text: str, space: str) -> str:
     if len(pattern.findall(page)) != 1:
         raise ValueError(f"the page lacks the marks {begin} and {end}, or has several of them")
     return pattern.sub(lambda _: f"{begin}{space}{text}{space}{end}", page)
+
+
+def paths() -> list[Path]:
+    """The pages."""
+    return list(dict.fromkeys([PLOT, MEMORY_PLOT, *(path for path, *_ in BLOCKS), SCALING]))
 
 
 def pages() -> dict[Path, str]:

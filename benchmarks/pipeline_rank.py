@@ -19,14 +19,16 @@ from torch import nn
 from transformer import WORDS
 
 BATCH = 16  # sequences
+SCORES = 2  # layers
 
 
 class Stage(nn.Module):
-    """Layers of the transformer: the first stage has the embeddings, the last the scores."""
+    """Layers of the transformer: the first stage has the embeddings, the last the scores, which cost as much as two
+    layers, so that it has so many fewer."""
 
     def __init__(self, whole: Transformer, number: int, stages: int) -> None:
         super().__init__()
-        each = len(whole.layers) // stages
+        each = (len(whole.layers) + SCORES) // stages
         self.layers = whole.layers[number * each : (number + 1) * each]
         self.words = whole.words if number == 0 else None
         self.places = whole.places if number == 0 else None

@@ -57,14 +57,19 @@ def length_of(pages: set[tuple[int, int, int]]) -> int:
     return total
 
 
-def serve_steps(steps: Mapping[str, Callable[[], object]], barrier: Callable[[], object]) -> None:
-    """Of a rank: for each command `step KIND`, takes that step when all ranks have come, and tells its milliseconds."""
+def serve_steps(
+    steps: Mapping[str, Callable[[], object]],
+    barrier: Callable[[], object],
+    more: Callable[[], Mapping[str, object]] = dict,
+) -> None:
+    """Of a rank: for each command `step KIND`, takes that step when all ranks have come, and tells its milliseconds,
+    and what `more` returns."""
     for line in sys.stdin:
         _, kind = line.split()
         barrier()
         begin = time.perf_counter()
         steps[kind]()
-        print(json.dumps({"ms": (time.perf_counter() - begin) * 1e3}), flush=True)
+        print(json.dumps({"ms": (time.perf_counter() - begin) * 1e3, **more()}), flush=True)
 
 
 class Ranks:

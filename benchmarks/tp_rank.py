@@ -1,8 +1,9 @@
 """One rank of `./dev bench tp`: a transformer that trains under PyTorch, cut over all ranks.
 
-usage: tp_rank.py LAYERS KIND..., under torchrun's environment. Kinds: `ours` and `gloo` are backends; `alone` computes
-the same slices and communicates nothing (PyTorch's fake backend, whose results are wrong). Commands, a line each:
-`step KIND`.
+usage: tp_rank.py LAYERS KIND, under torchrun's environment. Kinds: `ours` and `gloo` are backends. Two compute the same
+slices, with wrong results: `meets` is ours, but reduces only the first element of each tensor, so that ranks wait for
+each other as before; `alone` communicates nothing (PyTorch's fake backend). A process has one kind: PyTorch takes
+meshes with the same ranks for the same, whatever their backends. Commands, a line each: `step KIND`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor.parallel as torch_parallel
 from rank_processes import serve_steps
+from tessera.torch.c10d import TesseraBackend
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -22,7 +24,7 @@ from torch.testing._internal.distributed import fake_pg
 from transformer import WIDTH, WORDS
 
 LENGTH, BATCH, HEADS = 64, 4, 8
-BACKENDS = {"ours": "tessera", "gloo": "gloo", "alone": "fake"}
+BACKENDS = {"ours": "tessera", "meets": "tessera", "gloo": "gloo", "alone": "fake"}
 
 
 class Attention(nn.Module):
@@ -69,8 +71,6 @@ class Transformer(nn.Module):
 
 
 class Trainer:
-    """A model of its own, which takes as many steps as the others."""
-
     def __init__(self, kind: str, layers: int) -> None:
         torch.manual_seed(1)
         self.model = Transformer(layers)
@@ -101,16 +101,27 @@ class Trainer:
         self.optimizer.zero_grad()
 
 
+def only_meet() -> None:
+    whole = TesseraBackend.allreduce
+
+    def allreduce(self: TesseraBackend, tensors: list[torch.Tensor], options: object) -> object:
+        return whole(self, [tensor.view(-1)[:1] for tensor in tensors], options)
+
+    TesseraBackend.allreduce = allreduce  # type: ignore[method-assign, assignment]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     assert fake_pg  # its import registers the backend
-    trainers = {kind: Trainer(kind, int(sys.argv[1])) for kind in sys.argv[2:]}
-    for trainer in trainers.values():
-        for _ in range(3):
-            trainer.step()
-    print(json.dumps({"parameters": trainers[sys.argv[2]].parameters}), flush=True)
-    serve_steps({kind: trainer.step for kind, trainer in trainers.items()}, dist.barrier)
+    layers, kind = int(sys.argv[1]), sys.argv[2]
+    if kind == "meets":
+        only_meet()
+    trainer = Trainer(kind, layers)
+    for _ in range(3):
+        trainer.step()
+    print(json.dumps({"parameters": trainer.parameters}), flush=True)
+    serve_steps({kind: trainer.step}, dist.barrier)
     dist.destroy_process_group()
 
 

@@ -103,7 +103,7 @@ Flown operation_from(const Json& line) {
     flown.sequence = count_of(line, "sequence");
     Operation& operation = flown.operation;
     operation.collective = named<Collective>(line.at("operation").as_string(), static_cast<int>(Collective::barrier),
-                                             static_cast<int>(Collective::finalize));
+                                             static_cast<int>(Collective::compute));
     if (const Json* op = line.find("op")) {
         operation.op =
             named<ReduceOp>(op->as_string(), static_cast<int>(ReduceOp::sum), static_cast<int>(ReduceOp::prod));

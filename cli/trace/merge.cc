@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
+#include <map>
+#include <vector>
 
 #include "base/json.hpp"
 #include "tensor/dtype.hpp"
@@ -27,6 +28,34 @@ Json operation_event(const Flown& flown, int rank, int lane, double zero, double
     return Json(std::move(of));
 }
 
+// The lanes of one rank's process: as many for a communicator as it had operations in flight, and as many for what was
+// computed beside them.
+class Lanes {
+   public:
+    Lanes(int rank, Json::Array& events) : rank_(rank), events_(&events) {}
+
+    void add(const std::string& name, const std::vector<const Flown*>& flown, double zero, double last_time) {
+        std::vector<double> busy;  // until when each of these lanes is taken
+        const int base = count_;
+        for (const Flown* one : flown) {
+            const double end = one->ended.value_or(last_time);
+            auto free = std::ranges::find_if(busy, [&](double until) { return until <= *one->started; });
+            if (free == busy.end()) {
+                const std::string which = busy.empty() ? "" : fmt::format(" ({})", busy.size() + 1);
+                events_->push_back(trace_name("thread_name", rank_, count_++, name + which));
+                free = busy.insert(busy.end(), 0);
+            }
+            *free = end;
+            events_->push_back(operation_event(*one, rank_, base + static_cast<int>(free - busy.begin()), zero, end));
+        }
+    }
+
+   private:
+    int rank_;
+    Json::Array* events_;
+    int count_ = 0;
+};
+
 }  // namespace
 
 std::string trace_of(const Flights& flights) {
@@ -37,36 +66,25 @@ std::string trace_of(const Flights& flights) {
         }
     }
     Json::Array events;
-    std::map<int, int> lanes;  // how many each rank has
-    std::set<int> named_ranks;
+    std::map<int, Lanes> processes;
     for (const auto& [id, ranks] : flights) {
         for (const auto& [rank, flight] : ranks) {
-            const std::string process = fmt::format("rank {} ({}, pid {})", rank, flight.host, flight.pid);
-            if (named_ranks.insert(rank).second) {
+            const auto [lanes, is_new] = processes.try_emplace(rank, rank, events);
+            if (is_new) {
+                const std::string process = fmt::format("rank {} ({}, pid {})", rank, flight.host, flight.pid);
                 events.push_back(trace_name("process_name", rank, 0, process));
             }
-            std::vector<double> busy;  // until when each lane of this communicator is taken
-            int& next = lanes[rank];
-            const int base = next;
-            std::vector<const Flown*> begun;
+            std::vector<const Flown*> computed;
+            std::vector<const Flown*> moved;
             for (const Flown& flown : flight.operations) {
-                if (flown.begun()) begun.push_back(&flown);
+                const bool computes = flown.operation.collective == Collective::compute;
+                if (flown.begun()) (computes ? computed : moved).push_back(&flown);
             }
-            std::ranges::stable_sort(begun, {}, [](const Flown* flown) { return *flown->started; });
-            for (const Flown* flown : begun) {
-                const double end = flown->ended.value_or(flight.last_time());
-                auto free = std::ranges::find_if(busy, [&](double until) { return until <= *flown->started; });
-                if (free == busy.end()) {
-                    const std::string which = busy.empty() ? "" : fmt::format(" ({})", busy.size() + 1);
-                    events.push_back(trace_name("thread_name", rank, base + static_cast<int>(busy.size()),
-                                                flight.origin.name + which));
-                    free = busy.insert(busy.end(), 0);
-                    ++next;
-                }
-                *free = end;
-                const int lane = base + static_cast<int>(free - busy.begin());
-                events.push_back(operation_event(*flown, rank, lane, zero, end));
+            for (auto* begun : {&computed, &moved}) {
+                std::ranges::stable_sort(*begun, {}, [](const Flown* flown) { return *flown->started; });
             }
+            lanes->second.add(flight.origin.name + ": stages", computed, zero, flight.last_time());
+            lanes->second.add(flight.origin.name, moved, zero, flight.last_time());
         }
     }
     return trace_text(std::move(events));

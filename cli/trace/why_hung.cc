@@ -11,12 +11,14 @@ namespace {
 using Ranks = std::map<int, Flight>;
 
 bool is_transfer(const Flown& flown) { return is_point_to_point(flown.operation.collective); }
+bool is_computation(const Flown& flown) { return flown.operation.collective == Collective::compute; }
 
 // The last collective that the rank began; null if there is none.
 const Flown* last_collective(const Flight& flight) {
     const Flown* last = nullptr;
     for (const Flown& flown : flight.operations) {
-        if (flown.begun() && !is_transfer(flown) && (last == nullptr || flown.sequence > last->sequence)) last = &flown;
+        if (is_transfer(flown) || is_computation(flown)) continue;
+        if (flown.begun() && (last == nullptr || flown.sequence > last->sequence)) last = &flown;
     }
     return last;
 }
@@ -48,7 +50,9 @@ std::string last_words(const Ranks& ranks, int rank, double now) {
     const Flight& flight = found->second;
     const Flown* last = nullptr;
     for (const Flown& flown : flight.operations) {
-        if (flown.begun()) last = &flown;
+        if (!flown.begun()) continue;
+        last = &flown;
+        if (is_computation(flown) && !flown.ended) break;  // messages come meanwhile
     }
     if (last == nullptr) return "it never started an operation";
     if (!last->ended || !last->finished()) {

@@ -112,6 +112,8 @@ class Communicator {
     // The owner's last call; others may still hold references. Aborts unfinished work; later calls throw INVALID_STATE.
     virtual void leave() {}
     [[nodiscard]] virtual std::optional<Error> error() const = 0;
+    // Runs `body`, which the flight record shows beside the operations. Any thread.
+    virtual void record(std::string_view /*label*/, FunctionRef<void()> body) { body(); }
     // Writes this rank's flight record so far (flight_recorder.hpp) to a file of JSON lines. Any thread.
     virtual void write_trace(const std::string& path) const = 0;
 };

@@ -186,6 +186,17 @@ void Group::poison(const Error& error) {
     if (options_.on_failure) options_.on_failure(error.record().get());
 }
 
+void Group::record(std::string_view label, FunctionRef<void()> body) {
+    const uint64_t ticket = flight_.started(computation_of(label), 0);
+    try {
+        body();
+    } catch (...) {
+        flight_.ended(ticket, false);
+        throw;
+    }
+    flight_.ended(ticket, true);
+}
+
 void Group::write_trace(const std::string& path) const {
     refuse_in_child();
     write_flight(path, origin_, flight_, error());

@@ -26,6 +26,7 @@ std::string_view name_of(Collective collective) {
         case Collective::recv: return "recv";
         case Collective::allocate: return "allocate";
         case Collective::finalize: return "finalize";
+        case Collective::compute: return "compute";
     }
     return "unknown operation";
 }
@@ -207,7 +208,8 @@ void validate(const Request& request, int rank, int world_size) {
     switch (c) {
         case Collective::barrier:
         case Collective::finalize:
-        case Collective::allocate: return;
+        case Collective::allocate:
+        case Collective::compute: return;
         case Collective::all_reduce:
         case Collective::broadcast:
             if (request.outputs.size() > 1) check_apart(request, {request.outputs});
@@ -294,6 +296,17 @@ uint64_t fingerprint_of(const Request& request, const Operation& operation, size
     return hash;
 }
 
+// Returns the length of what has room.
+size_t set_label(Operation& operation, std::string_view label) {
+    const size_t size = std::min(label.size(), operation.label.size() - 1);
+    if (size > 0) std::memcpy(operation.label.data(), label.data(), size);  // an empty view may be NULL
+    return size;
+}
+
+std::string label_of(const Operation& operation) {
+    return {operation.label.data(), strnlen(operation.label.data(), operation.label.size())};
+}
+
 }  // namespace
 
 Operation operation_of(const Request& request) {
@@ -318,8 +331,7 @@ Operation operation_of(const Request& request) {
         case Collective::recv: told(request.outputs); break;
         default: told(request.inputs); break;
     }
-    const size_t label = std::min(request.label.size(), result.label.size() - 1);
-    if (label > 0) std::memcpy(result.label.data(), request.label.data(), label);  // an empty view may be NULL
+    const size_t label = set_label(result, request.label);
     result.fingerprint = fingerprint_of(request, result, label);
     return result;
 }
@@ -338,7 +350,15 @@ Operation allocation_of(size_t size) {
     return result;
 }
 
+Operation computation_of(std::string_view label) {
+    Operation result;
+    result.collective = Collective::compute;
+    set_label(result, label);
+    return result;
+}
+
 std::string describe(const Operation& operation) {
+    if (operation.collective == Collective::compute) return label_of(operation);
     std::string text(name_of(operation.collective));
     if (operation.collective == Collective::barrier || operation.collective == Collective::finalize) return text;
     if (operation.collective == Collective::allocate) return text + fmt::format(" of {} bytes", operation.count);
@@ -365,8 +385,9 @@ std::string human_size(uint64_t bytes) {
 }  // namespace
 
 std::string headline(const Operation& operation, uint64_t sequence) {
+    if (operation.collective == Collective::compute) return label_of(operation);
     std::string text = fmt::format("{} #{}", name_of(operation.collective), sequence);
-    std::string detail(operation.label.data(), strnlen(operation.label.data(), operation.label.size()));
+    std::string detail = label_of(operation);
     if (is_point_to_point(operation.collective)) {
         if (!detail.empty()) detail += ", ";
         detail += fmt::format("{} rank {}, tag {}", operation.collective == Collective::send ? "to" : "from",

@@ -30,6 +30,7 @@ enum class Collective : int32_t {
     recv,
     allocate,  // Communicator::allocate, in messages
     finalize,  // a barrier that matches only finalize on the other ranks
+    compute,   // Communicator::record, in flight records
 };
 
 [[nodiscard]] std::string_view name_of(Collective collective);
@@ -72,8 +73,9 @@ struct Operation {
 [[nodiscard]] Operation operation_of(const Request& request);
 // The part of an all_gather's output that receives the input of each of `ranks` ranks.
 [[nodiscard]] std::vector<Tensor> gathered_parts(const Tensor& input, const Tensor& output, size_t ranks);
-// The operation of Communicator::allocate.
+// The operations of Communicator::allocate and Communicator::record.
 [[nodiscard]] Operation allocation_of(size_t size);
+[[nodiscard]] Operation computation_of(std::string_view label);
 
 // "all_reduce of 100 f32 (sum)", "broadcast of 50 f64 from rank 0"
 [[nodiscard]] std::string describe(const Operation& operation);

@@ -5,6 +5,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <thread>
 #include <tuple>
 
 #include "cli/command.hpp"
@@ -275,6 +277,55 @@ TEST_F(Trace, MergeDrawsALaneForEachOperationInFlight) {
         std::sort(spans.begin(), spans.end());
         for (size_t i = 1; i < spans.size(); ++i) EXPECT_LE(spans[i - 1].second, spans[i].first + 0.2);
     }
+}
+
+TEST_F(Trace, AComputationHasALaneOfItsOwnAndIsNoCollective) {
+    ranks(2, [](Communicator& comm) {
+        comm.record("forward 3, stage 1", [] {});
+        EXPECT_THROW(comm.record("backward 3, stage 1", [] { throw Error(Code::user, "no"); }), Error);
+        return reduce(comm);
+    });
+    EXPECT_EQ(trace("why-hung " + directory()).code, 1);
+    const std::string file = directory() + "/trace.json";
+    ASSERT_EQ(trace("merge " + directory() + " -o " + file).code, 0);
+    std::ifstream stream(file);
+    const std::string text{std::istreambuf_iterator<char>(stream), {}};
+    std::set<std::pair<int64_t, int64_t>> computing;
+    std::set<std::pair<int64_t, int64_t>> communicating;
+    std::set<std::pair<int64_t, int64_t>> named;
+    for (const Json& event : Json::parse(text, file).at("traceEvents").as_array()) {
+        const std::pair lane(event.at("pid").as_int(), event.at("tid").as_int());
+        const std::string& name = event.at("name").as_string();
+        if (name == "forward 3, stage 1" || name == "backward 3, stage 1") computing.insert(lane);
+        if (name == "all_reduce #1 (bucket 5, 3.9 KiB)") communicating.insert(lane);
+        if (name == "thread_name" && event.at("args").at("name").as_string().ends_with(": stages")) named.insert(lane);
+    }
+    EXPECT_EQ(computing.size(), 2U);
+    EXPECT_EQ(computing, named);
+    EXPECT_EQ(communicating.size(), 2U);
+    for (const auto& lane : communicating) EXPECT_FALSE(computing.contains(lane));
+    EXPECT_THAT(text, HasSubstr(R"("state":"failed")"));
+}
+
+TEST_F(Trace, ARankThatIsAwaitedIsInAComputation) {
+    ranks(2, [this](Communicator& comm) {
+        std::vector<float> values(10);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        if (comm.rank() == 0) {
+            return !runs(comm, {.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 1, .tag = 1});
+        }
+        comm.record("forward 3, stage 1", [&] {
+            const WorkPtr meanwhile =
+                comm.submit({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0, .tag = 2});
+            const Deadline deadline = soon();
+            while (!comm.error() && !deadline.expired()) std::this_thread::yield();
+            comm.write_trace(directory() + "/computing.jsonl");
+            EXPECT_THROW(meanwhile->wait(soon()), Error);
+        });
+        return false;
+    });
+    EXPECT_THAT(trace("why-hung " + directory()).output,
+                HasSubstr("rank 1 never sent it: it has been in forward 3, stage 1 for "));
 }
 
 TEST_F(Trace, WhatIsNoRecordIsRefused) {

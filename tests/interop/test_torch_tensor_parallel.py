@@ -75,6 +75,7 @@ def test_other_numbers_of_ranks(ranks: int) -> None:
         "losses",
         "llama",
         "recomputed_activations",
+        "memory_of_activations",
         "tied_embeddings",
         "dtensors_of_any_size",
         "functional_exchanges",

@@ -641,6 +641,44 @@ def recomputed_activations() -> None:
     expect(gradients(parts), gradients(whole), "recomputed")
 
 
+def kept_for_backward(block: Block, x: torch.Tensor, turn: torch.Tensor) -> int:
+    """Bytes of activations that autograd keeps of a forward."""
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        kept[local.untyped_storage().data_ptr()] = local.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = block(x, turn)
+    own = [param.to_local() if isinstance(param, DTensor) else param for param in block.parameters()]
+    for tensor in [turn, *own]:
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    result.sum().backward()
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def memory_of_activations() -> None:
+    """With sequence parallelism a rank keeps its part of all that one process keeps, and the inputs of attention and of
+    the feed-forward network whole, because DTensor gathers them before a linear layer, which keeps its input."""
+    width, tokens, batch = 48, 12, 2
+    torch.manual_seed(5)
+    whole = Block(width, 4, 48).double()
+    parts = parallelize_module(
+        nn.ModuleDict({"layers": nn.ModuleDict({"0": copy.deepcopy(whole)})}),
+        mesh,
+        {pattern: style for pattern, style in llama_plan().items() if pattern.startswith("layers")},
+    )
+    x = torch.rand(batch, tokens, width, dtype=torch.float64)
+    turn = Llama().turn[:tokens]
+    alone = kept_for_backward(whole, x.clone().requires_grad_(), turn)
+    own = x.chunk(ranks, 1)[rank].clone().requires_grad_()
+    together = kept_for_backward(parts["layers"]["0"], own, turn)
+    gathered = 2 * x.nbytes if ranks > 1 else 0
+    assert together == (alone - gathered) // ranks + gathered, (together, alone, gathered)
+
+
 # ---------------------------------------------------------------- losses
 
 
@@ -952,6 +990,7 @@ CHECKS = [
     llama,
     llama_with_fsdp,
     recomputed_activations,
+    memory_of_activations,
     losses,
     losses_on_two_dimensions,
     blocks_of_loss_parallel,
@@ -967,7 +1006,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("tessera", timeout=timedelta(seconds=patience(60)))
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
-    gloo = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu", mesh_dim_names=("tp",))
+    # With another name: PyTorch takes equal meshes for the same one and would use the group of the first.
+    gloo = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu", mesh_dim_names=("gloo",))
     run_checks(CHECKS, sys.argv[1:], rank)
     dist.destroy_process_group()
     end()

@@ -22,6 +22,7 @@ cmd_setup() {
   local before=$SECONDS
   ensure_base
   [[ $group == bench || $group == clang ]] && ensure_packages "$group"
+  [[ $group == bench ]] && ensure_peers
   [[ $group == lint ]] && ensure_lint
   [[ $group == format ]] && ensure_format
   [[ $torch == yes ]] && ensure_torch
@@ -50,6 +51,17 @@ ensure_packages() {
   stamp_ok "$1" "$key" && return
   install_system "$1"
   stamp_set "$1" "$key"
+}
+
+# Peers of the benchmarks that come from PyPI. Not beside the other tools: Intel MPI has an mpirun too.
+ensure_peers() {
+  local key
+  key=$(hash_of deps/bench.txt)
+  stamp_ok peers "$key" && return
+  say "Python: Intel MPI of deps/bench.txt (about 130 MB)"
+  rm -rf "$VENV/impi"
+  pip_install bench-peers --no-deps --ignore-installed --prefix "$VENV/impi" -r deps/bench.txt
+  stamp_set peers "$key"
 }
 
 ensure_lint() {

@@ -52,7 +52,8 @@ void GlooTransport::run(const Request& request, const Operation& operation, uint
         case Collective::all_to_all: return all_to_all(call);
         case Collective::send:
         case Collective::recv:
-        case Collective::allocate: break;
+        case Collective::allocate:
+        case Collective::compute: break;
     }
     throw Error(Code::internal, "not a collective");
 }

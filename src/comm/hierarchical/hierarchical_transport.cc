@@ -112,7 +112,8 @@ void HierarchicalTransport::dispatch(const Call& call) {
         case Collective::all_to_all: return all_to_all(call);
         case Collective::send:
         case Collective::recv:
-        case Collective::allocate: break;
+        case Collective::allocate:
+        case Collective::compute: break;
     }
     throw Error(Code::internal, "not a collective");
 }

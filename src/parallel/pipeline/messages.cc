@@ -6,6 +6,8 @@
 #include <functional>
 #include <utility>
 
+#include "base/attempt.hpp"
+
 namespace tsr::pipeline {
 
 namespace {
@@ -16,6 +18,11 @@ constexpr milliseconds no_timeout = std::chrono::hours{24 * 365};
 
 // Messages that a rank may have on their way before its trainer waits. Each keeps its memory.
 constexpr size_t max_messages = 32;
+
+// Bundles of a peer that may have come before the trainer takes them, in an evaluation: a stage that is slower than the
+// one before would gather the whole batch. (The order of a training step limits them.) While the trainer waits for
+// anything, there is no limit, so that no two ranks wait for each other.
+constexpr size_t max_ahead = 4;
 
 // Ranks that wait for each other in a chain should not all give up at once: the one next to the late rank knows most.
 // Those behind it wait a little longer.
@@ -104,6 +111,8 @@ void Messages::begin(Pass pass, milliseconds timeout) {
     for (Source& source : sources_) {
         const size_t edges = source.edges[0] + (pass == Pass::training ? source.edges[1] : 0);
         source.bundles_left = edges * static_cast<size_t>(microbatches_);
+        source.not_taken = 0;
+        source.held = false;
         if (source.bundles_left > 0) receive_header(source);
     }
 }
@@ -121,7 +130,12 @@ Bundle Messages::take(const Parcel& parcel) {
         throw timed_out(what(), sender_of(parcel));
     }
     here.state = Slot::State::taken;
-    return std::move(here.bundle);
+    const auto source = std::ranges::find(sources_, sender_of(parcel), &Source::rank);
+    if (source != sources_.end()) --source->not_taken;
+    Bundle bundle = std::move(here.bundle);
+    lock.unlock();
+    release_sources();
+    return bundle;
 }
 
 void Messages::finish() {
@@ -224,6 +238,23 @@ void Messages::submit(const Request& request, Then then) {
 
 // --- receiving, on the progress thread but for the first header of a pass
 
+bool Messages::is_far_ahead(const Source& source) const {
+    const bool waits = awaited_ != nullptr && !(*awaited_)();
+    return pass_ == Pass::evaluation && !waits && source.not_taken >= max_ahead;
+}
+
+void Messages::release_sources() {
+    if (failure()) return;
+    for (Source& source : sources_) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (!source.held || is_far_ahead(source)) continue;
+            source.held = false;
+        }
+        if (source.bundles_left > 0) receive_header(source);
+    }
+}
+
 void Messages::receive_header(Source& source) {
     source.header = {};
     const Tensor bytes = bytes_of(reinterpret_cast<std::byte*>(&source.header), sizeof source.header);
@@ -264,8 +295,11 @@ void Messages::tensor_came(Source& source) {
         here.state = here.bundle.size() == header.count ? Slot::State::complete : Slot::State::partial;
         if (here.state == Slot::State::complete) {
             --source.bundles_left;
+            ++source.not_taken;
             changed_.notify_all();
         }
+        source.held = is_far_ahead(source);
+        if (source.held) return;
     }
     if (source.bundles_left > 0) receive_header(source);
 }
@@ -349,7 +383,23 @@ Tensor Messages::checked_tensor(const Source& source) const {
 
 bool Messages::wait(std::unique_lock<std::mutex>& lock, milliseconds time, FunctionRef<bool()> ready,
                     FunctionRef<std::string()> what) {
-    const Deadline deadline = Deadline::in(time);
+    if (!failure_ && ready()) return true;
+    bool result = false;
+    awaited_ = &ready;
+    lock.unlock();
+    const auto failed = attempt([&] {
+        release_sources();
+        lock.lock();
+        result = wait_until_ready(lock, Deadline::in(time), ready, what);
+    });
+    if (!lock.owns_lock()) lock.lock();
+    awaited_ = nullptr;
+    if (failed) throw Error(*failed);
+    return result;
+}
+
+bool Messages::wait_until_ready(std::unique_lock<std::mutex>& lock, Deadline deadline, FunctionRef<bool()> ready,
+                                FunctionRef<std::string()> what) {
     while (true) {
         if (failure_) {
             const ErrorRecord& record = *failure_->record();

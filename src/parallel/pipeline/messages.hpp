@@ -102,6 +102,9 @@ class Messages {
     // Runs `body`, whose calls on the communicator have the timeout of a single operation, between two passes.
     void between(milliseconds timeout, FunctionRef<void(Communicator&)> body);
 
+    // Runs `body`, which the communicator's flight record shows beside the messages.
+    void record(std::string_view label, FunctionRef<void()> body) { comm_->record(label, body); }
+
     // This rank gives up: tells the peers why, and ends their waits and its own. Thread-safe. The first failure counts.
     void fail(const Error& why);
     // The first failure of this rank or of one that it heard of.
@@ -121,11 +124,13 @@ class Messages {
         uint32_t count = 0;
         Bundle bundle;
     };
-    // A peer that sends to this rank. It has one receive at a time, whose completion owns it.
+    // A peer that sends to this rank. It has one receive at a time, whose completion owns it but for what mutex_ guards.
     struct Source {
         int rank = 0;
         std::array<size_t, 2> edges{};  // by kind, those along which it sends
         size_t bundles_left = 0;
+        size_t not_taken = 0;  // bundles that have come; guarded by mutex_
+        bool held = false;     // has no receive: too many have come; guarded by mutex_
         MessageHeader header;
         Held arriving;
     };
@@ -137,6 +142,9 @@ class Messages {
     [[nodiscard]] Slot& slot(const Parcel& parcel);
     template <class Then>
     void submit(const Request& request, Then then);
+    [[nodiscard]] bool is_far_ahead(const Source& source) const;
+    // Lets those go on that may.
+    void release_sources();
     void receive_header(Source& source);
     void header_came(Source& source);
     void tensor_came(Source& source);
@@ -147,6 +155,8 @@ class Messages {
     // Waits for `ready`; false if the time passes first. Throws INTERRUPTED, or the failure with what it ended.
     bool wait(std::unique_lock<std::mutex>& lock, milliseconds time, FunctionRef<bool()> ready,
               FunctionRef<std::string()> what);
+    bool wait_until_ready(std::unique_lock<std::mutex>& lock, Deadline deadline, FunctionRef<bool()> ready,
+                          FunctionRef<std::string()> what);
     [[nodiscard]] Error timed_out(const std::string& what, int peer) const;
     void note(const Error& error);
 
@@ -165,6 +175,7 @@ class Messages {
     std::condition_variable changed_;
     std::array<std::vector<std::vector<Slot>>, 2> slots_;  // by kind, edge and micro-batch; empty where none arrives
     std::map<int, size_t> sends_;                          // messages on their way, by peer
+    const FunctionRef<bool()>* awaited_ = nullptr;         // by the trainer's thread, in wait()
     size_t in_flight_ = 0;                                 // sends and receives whose callback has not returned
     std::optional<Error> failure_;
 

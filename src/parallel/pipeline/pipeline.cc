@@ -27,6 +27,17 @@ std::string_view name_of(Work work) {
     return "";
 }
 
+// So short that the flight record has room for the micro-batch and the stage.
+std::string_view short_name_of(Work work) {
+    switch (work) {
+        case Work::forward: return "forward";
+        case Work::backward: return "backward";
+        case Work::backward_input: return "backward_input";
+        case Work::backward_weight: return "backward_weight";
+    }
+    return "";
+}
+
 std::string title_of(const PipelineOptions& options) {
     return options.schedule_csv.empty() ? fmt::format("schedule {}", options.schedule) : "the schedule of the CSV";
 }
@@ -382,7 +393,8 @@ void Pipeline::call(StageCall what, const Cell& cell, const Callback& callback) 
     const auto began = Clock::now();
     current_ = &what;
     try {
-        callback(what);
+        messages_->record(fmt::format("{} {}, stage {}", short_name_of(what.work), what.microbatch, what.stage),
+                          [&] { callback(what); });
         current_ = nullptr;
     } catch (...) {
         current_ = nullptr;

@@ -11,6 +11,7 @@
 #include "comm/inner_options.hpp"
 #include "parallel/ddp/ddp.hpp"
 #include "parallel/pipeline/simulate.hpp"
+#include "soon.hpp"
 #include "toy.hpp"
 
 namespace tsr::testing {
@@ -110,6 +111,51 @@ TEST(PipelineTraining, AnOrderOfOnesOwnComesAsCsv) {
         train_alone(schedule, alone, data.inputs, data.targets, data.rows);
         EXPECT_THAT(data.step(pipe), ElementsAreArray(alone.losses));
         expect_same(trainer.results, alone);
+    }));
+}
+
+// Stage 1 begins when stage 0 has computed more than stage 1 should receive before.
+TEST(PipelineTraining, AnEvaluationDoesNotGatherTheBatchInFrontOfASlowStage) {
+    constexpr int m = 40;
+    constexpr size_t rows = 2000;
+    std::atomic<int> ahead{0};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Trainer trainer({comm.rank()});
+        Pipeline& pipe = trainer.join(comm, {comm.rank()}, options_of("gpipe", m));
+        Results alone;
+        Data data(m * rows, 2, 0);
+        train_alone(pipeline::make_schedule("gpipe", 2, 1, m), alone, data.inputs, data.targets, data.rows);
+        trainer.before_each = [&](const StageCall& call) {
+            if (comm.rank() == 0) ahead.fetch_add(1);
+            if (comm.rank() == 0 || call.microbatch > 0) return;
+            const Deadline deadline = soon();
+            while (ahead.load() < 16 && !deadline.expired()) std::this_thread::yield();
+            EXPECT_GE(ahead.load(), 16);
+        };
+        EXPECT_THAT(data.eval(pipe), ElementsAreArray(alone.losses));
+        const size_t activation = rows * width_of(1) * sizeof(double);
+        if (comm.rank() == 1) {
+            EXPECT_LE(pipe.stats().peak_bytes, 10 * activation) << "4 that came, one that comes, what is computed";
+        }
+        trainer.before_each = nullptr;
+        for (int i = 0; i < 2; ++i) EXPECT_THAT(data.eval(pipe), ElementsAreArray(alone.losses));
+    }));
+    EXPECT_EQ(ahead.load(), m);
+}
+
+// Each rank's second stage has its inputs from the other, which sends all of them first.
+TEST(PipelineTraining, AnEvaluationWithManyMicroBatchesOfSeveralStagesEnds) {
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        for (const char* name : {"looped_bfs", "interleaved_1f1b", "zbv"}) {
+            const Schedule schedule = pipeline::make_schedule(name, 2, 2, 100);
+            const std::vector<int> stages = stages_of(schedule, comm.rank());
+            Trainer trainer(stages);
+            Pipeline& pipe = trainer.join(comm, stages, options_of(name, 100));
+            Results alone;
+            Data data(100, 4, 0);
+            train_alone(schedule, alone, data.inputs, data.targets, data.rows);
+            EXPECT_THAT(data.eval(pipe), ElementsAreArray(alone.losses)) << name;
+        }
     }));
 }
 
