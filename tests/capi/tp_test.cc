@@ -1,5 +1,6 @@
 // tessera/tp.h through the C ABI: a perceptron cut by columns and rows, its optimizer and its checkpoint.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 
@@ -356,6 +357,50 @@ int32_t write(int64_t begin, const tsr_tensor* part, char*, void* user_data) {
 }
 
 // An activation [2, 5, 3] over 2 to 4 ranks: some parts are empty.
+struct Meeting {
+    int32_t rank;
+    std::atomic<bool>* there;
+};
+
+void await(const std::atomic<bool>& flag) {
+    EXPECT_TRUE(api::becomes_true([&] { return flag.load(); })) << "nothing moves while a rank computes";
+}
+
+// While a rank computes with the first part, the others come to their peers; while it computes the second summand, the
+// first is summed, so that the peer whose part that is begins with its third.
+TEST(TpApi, PartsMoveWhileARankComputes) {
+    std::atomic<bool> entered{false};
+    std::atomic<bool> summed{false};
+    api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
+        const auto mesh = mesh_of(comm);
+        Model model;
+        const auto tp = cut(mesh, model);
+        api::Array<double> own({1}, rank);
+        api::Array<double> whole({3}, -1);
+        const tsr_tensor in = own.tensor();
+        const tsr_tensor out = whole.tensor();
+        const auto first = [](int64_t begin, const tsr_tensor*, char*, void* user_data) -> int32_t {
+            const auto* meeting = static_cast<const Meeting*>(user_data);
+            if (meeting->rank == 1 && begin == 0) await(*meeting->there);
+            return 0;
+        };
+        Meeting enter{rank, &entered};
+        ASSERT_OK(tsr_tp_enter_parts(tp, &in, 0, &out, nullptr, first, &enter));
+        if (rank == 0) entered = true;
+        EXPECT_THAT(whole.values, ::testing::ElementsAre(0, 1, 2));
+        const auto second = [](int64_t begin, const tsr_tensor* part, char*, void* user_data) -> int32_t {
+            const auto* meeting = static_cast<const Meeting*>(user_data);
+            if (meeting->rank == 0 && begin == 2) *meeting->there = true;
+            if (meeting->rank == 1 && begin == 1) await(*meeting->there);
+            *static_cast<double*>(part->data) = static_cast<double>(begin);
+            return 0;
+        };
+        Meeting leave{rank, &summed};
+        ASSERT_OK(tsr_tp_leave_parts(tp, 3, 0, nullptr, &in, nullptr, second, &leave));
+        EXPECT_THAT(own.values, ::testing::ElementsAre(3.0 * rank));
+    });
+}
+
 TEST(TpApi, PartsAreEnteredAndLeftOneAfterTheOther) {
     for (const int32_t ranks : {1, 2, 4}) {
         api::run_ranks(ranks, [&](tsr_comm* comm, int32_t rank) {

@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/reentry.hpp"
+#include "comm/reduce.hpp"
 #include "parallel/tensor/cut.hpp"
 #include "tensor/arithmetic.hpp"
 
@@ -32,6 +33,10 @@ Tensor flat(const Tensor& tensor) { return flat(tensor.data, tensor.size_bytes()
 void check_alike(const Tensor& in, const Tensor& out) {
     if (in.dtype != out.dtype) refuse(in, out, "the dtypes differ");
     if (in.device != out.device) refuse(in, out, "the devices differ");
+    for (const Tensor& tensor : {in, out}) {
+        if (reinterpret_cast<uintptr_t>(tensor.data) % size_of(tensor.dtype) == 0) continue;
+        refuse(in, out, "their memory is not aligned to the elements");
+    }
 }
 
 }  // namespace
@@ -80,11 +85,26 @@ void TpMoves::check_part(const Tensor& in, const Tensor& out, Part part, int dim
 }
 
 std::byte* TpMoves::scratch(size_t size) {
-    if (!scratch_ || scratch_->size() < size) {
-        scratch_.reset();
-        scratch_ = comm_->allocate(std::bit_ceil(size));
-    }
+    // The old memory goes when all ranks have come here, so that nobody reads it any more.
+    if (!scratch_ || scratch_->size() < size) scratch_ = comm_->allocate(std::bit_ceil(size));
     return scratch_->data();
+}
+
+std::vector<std::byte*> TpMoves::shared_scratch(size_t size) {
+    static_cast<void>(scratch(size));
+    for (int r = 0; r < comm_->world_size(); ++r) {
+        if (scratch_->of_rank(r) == nullptr) return {};
+    }
+    static_cast<void>(scratch(2 * size));
+    const size_t half = ++turn_ % 2 * (scratch_->size() / 2);
+    std::vector<std::byte*> parts;
+    for (int r = 0; r < comm_->world_size(); ++r) parts.push_back(scratch_->of_rank(r) + half);
+    return parts;
+}
+
+void TpMoves::meet(std::string_view what, const Cut& cut) {
+    const std::string label = fmt::format("{} {}x{}x{}", what, cut.outer, cut.length, cut.item);
+    comm_->run({.collective = Collective::barrier, .label = label});
 }
 
 Tensor TpMoves::temporary(const Dims& shape, DType dtype, Device device) {
@@ -128,6 +148,15 @@ void TpMoves::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle 
     }
     DeviceApi& device = device_api(in.device);
     const auto own = static_cast<size_t>(comm_->rank());
+    if (const auto shared = shared_scratch(cut.part_size()); !shared.empty()) {
+        device.copy(shared[own], in.data, in.size_bytes(), stream);
+        meet("gather", cut);
+        for (size_t r = 0; r < cut.ranks; ++r) {
+            const std::byte* from = r == own ? in.data : shared[r];
+            device.copy_rows(cut.in(out.data, r), {from, cut.row(r)}, cut.outer, cut.row(r), stream);
+        }
+        return;
+    }
     std::byte* const parts = scratch(cut.ranks * cut.part_size());
     const auto part_of = [&](size_t r) { return ByteRows{parts + r * cut.part_size(), cut.padded() * cut.item}; };
     device.copy_rows(part_of(own), {in.data, cut.row(own)}, cut.outer, cut.row(own), stream);
@@ -152,6 +181,16 @@ void TpMoves::sum_scatter(const Tensor& in, const Tensor& out, int dim, StreamHa
     if (cut.is_outermost() && cut.is_even()) return reduce(flat(in), flat(out));
     DeviceApi& device = device_api(in.device);
     const auto own = static_cast<size_t>(comm_->rank());
+    if (const auto shared = shared_scratch(cut.ranks * cut.part_size()); !shared.empty()) {
+        std::vector<const std::byte*> addends;
+        for (size_t r = 0; r < cut.ranks; ++r) {
+            const ByteRows part{shared[own] + r * cut.part_size(), cut.row(r)};
+            device.copy_rows(part, cut.in(in.data, r), cut.outer, cut.row(r), stream);
+            addends.push_back(shared[r] + own * cut.part_size());
+        }
+        meet("sum_scatter", cut);
+        return tsr::reduce(out.data, addends, static_cast<size_t>(out.numel()), out.dtype, ReduceOp::sum);
+    }
     std::byte* const parts = scratch(cut.ranks * cut.part_size());
     const auto part_of = [&](size_t r) { return ByteRows{parts + r * cut.part_size(), cut.padded() * cut.item}; };
     for (size_t r = 0; r < cut.ranks; ++r) {

@@ -2,14 +2,18 @@
 // is split like torch.chunk, so its size need not divide by the number of ranks; what a rank holds may be empty.
 //
 // Where the transport cannot read or write a tensor's parts in place (an inner dimension, an uneven split) they pass
-// through memory of the communicator, which grows to the largest of them.
+// through memory of the communicator, which grows to the largest of them. Ranks that share memory read each other's
+// parts there, so that each byte is copied once to where others see it, and once to where it belongs.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "device/device.hpp"
+#include "parallel/tensor/cut.hpp"
 #include "tensor/tensor.hpp"
 
 namespace tsr {
@@ -53,9 +57,15 @@ class TpMoves {
    private:
     // Memory that peers on this host read without a copy. All ranks ask for the same sizes in the same order.
     [[nodiscard]] std::byte* scratch(size_t size);
+    // The scratch memory of this call, of each rank; empty if the ranks do not share memory. A call's memory is not that
+    // of the one before, which peers may still read: they have when they meet in this call.
+    [[nodiscard]] std::vector<std::byte*> shared_scratch(size_t size);
+    // Returns when all ranks have come with the same cut.
+    void meet(std::string_view what, const Cut& cut);
 
     std::shared_ptr<Communicator> comm_;
     std::shared_ptr<Buffer> scratch_;
+    size_t turn_ = 0;  // of the halves of shared scratch memory
     std::shared_ptr<std::byte> temporary_;
     size_t temporary_size_ = 0;
 };

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "parallel/tensor/helpers.hpp"
 
 namespace tsr {
@@ -117,6 +119,64 @@ TEST(TpQueue, RunsInTheOrderOfTheCalls) {
         }
         for (size_t i = 0; i < rounds; ++i) EXPECT_EQ(wholes[i], random_numbers(i, 32)) << i;
     }));
+}
+
+// A rank that comes late still finds what its peers have left, while they go on, with other sizes and directions.
+TEST(TpMoves, ALateRankReadsWhatBelongsToItsCall) {
+    expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
+        TpMoves moves(comm.split(0, comm.rank(), comm.options()));
+        const int n = comm.world_size();
+        for (int i = 0; i < 60; ++i) {
+            for (int k = 0; (i + comm.rank()) % 3 == 0 && k < 200; ++k) std::this_thread::yield();
+            const Dims shape{4, 40 - i % 7 + (i > 30 ? 3000 : 0)};  // grows once
+            const auto count = static_cast<size_t>(shape.product());
+            const Dims own_shape = part_shape(shape, 1, n, comm.rank());
+            std::vector<double> whole = random_numbers(static_cast<uint64_t>(i), count);
+            std::vector<double> part = part_of(whole, shape, 1, n, comm.rank());
+            if (i % 3 == 2) {
+                std::vector<double> reduced(part.size(), -1);
+                moves.sum_scatter(tensor_of_shape(whole, shape), tensor_of_shape(reduced, own_shape), 1, nullptr);
+                for (double& number : part) number = number + number + number;
+                EXPECT_EQ(reduced, part) << i;
+            } else {
+                std::vector<double> gathered(count, -1);
+                moves.gather(tensor_of_shape(part, own_shape), tensor_of_shape(gathered, shape), 1, nullptr);
+                EXPECT_EQ(gathered, whole) << i;
+            }
+        }
+    }));
+}
+
+TEST(TpMoves, RanksWhoseShapesDifferAreTold) {
+    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        TpMoves moves(comm.split(0, comm.rank(), comm.options()));
+        const Dims shape{2, comm.rank() == 0 ? 6 : 8};
+        std::vector<double> part(static_cast<size_t>(shape.product() / 2));
+        std::vector<double> whole(static_cast<size_t>(shape.product()));
+        moves.gather(tensor_of_shape(part, part_shape(shape, 1, 2, comm.rank())), tensor_of_shape(whole, shape), 1,
+                     nullptr);
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_THAT(outcome->what(), AllOf(HasSubstr("gather 2x6x8"), HasSubstr("gather 2x8x8")));
+    }
+}
+
+TEST(TpMoves, MemoryThatIsNotAlignedIsRefused) {
+    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        TpMoves moves(comm.split(0, comm.rank(), comm.options()));
+        std::vector<double> memory(20);
+        Tensor out = tensor_of_shape(memory, {2, 4});
+        out.data += 4;
+        std::vector<double> whole(16);
+        moves.sum_scatter(tensor_of_shape(whole, {2, 8}), out, 1, nullptr);
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::invalid_argument);
+        EXPECT_THAT(outcome->what(), HasSubstr("not aligned"));
+    }
 }
 
 TEST(TpMoves, ShapesThatDoNotBelongTogetherAreRefused) {
