@@ -352,42 +352,61 @@ TEST(PipelineTraining, TiedGradientsAreSummedInTheOrderOfTheStages) {
     }));
 }
 
-// Two replicas of a pipeline of two stages: ranks 0 and 1, ranks 2 and 3. Each stage has a DDP over its two replicas,
-// whose collectives run in the callback of the stage's last backward.
-TEST(PipelineTraining, DdpReducesTheGradientsOfAStageOnceAStep) {
+// Two replicas of a pipeline of two ranks, with two stages each: ranks 0 and 1, ranks 2 and 3. Each stage has a DDP over
+// its two replicas, whose collectives begin in the callback of the stage's last backward. Those of a rank's later stage
+// end while it computes the cool-down of its earlier one.
+TEST(PipelineTraining, DdpReducesTheGradientsOfAStageOnceAStepDuringTheCoolDown) {
+    std::array<std::atomic<bool>, 2> reduced{};
     expect_all_well(run_ranks(4, test_options(), [&](Communicator& comm) {
         const int replica = comm.rank() / 2;
-        const int stage = comm.rank() % 2;
-        const auto replicas = comm.split(stage, comm.rank(), inner_options(comm, "/dp"));
+        const int place = comm.rank() % 2;
+        const std::array<int, 2> own{place, place + 2};
         const auto stages = comm.split(replica, comm.rank(), inner_options(comm, "/pp"));
-        Trainer trainer({stage});
-        Pipeline& pipe = trainer.join(*stages, {stage}, options_of("1f1b", 3));
-        Layer& layer = trainer.results.layers.at(stage);
-        Ddp model(replicas,
-                  {{"w", tensor_of(std::span(layer.w), DType::f64)}, {"b", tensor_of(std::span(layer.b), DType::f64)}},
-                  {});
+        Trainer trainer({own.begin(), own.end()});
+        Pipeline& pipe = trainer.join(*stages, {own.begin(), own.end()}, options_of("looped_bfs", 3));
+        std::map<int, std::unique_ptr<Ddp>> models;
+        for (const int stage : own) {
+            Layer& layer = trainer.results.layers.at(stage);
+            const auto name = "/dp" + std::to_string(stage / 2);
+            models[stage] = std::make_unique<Ddp>(comm.split(place, comm.rank(), inner_options(comm, name)),
+                                                  std::vector<NamedTensor>{
+                                                      {"w", tensor_of(std::span(layer.w), DType::f64)},
+                                                      {"b", tensor_of(std::span(layer.b), DType::f64)}},
+                                                  DdpOptions{});
+        }
         trainer.after_each_backward = [&](const StageCall& call) {
             if (!call.is_last_backward) return;
+            const Layer& layer = trainer.results.layers.at(call.stage);
+            Ddp& model = *models.at(call.stage);
             std::ranges::copy(layer.dw, model.grad(0).as<double>().begin());
             std::ranges::copy(layer.db, model.grad(1).as<double>().begin());
+            const Deadline deadline = soon();
+            std::atomic<bool>& later = reduced[static_cast<size_t>(place)];
+            while (replica == 1 && call.stage == place && !later && !deadline.expired()) std::this_thread::yield();
+            EXPECT_TRUE(later || replica == 0 || call.stage != place) << "stage " << place + 2 << " is not reduced";
             model.ready_all();
-            model.wait();
         };
-        Data data(7, 2, replica);
+        Data data(7, 4, replica);
         static_cast<void>(data.step(pipe));
-        EXPECT_EQ(model.synced_steps(), 1);
+        models.at(place + 2)->wait();
+        if (replica == 0) reduced[static_cast<size_t>(place)] = true;
+        models.at(place)->wait();
         std::array<Results, 2> alone;
         for (const int other : {0, 1}) {
-            Data theirs(7, 2, other);
+            Data theirs(7, 4, other);
             train_alone(pipe.schedule(), alone[static_cast<size_t>(other)], theirs.inputs, theirs.targets, theirs.rows);
         }
-        for (size_t i = 0; i < layer.dw.size(); ++i) {
-            EXPECT_EQ(model.grad(0).as<double>()[i],
-                      (alone[0].layers.at(stage).dw[i] + alone[1].layers.at(stage).dw[i]) / 2);
-        }
-        for (size_t i = 0; i < layer.db.size(); ++i) {
-            EXPECT_EQ(model.grad(1).as<double>()[i],
-                      (alone[0].layers.at(stage).db[i] + alone[1].layers.at(stage).db[i]) / 2);
+        const auto mean = [&](int stage, auto grad_of) {
+            Values sum = grad_of(alone[0].layers.at(stage));
+            const Values& other = grad_of(alone[1].layers.at(stage));
+            for (size_t i = 0; i < sum.size(); ++i) sum[i] = (sum[i] + other[i]) / 2;
+            return sum;
+        };
+        for (const int stage : own) {
+            const Ddp& model = *models.at(stage);
+            EXPECT_EQ(model.synced_steps(), 1);
+            EXPECT_THAT(model.grad(0).as<double>(), ElementsAreArray(mean(stage, [](auto& layer) { return layer.dw; })));
+            EXPECT_THAT(model.grad(1).as<double>(), ElementsAreArray(mean(stage, [](auto& layer) { return layer.db; })));
         }
     }));
 }
