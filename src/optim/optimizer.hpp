@@ -124,9 +124,9 @@ class Optimizer {
     void count_elsewhere(std::span<const size_t> params);
     [[nodiscard]] bool is_counted() const { return counted_; }
 
-    // `gate` is called before gradients or parameters are touched, and `before_step` instead of it before a step; they
-    // may throw INVALID_STATE, in which case nothing changes. `steps_now` is called when a step begins. They keep alive
-    // what they capture.
+    // `gate` is called before gradients or parameters are touched, and `before_step` instead of it before a step or a
+    // clip of gradients; they may throw INVALID_STATE, in which case nothing changes. `steps_now` is called when a step
+    // begins. They keep alive what they capture.
     void set_gate(std::function<void()> gate, std::function<void()> before_step = {},
                   std::function<void()> steps_now = {}) {
         gate_ = std::move(gate);

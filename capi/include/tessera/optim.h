@@ -186,7 +186,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_adamw(tsr_tp *tp, const tsr_adamw_options
  *  @param optimizer  borrowed for the call
  *  @return TSR_OK, INVALID_STATE (DDP: gradients are being reduced or, with synchronisation, none were reduced since
  *          the last step; FSDP: a unit is not sharded, or no gradients were reduced into the shards since the last
- *          step)
+ *          step; tensor parallelism: tsr_tp_sum_grads is needed and was not called since the last step)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_step(tsr_optimizer *optimizer);
 
@@ -214,7 +214,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_join(tsr_optimizer *optimizer, tsr
  *  @param p          the order of the norm: 2, any other number from 1, or infinity for the largest magnitude
  *  @param norm       out, may be NULL: the norm before scaling; infinite if there are infinities or NaN, which stay
  *                    unchanged
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (gradients are being reduced, or it steps in backward); over a
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (as tsr_optimizer_step, or it steps in backward); over a
  *          tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which, as with other collectives, fails
  *          the communicator). After INVALID_ARGUMENT and INVALID_STATE this rank has not entered the collective: it may
  *          call again; the others wait for it until their deadline and then name it
@@ -226,7 +226,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *opti
 /** Clamp every gradient to [-most, most]; NaN stays NaN. Call it before the step.
  *  @param optimizer  borrowed for the call
  *  @param most       finite, not negative
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (as tsr_optimizer_step, or it steps in backward)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer *optimizer, double most);
 

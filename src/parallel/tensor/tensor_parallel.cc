@@ -364,7 +364,7 @@ void TensorParallel::check_reduced_after(int64_t steps) const {
     throw Error(
         Code::invalid_state,
         fmt::format("rank {}: each rank has a part of the gradient of \"{}\" ({}), and the parts were not summed since "
-                    "the last step; call sum_grads before each step",
+                    "the last step; call sum_grads before you clip or step",
                     comm()->rank(), part->name, name_of(part->style)))
         .with_rank(comm()->rank());
 }
