@@ -96,6 +96,7 @@ def test_four_ranks() -> None:
         "frozen_stages",
         "evaluations",
         "exceptions_in_a_stage",
+        "declared_tensors",
         "wrong_batches",
         "wrong_stages",
     ]

@@ -672,6 +672,53 @@ def exceptions_in_a_stage() -> None:
         refused(ts.Aborted, "", lambda: step(schedule, mine, count, x, y))  # noqa: B023
 
 
+class Narrows(nn.Module):
+    """Leaves out a column of one micro-batch."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        return x[:, :4] if self.left == -1 else x
+
+
+def declared_tensors() -> None:
+    """`input_args` and `output_args`. Fewer rows are right; everything else that differs fails on every rank, and says
+    where."""
+    parts, last = 2 * ranks, ranks - 1
+    x, y = batch(2 * parts - 1)  # the last micro-batch has one row
+    right = torch.empty(2, 5, dtype=torch.float64)
+    model, whole = layers(ranks), layers(ranks)
+    _, expected = alone(whole, x, y, parts)
+    given: Any = {"input_args": right, "output_args": (right,)}
+    stage = PipelineStage(model[rank], rank, ranks, CPU, **given)
+    _, losses = step(schedule_of(pipelining, "1F1B", [stage], parts), [rank], ranks, x, y)
+    same_gradients(model[rank], whole[rank], "as declared")
+    if losses is not None:
+        same(losses, expected, "as declared")
+
+    def told_of(at: int, given: Any, part: int, text: str, evaluated: bool = False) -> None:
+        module = Narrows(2) if part == 2 and rank == at - 1 else model[rank]
+        stage = PipelineStage(module, rank, ranks, CPU, **(given if rank == at else {}))
+        schedule = schedule_of(pipelining, "1F1B", [stage], parts)
+        act = partial(schedule.eval, *([x] if rank == 0 else [])) if evaluated else None
+        error = failed(act or partial(step, schedule, [rank], ranks, x, y))
+        assert isinstance(error, ts.InvalidArgument if rank == at else ts.Aborted), repr(error)
+        assert f"stage {at}, micro-batch {part}, forward" in told(error), told(error)
+        assert text in told(error), told(error)
+
+    double, single = "a tensor of torch.float64 with shape ", "a tensor of torch.float32 with shape "
+    for at in (0, last):
+        told_of(at, {"input_args": right[:, :4]}, 0, f"input 0 of stage {at} is {double}(2, 5), but its input_args")
+        told_of(at, {"output_args": right.float()}, 0, f"its output_args declare {single}(2, 5)")
+        told_of(at, {"output_args": right[:1]}, 0, f"output_args declare {double}(1, 5)", evaluated=True)
+        told_of(at, {"input_args": right[0]}, 0, f"its input_args declare {double}(5,)")
+        told_of(at, {"input_args": (right, right)}, 0, f"stage {at} has 1 inputs, but its input_args declare 2")
+    told_of(1, {"input_args": right}, 2, f"is {double}(2, 4), but its input_args declare {double}(2, 5)")
+
+
 def wrong_batches() -> None:
     """An error on one rank fails the step on every rank."""
     x, y = batch(4 * ranks)
@@ -761,6 +808,7 @@ CHECKS = [
     traced_pipes,
     with_data_parallelism,
     exceptions_in_a_stage,
+    declared_tensors,
     wrong_batches,
     wrong_stages,
 ]
