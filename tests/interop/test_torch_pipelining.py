@@ -85,10 +85,10 @@ def test_two_ranks() -> None:
 
 
 def test_four_ranks() -> None:
-    """Pipelines of data-parallel stages, skip connections over two stages, and a sample of the rest."""
+    """Pipelines of data-parallel stages, skip connections over two stages, PyTorch's classes, and a sample of the
+    rest."""
     checks = [
         "schedules",
-        "pytorchs_schedules",
         "tensors_of_all_kinds",
         "split_by_the_program",
         "split_backwards",
@@ -100,7 +100,8 @@ def test_four_ranks() -> None:
         "wrong_batches",
         "wrong_stages",
     ]
-    run_ranks(JOBS, 4, "with_data_parallelism", "traced_pipes", *sample(checks, 4, "pipelining, 4 ranks"))
+    always = ("with_data_parallelism", "traced_pipes", "pytorchs_schedules")
+    run_ranks(JOBS, 4, *always, *sample(checks, 4, "pipelining, 4 ranks"))
 
 
 def test_one_and_three_ranks() -> None:
