@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,7 @@ def test_four_ranks() -> None:
 def test_one_and_three_ranks() -> None:
     run_ranks(JOBS, 1, "each_schedule_once", "evaluations")
     run_ranks(JOBS, 3, "each_schedule_once")
+
+
+def test_a_rank_that_dies_in_a_step_is_named_to_the_others() -> None:
+    run_ranks(JOBS, 2, "dies", ends={1: -signal.SIGKILL})

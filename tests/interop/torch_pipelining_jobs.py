@@ -1,6 +1,6 @@
 """What test_torch_pipelining.py runs: under torchrun's environment, one process a rank, on the backend "tessera".
 
-usage: torch_pipelining_jobs.py [CHECK...]
+usage: torch_pipelining_jobs.py [CHECK... | dies]
 
 Losses, outputs and gradients are compared with those of one process, which each rank computes too, and with PyTorch's
 own schedules over Gloo.
@@ -11,16 +11,19 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tessera as ts
 import torch
@@ -41,15 +44,15 @@ from tessera.torch.pipelining import (
     pipe_split,
     pipeline,
 )
-from tessera.torch.pipelining.schedules import _PipelineScheduleRuntime
+from tessera.torch.pipelining.schedules import _communicator_of, _PipelineScheduleRuntime
 from tessera.torch.tensors import CORE
 from torch import nn
 from torch.distributed import pipelining as theirs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+from torch_ranks import NOTICED_S, end, patience, refused, run_checks
 from torch_ranks import bits as bits_of_values
-from torch_ranks import end, patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -207,25 +210,31 @@ def pytorchs_schedules() -> None:
 
 
 def orders_of_the_program() -> None:
-    """A loaded order, which is that of 1F1B, in both formats."""
+    """Loaded orders in both formats, run by us and by PyTorch."""
     tessera = Path(sys.executable).with_name("tessera")
-    words = [tessera, "pipeline", "show", "--schedule", "1f1b", "--ranks", ranks, "--microbatches", 2 * ranks]
     x, y = batch(4 * ranks)
-    for kind, format in (("--csv", "compute_only"), ("--csv-comms", "compute_comms")):
-        csv = subprocess.run([*map(str, words), kind], capture_output=True, text=True, check=True).stdout
-        assert ("SEND_F" in csv) == (ranks > 1 and format == "compute_comms")
-        model, whole = layers(ranks), layers(ranks)
-        alone(whole, x, y, 2 * ranks)
-        schedule = _PipelineScheduleRuntime([PipelineStage(model[rank], rank, ranks, CPU)], 2 * ranks, F.mse_loss)
-        refused(ts.Unsupported, "custom functions", lambda: schedule.register_custom_function(None, None))  # noqa: B023
-        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-            file.write(csv)
-            file.flush()
-            schedule._load_csv(file.name, format)
-        step(schedule, [rank], ranks, x, y)
-        same_gradients(model[rank], whole[rank], f"loaded order, {format}")
-        peak = schedule.stats().peak_activations
-        assert peak == ranks - rank, (format, peak)  # GPipe's would be that of all micro-batches
+    for name, per_rank, in_v, peak in (("1f1b", 1, False, ranks - rank), ("zbv", 2, True, 2 * ranks)):
+        count, mine = per_rank * ranks, own_stages(per_rank, in_v)
+        words = [tessera, "pipeline", "show", "--schedule", name, "--ranks", ranks, "--microbatches", 2 * ranks]
+        for kind, format in (("--csv", "compute_only"), ("--csv-comms", "compute_comms")):
+            csv = subprocess.run([*map(str, words), kind], capture_output=True, text=True, check=True).stdout
+            assert ("SEND_F" in csv) == (ranks > 1 and format == "compute_comms")
+            for kind_of_schedule in (_PipelineScheduleRuntime, theirs.schedules._PipelineScheduleRuntime):
+                model, whole = layers(count), layers(count)
+                alone(whole, x, y, 2 * ranks)
+                stages = [PipelineStage(model[i], i, count, CPU) for i in mine]
+                schedule = kind_of_schedule(stages, 2 * ranks, F.mse_loss)
+                with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+                    file.write(csv)
+                    file.flush()
+                    schedule._load_csv(file.name, format)
+                step(schedule, mine, count, x, y)
+                for i in mine:
+                    same_gradients(model[i], whole[i], f"loaded order of {name}, {format}, {kind_of_schedule}")
+                if isinstance(schedule, _PipelineScheduleRuntime):
+                    found = schedule.stats().peak_activations
+                    assert found <= peak, (name, format, found)  # GPipe's: all micro-batches
+                    refused(ts.Unsupported, "custom fun", partial(schedule.register_custom_function, None, None))
 
 
 # ---------------------------------------------------------------- what stages exchange
@@ -669,6 +678,60 @@ def exceptions_in_a_stage() -> None:
         refused(ts.Aborted, "", lambda: step(schedule, mine, count, x, y))  # noqa: B023
 
 
+class Acts(nn.Module):
+    """Does something before the forward of a micro-batch, counted over all steps."""
+
+    def __init__(self, module: nn.Module, at: int, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.module, self.left, self.act = module, at, act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == -1:
+            self.act()
+        made: torch.Tensor = self.module(x)
+        return made
+
+
+def a_late_stage() -> None:
+    """The last rank ends a forward when the others have given it up: at their deadline they name it, and its stage."""
+    parts, last = 2 * ranks, ranks - 1
+    x, y = batch(2 * parts)
+
+    def given_up() -> None:
+        dist.monitored_barrier(group=gloo, timeout=timedelta(seconds=patience(40)))
+
+    module = layers(ranks)[rank]
+    stage = PipelineStage(Acts(module, parts, given_up) if rank == last else module, rank, ranks, CPU)
+    schedule = schedule_of(pipelining, "1F1B", [stage], parts)
+    step(schedule, [rank], ranks, x, y)
+    comm = _communicator_of(None)
+    before, comm.timeout = comm.timeout, patience(60) if rank == last else 0.6
+    assert before == patience(60), "the group's"
+    error = failed(lambda: step(schedule, [rank], ranks, x, y))
+    comm.timeout = before
+    assert isinstance(error, (ts.TesseraTimeout, ts.Aborted)), repr(error)
+    assert f"the gradient of micro-batch 0 from stage {last} on rank {last}, in vain for 0.6 s" in told(error)
+    if rank < last:
+        given_up()
+
+
+def dies() -> NoReturn:
+    """The last rank is killed in the middle of a step; the others are told where, and whom they lost."""
+    parts, last = 2 * ranks, ranks - 1
+    x, y = batch(2 * parts)
+    module = Acts(layers(ranks)[rank], parts + 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    stage = PipelineStage(module if rank == last else module.module, rank, ranks, CPU)
+    schedule = schedule_of(pipelining, "1F1B", [stage], parts)
+    step(schedule, [rank], ranks, x, y)
+    since = time.monotonic()
+    error = failed(lambda: step(schedule, [rank], ranks, x, y))
+    assert time.monotonic() - since < NOTICED_S
+    assert isinstance(error, ts.PeerLost), repr(error)
+    assert re.search(rf"stage \d.* micro-batch [01] .*stage {last} on rank {last}", told(error)), told(error)
+    os._exit(0)  # Gloo's store has lost a rank
+
+
 class Narrows(nn.Module):
     """Leaves out a column of one micro-batch."""
 
@@ -804,6 +867,7 @@ CHECKS = [
     traced_pipes,
     with_data_parallelism,
     exceptions_in_a_stage,
+    a_late_stage,
     declared_tensors,
     wrong_batches,
     wrong_stages,
@@ -815,6 +879,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("tessera", timeout=timedelta(seconds=patience(60)))
     gloo = dist.new_group(backend="gloo")
+    if sys.argv[1:] == ["dies"]:
+        dies()
     run_checks(CHECKS, sys.argv[1:], rank)
     dist.destroy_process_group()
     end()

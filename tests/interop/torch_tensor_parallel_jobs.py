@@ -343,7 +343,7 @@ def attention_heads() -> None:
         refused(ts.InvalidArgument, odd, lambda: parallelize_module(model, mesh, plan(2 * ranks, kv)))
     for name in ("wq", "wo"):
         cut = f"'attn.{name}' (plan key '*.{name}') has {width} features, which do not divide into {5 * ranks} heads"
-        refused(ts.InvalidArgument, cut, lambda: parallelize_module(model, mesh, plan(5 * ranks, None)))  # noqa: B023
+        refused(ts.InvalidArgument, cut, lambda: parallelize_module(model, mesh, plan(5 * ranks, None)))
     assert is_whole(model)
     if ranks > 1:  # the ranks compare heads, too
         heads = ranks if rank == 0 else 2 * ranks

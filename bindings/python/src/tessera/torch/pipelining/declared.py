@@ -1,4 +1,4 @@
-"""What a stage declares by `input_args` and `output_args`, beside the tensors of each micro-batch."""
+"""Compares the tensors of each micro-batch with those that a stage declares by `input_args` and `output_args`."""
 
 from __future__ import annotations
 

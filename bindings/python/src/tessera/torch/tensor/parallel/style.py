@@ -52,8 +52,8 @@ class ColwiseParallel(_TheirColwise):
     use_local_output : bool
         Return the output's local part as a plain tensor instead of a DTensor.
     heads : int, optional
-        The outputs are those of so many attention heads: `parallelize_module` refuses ranks that do not divide them.
-        Not in PyTorch.
+        The number of attention heads in the outputs: `parallelize_module` raises an error if the ranks do not divide
+        it. Not in PyTorch.
 
     Raises
     ------
@@ -100,7 +100,7 @@ class RowwiseParallel(_TheirRowwise):
     use_local_output : bool
         Return the output's local part as a plain tensor instead of a DTensor.
     heads : int, optional
-        The inputs are those of so many attention heads: `parallelize_module` refuses ranks that do not divide them.
+        The number of attention heads in the inputs: `parallelize_module` raises an error if the ranks do not divide it.
         Not in PyTorch.
 
     Raises
