@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -154,14 +155,16 @@ class WithCommunication {
     }
 
     std::vector<std::string> lines() {
-        for (bool any = true; any;) {
-            any = false;
-            for (size_t rank = 0; rank < lines_.size(); ++rank) {
-                const auto& order = schedule_.orders[rank];
-                if (next_[rank] == order.size() || !is_ready(order[next_[rank]])) continue;
-                perform(order[next_[rank]++]);
-                any = true;
+        for (size_t rank = 0; rank < lines_.size(); ++rank) this_round_.insert(rank);
+        while (!this_round_.empty()) {
+            while (!this_round_.empty()) {
+                turn_ = this_round_.extract(this_round_.begin()).value();
+                const auto& order = schedule_.orders[turn_];
+                if (next_[turn_] == order.size() || !is_ready(order[next_[turn_]])) continue;
+                perform(order[next_[turn_]++]);
+                next_round_.insert(turn_);
             }
+            this_round_.swap(next_round_);
         }
         for (const auto& order : schedule_.orders) {
             for (const Action& action : order) {
@@ -199,6 +202,8 @@ class WithCommunication {
         Action other = action;
         other.stage = static_cast<uint16_t>(action.stage + step);
         say(other, receive);
+        const auto receiver = static_cast<size_t>(schedule_.rank_of_stage[other.stage]);
+        (receiver > turn_ ? this_round_ : next_round_).insert(receiver);
     }
 
     void say(const Action& action, const char* what, bool of_microbatch = true) {
@@ -226,7 +231,7 @@ class WithCommunication {
         return schedule_.rank_of_stage[stage] == schedule_.rank_of_stage[other];
     }
     [[nodiscard]] size_t cell(const Action& action, int step) const {
-        return schedule_.cell(static_cast<size_t>(action.stage + step), action.microbatch);
+        return schedule_.cell(static_cast<size_t>(int64_t{action.stage} + step), action.microbatch);
     }
 
     const Schedule& schedule_;
@@ -236,6 +241,9 @@ class WithCommunication {
     std::vector<int> actions_of_stage_;  // all of them
     std::vector<bool> has_forward_;      // cells whose activations are there
     std::vector<bool> has_grads_;        // cells whose gradients of the input are there
+    size_t turn_ = 0;                    // the rank whose turn it is
+    std::set<size_t> this_round_;        // ranks that may be ready
+    std::set<size_t> next_round_;
 };
 
 std::vector<std::string> computations(const Schedule& schedule) {
