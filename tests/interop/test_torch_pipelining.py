@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,10 @@ def test_two_ranks() -> None:
 
 
 def test_four_ranks() -> None:
-    """Pipelines of data-parallel stages, skip connections over two stages, and a sample of the rest."""
+    """Pipelines of data-parallel stages, skip connections over two stages, PyTorch's classes, and a sample of the
+    rest."""
     checks = [
         "schedules",
-        "pytorchs_schedules",
         "tensors_of_all_kinds",
         "split_by_the_program",
         "split_backwards",
@@ -96,12 +97,18 @@ def test_four_ranks() -> None:
         "frozen_stages",
         "evaluations",
         "exceptions_in_a_stage",
+        "declared_tensors",
         "wrong_batches",
         "wrong_stages",
     ]
-    run_ranks(JOBS, 4, "with_data_parallelism", "traced_pipes", *sample(checks, 4, "pipelining, 4 ranks"))
+    always = ("with_data_parallelism", "traced_pipes", "pytorchs_schedules")
+    run_ranks(JOBS, 4, *always, *sample(checks, 4, "pipelining, 4 ranks"))
 
 
 def test_one_and_three_ranks() -> None:
     run_ranks(JOBS, 1, "each_schedule_once", "evaluations")
     run_ranks(JOBS, 3, "each_schedule_once")
+
+
+def test_a_rank_that_dies_in_a_step_is_named_to_the_others() -> None:
+    run_ranks(JOBS, 2, "dies", ends={1: -signal.SIGKILL})

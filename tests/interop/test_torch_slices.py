@@ -44,3 +44,8 @@ def test_fully_shard(tmp_path: Path) -> None:
         "fsdp_bad_input",
     ]
     run_ranks(JOBS, 4, tmp_path, *checks)
+
+
+def test_replicas_by_shards_by_slices(tmp_path: Path) -> None:
+    """With two of each."""
+    run_ranks(JOBS, 8, tmp_path, "fsdp_with_replicas")

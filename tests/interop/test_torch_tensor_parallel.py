@@ -23,7 +23,8 @@ JOBS = Path(__file__).with_name("torch_tensor_parallel_jobs.py")
 
 @pytest.mark.parametrize("name", theirs.__all__)
 def test_signatures_are_pytorchs(name: str) -> None:
-    """`parallelize_module` has one argument more."""
+    """Some have one argument more."""
+    more = {"parallelize_module": ["strict"], "ColwiseParallel": ["heads"], "RowwiseParallel": ["heads"]}
 
     def signature(module: Any) -> list[tuple[str, Any, Any]]:
         thing: Callable[..., Any] = getattr(module, name)
@@ -31,7 +32,7 @@ def test_signatures_are_pytorchs(name: str) -> None:
 
     expected, got = signature(theirs), signature(ours)
     assert got[: len(expected)] == expected
-    assert [extra for extra, _, _ in got[len(expected) :]] == (["strict"] if name == "parallelize_module" else [])
+    assert [extra for extra, _, _ in got[len(expected) :]] == more.get(name, [])
 
 
 def test_every_name_is_there() -> None:
@@ -71,6 +72,7 @@ def test_two_ranks() -> None:
 def test_other_numbers_of_ranks(ranks: int) -> None:
     checks = [
         "linear_layers",
+        "attention_heads",
         "embeddings",
         "losses",
         "llama",

@@ -1,6 +1,6 @@
 """What test_torch_pipelining.py runs: under torchrun's environment, one process a rank, on the backend "tessera".
 
-usage: torch_pipelining_jobs.py [CHECK...]
+usage: torch_pipelining_jobs.py [CHECK... | dies]
 
 Losses, outputs and gradients are compared with those of one process, which each rank computes too, and with PyTorch's
 own schedules over Gloo.
@@ -11,16 +11,19 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tessera as ts
 import torch
@@ -41,15 +44,15 @@ from tessera.torch.pipelining import (
     pipe_split,
     pipeline,
 )
-from tessera.torch.pipelining.schedules import _PipelineScheduleRuntime
+from tessera.torch.pipelining.schedules import _communicator_of, _PipelineScheduleRuntime
 from tessera.torch.tensors import CORE
 from torch import nn
 from torch.distributed import pipelining as theirs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+from torch_ranks import NOTICED_S, end, patience, refused, run_checks
 from torch_ranks import bits as bits_of_values
-from torch_ranks import end, patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -184,51 +187,54 @@ def check_schedule(name: str, per_rank: int, in_v: bool, parts: int, rows: int, 
 
 
 def pytorchs_schedules() -> None:
-    """The same program with PyTorch's classes over Gloo, from the same seed."""
-    for name, per_rank in (("1F1B", 1), ("Interleaved1F1B", 2)):
-        count, mine, parts = per_rank * ranks, own_stages(per_rank, False), 2 * ranks
+    """The same program with our classes, with PyTorch's over Gloo, and with PyTorch's over "tessera", from the same
+    seed: the outputs, losses and gradients are the same."""
+    from sampling import sample  # torch_ranks has made it known
+
+    chosen = SCHEDULES if ranks == 2 else sample(SCHEDULES, 2, f"PyTorch's schedules, {ranks} ranks")
+    for name, per_rank, in_v in chosen:
+        count, mine, parts = per_rank * ranks, own_stages(per_rank, in_v), 2 * ranks
         x, y = batch(2 * parts)
+        whole = layers(count)
+        alone(whole, x, y, parts)
         results = []
-        for module in (pipelining, theirs):
+        for module, group in ((theirs, gloo), (theirs, None), (pipelining, gloo)):
             model = layers(count)
-            stages = [module.PipelineStage(model[i], i, count, CPU, group=gloo) for i in mine]
-            results.append((step(schedule_of(module, name, stages, parts), mine, count, x, y), model))
-        (ours, our_model), (others, their_model) = results
-        if ours[1] is not None:
-            same([ours[0], *ours[1]], [others[0].detach(), *(one.detach() for one in others[1])], name)
-        for i in mine:
-            same_gradients(our_model[i], their_model[i], name)
-
-
-def pytorchs_own_classes() -> None:
-    """PyTorch's pipelining, unmodified, over process groups of "tessera"."""
-    x, y = batch(4 * ranks)
-    model, whole = layers(ranks), layers(ranks)
-    _, expected = alone(whole, x, y, 2 * ranks)
-    stage = theirs.PipelineStage(model[rank], rank, ranks, CPU)
-    _, losses = step(schedule_of(theirs, "1F1B", [stage], 2 * ranks), [rank], ranks, x, y)
-    if losses is not None:
-        same([one.detach() for one in losses], expected, "PyTorch's 1F1B over tessera")
-    same_gradients(model[rank], whole[rank], "PyTorch's 1F1B over tessera")
+            stages = [module.PipelineStage(model[i], i, count, CPU, group=group) for i in mine]
+            output, losses = step(schedule_of(module, name, stages, parts), mine, count, x, y)
+            values = [] if losses is None else [one.detach() for one in (output, *losses)]
+            results.append((values, [param.grad for i in mine for param in model[i].parameters()]))
+        same(results[0], results[1], f"PyTorch's {name} over tessera and Gloo", rtol=0, atol=0)
+        same(results[0], results[2], f"ours and PyTorch's {name}")
+        same(results[2][1], [param.grad for i in mine for param in whole[i].parameters()], f"{name} and one process")
 
 
 def orders_of_the_program() -> None:
-    """A loaded order, which is that of 1F1B."""
+    """Loaded orders in both formats, run by us and by PyTorch."""
     tessera = Path(sys.executable).with_name("tessera")
-    words = [tessera, "pipeline", "show", "--schedule", "1f1b", "--csv", "--ranks", ranks, "--microbatches", 2 * ranks]
-    csv = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True).stdout
     x, y = batch(4 * ranks)
-    model, whole = layers(ranks), layers(ranks)
-    alone(whole, x, y, 2 * ranks)
-    schedule = _PipelineScheduleRuntime([PipelineStage(model[rank], rank, ranks, CPU)], 2 * ranks, F.mse_loss)
-    refused(ts.Unsupported, "custom functions", lambda: schedule.register_custom_function(None, None))
-    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-        file.write(csv)
-        file.flush()
-        refused(ts.Unsupported, "only compute_only", lambda: schedule._load_csv(file.name, "compute_comms"))
-        schedule._load_csv(file.name)
-    step(schedule, [rank], ranks, x, y)
-    same_gradients(model[rank], whole[rank], "loaded order")
+    for name, per_rank, in_v, peak in (("1f1b", 1, False, ranks - rank), ("zbv", 2, True, 2 * ranks)):
+        count, mine = per_rank * ranks, own_stages(per_rank, in_v)
+        words = [tessera, "pipeline", "show", "--schedule", name, "--ranks", ranks, "--microbatches", 2 * ranks]
+        for kind, format in (("--csv", "compute_only"), ("--csv-comms", "compute_comms")):
+            csv = subprocess.run([*map(str, words), kind], capture_output=True, text=True, check=True).stdout
+            assert ("SEND_F" in csv) == (ranks > 1 and format == "compute_comms")
+            for kind_of_schedule in (_PipelineScheduleRuntime, theirs.schedules._PipelineScheduleRuntime):
+                model, whole = layers(count), layers(count)
+                alone(whole, x, y, 2 * ranks)
+                stages = [PipelineStage(model[i], i, count, CPU) for i in mine]
+                schedule = kind_of_schedule(stages, 2 * ranks, F.mse_loss)
+                with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+                    file.write(csv)
+                    file.flush()
+                    schedule._load_csv(file.name, format)
+                step(schedule, mine, count, x, y)
+                for i in mine:
+                    same_gradients(model[i], whole[i], f"loaded order of {name}, {format}, {kind_of_schedule}")
+                if isinstance(schedule, _PipelineScheduleRuntime):
+                    found = schedule.stats().peak_activations
+                    assert found <= peak, (name, format, found)  # GPipe's: all micro-batches
+                    refused(ts.Unsupported, "custom fun", partial(schedule.register_custom_function, None, None))
 
 
 # ---------------------------------------------------------------- what stages exchange
@@ -672,6 +678,107 @@ def exceptions_in_a_stage() -> None:
         refused(ts.Aborted, "", lambda: step(schedule, mine, count, x, y))  # noqa: B023
 
 
+class Acts(nn.Module):
+    """Does something before the forward of a micro-batch, counted over all steps."""
+
+    def __init__(self, module: nn.Module, at: int, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.module, self.left, self.act = module, at, act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == -1:
+            self.act()
+        made: torch.Tensor = self.module(x)
+        return made
+
+
+def a_late_stage() -> None:
+    """The last rank ends a forward when the others have given it up: at their deadline they name it, and its stage."""
+    parts, last = 2 * ranks, ranks - 1
+    x, y = batch(2 * parts)
+
+    def given_up() -> None:
+        dist.monitored_barrier(group=gloo, timeout=timedelta(seconds=patience(40)))
+
+    module = layers(ranks)[rank]
+    stage = PipelineStage(Acts(module, parts, given_up) if rank == last else module, rank, ranks, CPU)
+    schedule = schedule_of(pipelining, "1F1B", [stage], parts)
+    step(schedule, [rank], ranks, x, y)
+    comm = _communicator_of(None)
+    before, comm.timeout = comm.timeout, patience(60) if rank == last else 0.6
+    assert before == patience(60), "the group's"
+    error = failed(lambda: step(schedule, [rank], ranks, x, y))
+    comm.timeout = before
+    assert isinstance(error, (ts.TesseraTimeout, ts.Aborted)), repr(error)
+    assert f"the gradient of micro-batch 0 from stage {last} on rank {last}, in vain for 0.6 s" in told(error)
+    if rank < last:
+        given_up()
+
+
+def dies() -> NoReturn:
+    """The last rank is killed in the middle of a step; the others are told where, and whom they lost."""
+    parts, last = 2 * ranks, ranks - 1
+    x, y = batch(2 * parts)
+    module = Acts(layers(ranks)[rank], parts + 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    stage = PipelineStage(module if rank == last else module.module, rank, ranks, CPU)
+    schedule = schedule_of(pipelining, "1F1B", [stage], parts)
+    step(schedule, [rank], ranks, x, y)
+    since = time.monotonic()
+    error = failed(lambda: step(schedule, [rank], ranks, x, y))
+    assert time.monotonic() - since < NOTICED_S
+    assert isinstance(error, ts.PeerLost), repr(error)
+    assert re.search(rf"stage \d.* micro-batch [01] .*stage {last} on rank {last}", told(error)), told(error)
+    os._exit(0)  # Gloo's store has lost a rank
+
+
+class Narrows(nn.Module):
+    """Leaves out a column of one micro-batch."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        return x[:, :4] if self.left == -1 else x
+
+
+def declared_tensors() -> None:
+    """`input_args` and `output_args`. Fewer rows are right; everything else that differs fails on every rank, and says
+    where."""
+    parts, last = 2 * ranks, ranks - 1
+    x, y = batch(2 * parts - 1)  # the last micro-batch has one row
+    right = torch.empty(2, 5, dtype=torch.float64)
+    model, whole = layers(ranks), layers(ranks)
+    _, expected = alone(whole, x, y, parts)
+    given: Any = {"input_args": right, "output_args": (right,)}
+    stage = PipelineStage(model[rank], rank, ranks, CPU, **given)
+    _, losses = step(schedule_of(pipelining, "1F1B", [stage], parts), [rank], ranks, x, y)
+    same_gradients(model[rank], whole[rank], "as declared")
+    if losses is not None:
+        same(losses, expected, "as declared")
+
+    def told_of(at: int, given: Any, part: int, text: str, evaluated: bool = False) -> None:
+        module = Narrows(2) if part == 2 and rank == at - 1 else model[rank]
+        stage = PipelineStage(module, rank, ranks, CPU, **(given if rank == at else {}))
+        schedule = schedule_of(pipelining, "1F1B", [stage], parts)
+        act = partial(schedule.eval, *([x] if rank == 0 else [])) if evaluated else None
+        error = failed(act or partial(step, schedule, [rank], ranks, x, y))
+        assert isinstance(error, ts.InvalidArgument if rank == at else ts.Aborted), repr(error)
+        assert f"stage {at}, micro-batch {part}, forward" in told(error), told(error)
+        assert text in told(error), told(error)
+
+    double, single = "a tensor of torch.float64 with shape ", "a tensor of torch.float32 with shape "
+    for at in (0, last):
+        told_of(at, {"input_args": right[:, :4]}, 0, f"input 0 of stage {at} is {double}(2, 5), but its input_args")
+        told_of(at, {"output_args": right.float()}, 0, f"its output_args declare {single}(2, 5)")
+        told_of(at, {"output_args": right[:1]}, 0, f"output_args declare {double}(1, 5)", evaluated=True)
+        told_of(at, {"input_args": right[0]}, 0, f"its input_args declare {double}(5,)")
+        told_of(at, {"input_args": (right, right)}, 0, f"stage {at} has 1 inputs, but its input_args declare 2")
+    told_of(1, {"input_args": right}, 2, f"is {double}(2, 4), but its input_args declare {double}(2, 5)")
+
+
 def wrong_batches() -> None:
     """An error on one rank fails the step on every rank."""
     x, y = batch(4 * ranks)
@@ -747,7 +854,6 @@ CHECKS = [
     schedules,
     each_schedule_once,
     pytorchs_schedules,
-    pytorchs_own_classes,
     orders_of_the_program,
     tensors_of_all_kinds,
     split_by_the_program,
@@ -761,6 +867,8 @@ CHECKS = [
     traced_pipes,
     with_data_parallelism,
     exceptions_in_a_stage,
+    a_late_stage,
+    declared_tensors,
     wrong_batches,
     wrong_stages,
 ]
@@ -771,6 +879,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("tessera", timeout=timedelta(seconds=patience(60)))
     gloo = dist.new_group(backend="gloo")
+    if sys.argv[1:] == ["dies"]:
+        dies()
     run_checks(CHECKS, sys.argv[1:], rank)
     dist.destroy_process_group()
     end()

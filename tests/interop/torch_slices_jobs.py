@@ -1,4 +1,4 @@
-"""What test_torch_slices.py runs: under torchrun's environment, four processes, on the backend "tessera".
+"""What test_torch_slices.py runs: under torchrun's environment, four or eight processes, on the backend "tessera".
 
 usage: torch_slices_jobs.py DIRECTORY [CHECK...]
 
@@ -462,10 +462,11 @@ def fsdp_without_values_until_later() -> None:
 
 def fsdp_with_replicas() -> None:
     """Replicas by shards by slices. (PyTorch takes seconds to plan how a tensor on such a mesh becomes full.)"""
-    for shape in ((2, 1, 2), (1, 2, 2)):
+    for shape in ((2, 1, 2), (1, 2, 2)) if ranks == 4 else ((2, 2, 2),):
         three = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards", "tp"))
         model, reference = sharded(sliced(mesh=three["tp"]), three["replicas", "shards"]), whole()
-        for one, x in ((model, mine(batch(0))), (reference, batch(0))):
+        own = batch(0).chunk(ranks // 2)[rank // 2]
+        for one, x in ((model, own), (reference, batch(0))):
             optimizer = torch.optim.SGD(one.parameters(), lr=1.0)
             one(x).square().mean().backward()
             clip_grad_norm_(one.parameters(), 0.5)

@@ -325,6 +325,36 @@ def modules_that_cannot() -> None:
     assert model.layers[1].applied
 
 
+def attention_heads() -> None:
+    """Heads and KV heads that the ranks do not divide are named, before anything changes."""
+    width, kv = 12 * ranks, ranks + 1
+
+    def layer() -> Any:
+        sizes = {"wq": (width, width), "wk": (width, kv * 3), "wo": (width, width)}
+        return nn.ModuleDict({"attn": nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})})
+
+    def plan(heads: int, of_kv: int | None) -> dict[str, ParallelStyle]:
+        columns, rows = ColwiseParallel(heads=heads), RowwiseParallel(heads=heads)
+        return {"*.wq": columns, "*.wk": ColwiseParallel(heads=of_kv), "*.wo": rows}
+
+    model = layer()
+    if ranks > 1:
+        odd = f"'attn.wk' (plan key '*.wk') has {kv} heads, which do not divide over {ranks} ranks"
+        refused(ts.InvalidArgument, odd, lambda: parallelize_module(model, mesh, plan(2 * ranks, kv)))
+    for name in ("wq", "wo"):
+        cut = f"'attn.{name}' (plan key '*.{name}') has {width} features, which do not divide into {5 * ranks} heads"
+        refused(ts.InvalidArgument, cut, lambda: parallelize_module(model, mesh, plan(5 * ranks, None)))
+    assert is_whole(model)
+    if ranks > 1:  # the ranks compare heads, too
+        heads = ranks if rank == 0 else 2 * ranks
+        refused(ts.Mismatch, f"heads={heads})", lambda: parallelize_module(model, mesh, plan(heads, None)))
+    for wrong in (0, -1, 2.0, True):
+        for style in (ColwiseParallel, RowwiseParallel):
+            refused(ts.InvalidArgument, f"heads is {wrong!r}", partial(style, heads=wrong))
+    parallelize_module(model, mesh, plan(2 * ranks, None))
+    assert model["attn"]["wq"].weight.to_local().shape == (12, width)
+
+
 def fsdp_comes_later() -> None:
     for fully_shard in (their_fsdp.fully_shard, our_fsdp.fully_shard):
         model = Net()
@@ -982,6 +1012,7 @@ CHECKS = [
     tied_embeddings,
     keys,
     modules_that_cannot,
+    attention_heads,
     fsdp_comes_later,
     meshes,
     ranks_that_differ,

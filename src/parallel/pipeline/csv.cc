@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <map>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "parallel/pipeline/schedule.hpp"
@@ -134,54 +136,131 @@ void complete(Schedule& schedule) {
     }
 }
 
-// The computations of an order with what a trainer sends and gathers around them.
-std::vector<std::string> with_communication(const Schedule& schedule, int rank) {
-    const auto& order = schedule.orders[static_cast<size_t>(rank)];
-    const int last = schedule.stages() - 1;
-    const auto is_here = [&](int stage) { return schedule.rank_of_stage[static_cast<size_t>(stage)] == rank; };
-    std::map<int, int> left;  // actions of each stage
-    for (const Action& action : order) ++left[action.stage];
-    std::set<int> begun;
-    std::vector<std::string> cells;
-    std::vector<std::string> waits;  // for sends: a message leaves while the rank goes on
-    for (const Action& action : order) {
-        const int stage = action.stage;
-        const auto say = [&](std::string_view what) {
-            cells.push_back(fmt::format("{}{}{}", stage, what, action.microbatch));
-        };
-        const auto send = [&](std::string_view what) {
-            say(what);
-            waits.push_back(fmt::format("{}WAIT_{}{}", stage, what, action.microbatch));
-        };
-        const bool forward = action.work == Work::forward;
-        const bool gives_input = action.work == Work::backward || action.work == Work::backward_input;
-        if (begun.insert(stage).second) cells.push_back(fmt::format("{}UNSHARD", stage));
-        if (forward && stage > 0 && !is_here(stage - 1)) say("RECV_F");
-        if (gives_input && stage < last && !is_here(stage + 1)) say("RECV_B");
-        cells.push_back(text_of(action));
-        if (forward && stage < last && !is_here(stage + 1)) send("SEND_F");
-        if (gives_input && stage > 0 && !is_here(stage - 1)) send("SEND_B");
-        if (--left[action.stage] == 0) {
-            cells.push_back(fmt::format("{}RESHARD", stage));
-            cells.push_back(fmt::format("{}REDUCE_GRAD", stage));
+// The computations of all ranks with what a trainer sends and gathers around them. Ranks take turns, and where one
+// sends, the receive goes to the end of what the other rank has by then: so two ranks agree on the order of all their
+// messages, which NCCL needs.
+class WithCommunication {
+   public:
+    explicit WithCommunication(const Schedule& schedule)
+        : schedule_(schedule),
+          lines_(schedule.orders.size()),
+          next_(schedule.orders.size()),
+          left_(schedule.rank_of_stage.size()),
+          has_forward_(schedule.cells()),
+          has_grads_(schedule.cells()) {
+        for (const auto& order : schedule_.orders) {
+            for (const Action& action : order) ++left_[action.stage];
         }
+        actions_of_stage_ = left_;
     }
-    cells.insert(cells.end(), waits.begin(), waits.end());
-    return cells;
-}
 
-std::vector<std::string> computations(const Schedule& schedule, int rank) {
-    const auto& order = schedule.orders[static_cast<size_t>(rank)];
-    std::vector<std::string> cells;
-    for (size_t i = 0; i < order.size(); ++i) {
-        if (order[i].overlaps_next) {
-            cells.push_back(fmt::format("({};{})OVERLAP_F_B", text_of(order[i]), text_of(order[i + 1])));
-            ++i;
-        } else {
-            cells.push_back(text_of(order[i]));
+    std::vector<std::string> lines() {
+        for (size_t rank = 0; rank < lines_.size(); ++rank) this_round_.insert(rank);
+        while (!this_round_.empty()) {
+            while (!this_round_.empty()) {
+                turn_ = this_round_.extract(this_round_.begin()).value();
+                const auto& order = schedule_.orders[turn_];
+                if (next_[turn_] == order.size() || !is_ready(order[next_[turn_]])) continue;
+                perform(order[next_[turn_]++]);
+                next_round_.insert(turn_);
+            }
+            this_round_.swap(next_round_);
+        }
+        for (const auto& order : schedule_.orders) {
+            for (const Action& action : order) {
+                if (sends_grads(action)) say(action, "WAIT_SEND_B");
+            }
+        }
+        return std::move(lines_);
+    }
+
+   private:
+    [[nodiscard]] bool is_ready(const Action& action) const {
+        if (action.work == Work::forward) return action.stage == 0 || has_forward_[cell(action, -1)];
+        return !gives_grads(action) || is_last(action) || has_grads_[cell(action, 1)];
+    }
+
+    void perform(const Action& action) {
+        const size_t stage = action.stage;
+        if (left_[stage] == actions_of_stage_[stage]) say(action, "UNSHARD", false);
+        add(action.stage, text_of(action));
+        if (action.work == Work::forward) {
+            has_forward_[cell(action, 0)] = true;
+            if (sends_activations(action)) exchange(action, "SEND_F", 1, "RECV_F");
+        } else if (gives_grads(action)) {
+            has_grads_[cell(action, 0)] = true;
+            if (sends_activations(action)) say(action, "WAIT_SEND_F");  // its receiver has sent what came of it
+            if (sends_grads(action)) exchange(action, "SEND_B", -1, "RECV_B");
+        }
+        if (--left_[stage] == 0) {
+            for (const char* what : {"REDUCE_GRAD", "WAIT_REDUCE_GRAD", "RESHARD"}) say(action, what, false);
         }
     }
-    return cells;
+
+    void exchange(const Action& action, const char* send, int step, const char* receive) {
+        say(action, send);
+        Action other = action;
+        other.stage = static_cast<uint16_t>(action.stage + step);
+        say(other, receive);
+        const auto receiver = static_cast<size_t>(schedule_.rank_of_stage[other.stage]);
+        (receiver > turn_ ? this_round_ : next_round_).insert(receiver);
+    }
+
+    void say(const Action& action, const char* what, bool of_microbatch = true) {
+        const std::string microbatch = of_microbatch ? std::to_string(action.microbatch) : "";
+        add(action.stage, fmt::format("{}{}{}", action.stage, what, microbatch));
+    }
+
+    void add(size_t stage, const std::string& cell) {
+        std::string& line = lines_[static_cast<size_t>(schedule_.rank_of_stage[stage])];
+        if (!line.empty()) line += ',';
+        line += cell;
+    }
+
+    [[nodiscard]] static bool gives_grads(const Action& action) {
+        return action.work == Work::backward || action.work == Work::backward_input;
+    }
+    [[nodiscard]] bool is_last(const Action& action) const { return action.stage + 1 == schedule_.stages(); }
+    [[nodiscard]] bool sends_activations(const Action& action) const {
+        return !is_last(action) && !together(action.stage, action.stage + size_t{1});
+    }
+    [[nodiscard]] bool sends_grads(const Action& action) const {
+        return gives_grads(action) && action.stage > 0 && !together(action.stage, action.stage - size_t{1});
+    }
+    [[nodiscard]] bool together(size_t stage, size_t other) const {
+        return schedule_.rank_of_stage[stage] == schedule_.rank_of_stage[other];
+    }
+    [[nodiscard]] size_t cell(const Action& action, int step) const {
+        return schedule_.cell(static_cast<size_t>(int64_t{action.stage} + step), action.microbatch);
+    }
+
+    const Schedule& schedule_;
+    std::vector<std::string> lines_;
+    std::vector<size_t> next_;           // of each rank
+    std::vector<int> left_;              // actions of each stage
+    std::vector<int> actions_of_stage_;  // all of them
+    std::vector<bool> has_forward_;      // cells whose activations are there
+    std::vector<bool> has_grads_;        // cells whose gradients of the input are there
+    size_t turn_ = 0;                    // the rank whose turn it is
+    std::set<size_t> this_round_;        // ranks that may be ready
+    std::set<size_t> next_round_;
+};
+
+std::vector<std::string> computations(const Schedule& schedule) {
+    std::vector<std::string> lines;
+    for (const auto& order : schedule.orders) {
+        std::string& line = lines.emplace_back();
+        for (size_t i = 0; i < order.size(); ++i) {
+            if (i > 0) line += ',';
+            if (order[i].overlaps_next) {
+                line += fmt::format("({};{})OVERLAP_F_B", text_of(order[i]), text_of(order[i + 1]));
+                ++i;
+            } else {
+                line += text_of(order[i]);
+            }
+        }
+    }
+    return lines;
 }
 
 }  // namespace
@@ -214,10 +293,9 @@ Schedule from_csv(std::string_view text) {
 
 std::string to_csv(const Schedule& schedule, Csv format) {
     std::string text;
-    for (int rank = 0; rank < schedule.ranks(); ++rank) {
-        const std::vector<std::string> cells =
-            format == Csv::compute_only ? computations(schedule, rank) : with_communication(schedule, rank);
-        for (size_t i = 0; i < cells.size(); ++i) text += fmt::format("{}{}", i == 0 ? "" : ",", cells[i]);
+    for (const std::string& line :
+         format == Csv::compute_only ? computations(schedule) : WithCommunication(schedule).lines()) {
+        text += line;
         text += '\n';
     }
     return text;

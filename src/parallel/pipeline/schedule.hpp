@@ -76,6 +76,7 @@ void validate(const Schedule& schedule);
 // Throws INVALID_ARGUMENT naming line and cell; the result is validated.
 [[nodiscard]] Schedule from_csv(std::string_view text);
 enum class Csv { compute_only, compute_comms };
+// Of a valid schedule.
 [[nodiscard]] std::string to_csv(const Schedule& schedule, Csv format);
 inline constexpr size_t max_csv_bytes = size_t{256} << 20;
 

@@ -148,11 +148,12 @@ TEST_F(Csvs, BothFormatsOfPyTorchAreRead) {
 
 TEST_F(Csvs, CommunicationStandsAroundWhatNeedsIt) {
     EXPECT_EQ(to_csv(make_schedule("gpipe", 2, 1, 1), Csv::compute_comms),
-              "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0RESHARD,0REDUCE_GRAD,0WAIT_SEND_F0\n"
-              "1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD,1REDUCE_GRAD,1WAIT_SEND_B0\n");
+              "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n"
+              "1RECV_F0,1UNSHARD,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD,1WAIT_SEND_B0\n");
     // Between two stages of one rank nothing is sent.
     EXPECT_EQ(to_csv(make_schedule("zbv", 1, 2, 1), Csv::compute_comms),
-              "0UNSHARD,0F0,1UNSHARD,1F0,1I0,1W0,1RESHARD,1REDUCE_GRAD,0I0,0W0,0RESHARD,0REDUCE_GRAD\n");
+              "0UNSHARD,0F0,1UNSHARD,1F0,1I0,1W0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD,"
+              "0I0,0W0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n");
 }
 
 TEST_F(Csvs, FaultsAreNamedWithTheirPlace) {

@@ -32,6 +32,7 @@ from ...pipeline import StageCall
 from ...tensor import DType
 from ..ddp import DistributedDataParallel
 from ..tensors import CORE, dtype_name, of_core
+from .declared import check_declared
 from .routes import Routes
 from .split import finish_weights, grads_of_inputs
 
@@ -173,8 +174,10 @@ class Runner:
         for one in received:
             one.requires_grad_(call.training and one.dtype in _WITH_GRADIENT)
         args = batch.args[which] if call.stage == 0 else self._routes.args_of(call.stage, tuple(received))
+        check_declared(stage, "input", args)
         with torch.enable_grad() if call.training else torch.no_grad():
             output = self._compute(stage, which, args, batch.kwargs[which])
+        check_declared(stage, "output", output)
         if stage.is_last:
             self._finish(call, stage, received, output)
             return

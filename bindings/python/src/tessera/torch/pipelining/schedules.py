@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.distributed.pipelining import schedules as _theirs
@@ -292,14 +292,15 @@ class PipelineScheduleMulti(_Run, _theirs.PipelineScheduleMulti):
     def _own_stages(self) -> list[Any]:
         return list(self._stages)
 
-    def _prepare_schedule_with_comms(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the executor sends when something is computed."""
+    def _prepare_schedule_with_comms(self, actions: dict[int, list[Any]], format: str = "compute_only") -> None:
+        """Leave out all communication: the executor sends when something is computed."""
+        if format == "compute_comms":
+            self.pipeline_order = {rank: [one for one in some if one.is_compute_op] for rank, some in actions.items()}
+            self._validate_and_set_stage_mapping(self.pipeline_order)
 
-    def _load_csv(self, filename: str, format: str = "compute_only") -> None:
-        """Load an order of computations. Call it before the first step."""
-        if format != "compute_only":
-            raise Unsupported(f"format {format!r}: only compute_only, because the executor places communication itself")
-        super()._load_csv(filename, "compute_only")
+    def _load_csv(self, filename: str, format: Literal["compute_only", "compute_comms"] = "compute_only") -> None:
+        """Load an order of computations, in either format of PyTorch. Call it before the first step."""
+        super()._load_csv(filename, format)
         self._order = None
 
     def register_custom_function(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -23,6 +23,7 @@ from ....errors import InvalidArgument, InvalidState, Unsupported
 from .embedding import can_look_up
 from .indices import share_of
 from .plan import Place
+from .style import ColwiseParallel as OurColwise
 from .style import RowwiseParallel, SequenceParallel
 
 __all__ = ["Shared", "check", "describe_modules", "shared_parameters"]
@@ -49,7 +50,7 @@ def check(root: nn.Module, places: Sequence[Place], mesh: DeviceMesh) -> None:
     InvalidState
         FSDP manages parameters already, or a style was applied before.
     InvalidArgument
-        Two styles shard one parameter; a table has too few rows for the ranks.
+        Two styles shard one parameter; the ranks do not divide attention heads; a table has too few rows for the ranks.
     """
     wrong = [
         f"{place}: {type(place.style).__name__} of a {type(place.module).__name__}"
@@ -60,6 +61,7 @@ def check(root: nn.Module, places: Sequence[Place], mesh: DeviceMesh) -> None:
         raise Unsupported(f"only nn.Linear and nn.Embedding can be sharded by columns or rows: {'; '.join(wrong)}")
     _check_order(root, places, mesh)
     _check_once(places)
+    _check_heads(places, mesh)
     for place in places:
         _check_rows(place, mesh)
 
@@ -115,6 +117,25 @@ def _check_once(places: Sequence[Place]) -> None:
             other = taken.setdefault((id(module), name), place)
             if other is not place:
                 raise InvalidArgument(f"two styles shard the parameter {name!r} of {place}: the other is of {other}")
+
+
+def _check_heads(places: Sequence[Place], mesh: DeviceMesh) -> None:
+    wrong = []
+    for place in places:
+        heads = place.style.heads if isinstance(place.style, (OurColwise, RowwiseParallel)) else None
+        if heads is None:
+            continue
+        size = next(
+            module._parameters[name].shape[placement.dim]
+            for (module, name), placement in _placements(place)
+            if name == "weight"
+        )
+        if size % heads != 0:
+            wrong.append(f"{place} has {size} features, which do not divide into {heads} heads")
+        elif heads % mesh.size() != 0:
+            wrong.append(f"{place} has {heads} heads, which do not divide over {mesh.size()} ranks")
+    if wrong:
+        raise InvalidArgument(f"each rank must have the same number of complete attention heads: {'; '.join(wrong)}")
 
 
 def _check_rows(place: Place, mesh: DeviceMesh) -> None:

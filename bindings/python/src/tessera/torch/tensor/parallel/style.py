@@ -51,7 +51,29 @@ class ColwiseParallel(_TheirColwise):
         What the output will be, by default ``Shard(-1)``.
     use_local_output : bool
         Return the output's local part as a plain tensor instead of a DTensor.
+    heads : int, optional
+        The number of attention heads in the outputs: `parallelize_module` raises an error if the ranks do not divide
+        it. Not in PyTorch.
+
+    Raises
+    ------
+    InvalidArgument
+        `heads` is not a number from 1.
     """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        heads: int | None = None,
+    ) -> None:
+        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
+        self.heads = _checked_heads(heads)
+
+    def __repr__(self) -> str:
+        return _with_heads(super().__repr__(), self.heads)
 
     def _partition_linear_fn(self, name: str, module: nn.Linear, device_mesh: DeviceMesh) -> None:
         """On one rank an output of one column stays replicated, which is the same there: PyTorch's backward of the bias
@@ -77,11 +99,15 @@ class RowwiseParallel(_TheirRowwise):
         What the output will be, by default ``Replicate()``.
     use_local_output : bool
         Return the output's local part as a plain tensor instead of a DTensor.
+    heads : int, optional
+        The number of attention heads in the inputs: `parallelize_module` raises an error if the ranks do not divide it.
+        Not in PyTorch.
 
     Raises
     ------
     InvalidArgument
-        In forward: a plain input that is sharded on its last dimension has other than this rank's number of columns.
+        `heads` is not a number from 1. In forward: a plain input that is sharded on its last dimension has other than
+        this rank's number of columns.
     IndexOutOfRange
         In forward, on every rank: an id is not in the vocabulary.
     """
@@ -92,9 +118,14 @@ class RowwiseParallel(_TheirRowwise):
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
+        heads: int | None = None,
     ) -> None:
         super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
         self._default_input = input_layouts is None
+        self.heads = _checked_heads(heads)
+
+    def __repr__(self) -> str:
+        return _with_heads(super().__repr__(), self.heads)
 
     @staticmethod
     def _prepare_input_fn(
@@ -118,6 +149,16 @@ class RowwiseParallel(_TheirRowwise):
             if can_look_up(module):
                 spread_lookup(module)
         return super(RowwiseParallel, style)._apply(module, device_mesh)
+
+
+def _checked_heads(heads: int | None) -> int | None:
+    if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or heads < 1):
+        raise InvalidArgument(f"heads is {heads!r}; it must be a number from 1")
+    return heads
+
+
+def _with_heads(text: str, heads: int | None) -> str:
+    return text if heads is None else f"{text[:-1]}, heads={heads})"
 
 
 def _columns(module: nn.Linear, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
