@@ -85,6 +85,11 @@ int Messages::receiver_of(const Parcel& parcel) const {
     return parcel.kind == Kind::activation ? route.to_rank : route.from_rank;
 }
 
+int Messages::stage_that_takes(const Parcel& parcel) const {
+    const Route& route = routes_[parcel.edge];
+    return parcel.kind == Kind::activation ? route.to_stage : route.from_stage;
+}
+
 std::string Messages::describe(const Parcel& parcel) const {
     const Route& route = routes_[parcel.edge];
     return fmt::format("the {} of micro-batch {} from stage {} on rank {}", name_of(parcel.kind), parcel.microbatch,
@@ -118,10 +123,8 @@ void Messages::begin(Pass pass, milliseconds timeout) {
 }
 
 Bundle Messages::take(const Parcel& parcel) {
-    const Route& route = routes_[parcel.edge];
-    const bool forward = parcel.kind == Kind::activation;
-    const int stage = forward ? route.to_stage : route.from_stage;
-    const int behind = forward ? stage : static_cast<int>(routes_.size()) - stage;
+    const int stage = stage_that_takes(parcel);
+    const int behind = parcel.kind == Kind::activation ? stage : static_cast<int>(routes_.size()) - stage;
     const milliseconds grace = std::min(timeout_, grace_per_stage * std::clamp(behind, 0, most_stages_of_grace));
     std::unique_lock lock(mutex_);
     Slot& here = slot(parcel);
@@ -141,14 +144,16 @@ Bundle Messages::take(const Parcel& parcel) {
 void Messages::finish() {
     std::unique_lock lock(mutex_);
     const auto what = [&] {
-        std::string peers;
-        for (const auto& [peer, count] : sends_) {
-            if (count > 0) peers += fmt::format("{}{}", peers.empty() ? "" : ", ", peer);
+        std::string text;
+        for (const auto& [peer, sends] : sends_) {
+            if (sends.count == 0) continue;
+            text += fmt::format("{} until stage {} on rank {} had received {}", text.empty() ? "waited" : " and",
+                                stage_that_takes(sends.last), peer, describe(sends.last));
         }
-        return fmt::format("waited until rank {} had received all messages", peers);
+        return text.empty() ? "waited for the last messages" : text;
     };
     if (wait(lock, timeout_, [&] { return in_flight_ == 0; }, what)) return;
-    const auto late = std::ranges::find_if(sends_, [](const auto& one) { return one.second > 0; });
+    const auto late = std::ranges::find_if(sends_, [](const auto& one) { return one.second.count > 0; });
     throw timed_out(what(), late != sends_.end() ? late->first : -1);
 }
 
@@ -194,7 +199,8 @@ void Messages::send_tensor(int peer, const MessageHeader& header, Held held) {
             return fmt::format("waited until rank {} had received earlier messages, to send {}", peer,
                                describe(parcel_of(header)));
         };
-        if (!wait(lock, timeout_, [&] { return sends_[peer] < max_messages; }, what)) throw timed_out(what(), peer);
+        if (!wait(lock, timeout_, [&] { return sends_[peer].count < max_messages; }, what)) throw timed_out(what(), peer);
+        sends_[peer].last = parcel_of(header);
     }
     const auto outgoing = std::make_shared<Outgoing>(Outgoing{header, std::move(held)});
     const auto send = [&](const Tensor& bytes, int tag, std::string_view label) {
@@ -223,7 +229,7 @@ void Messages::submit(const Request& request, Then then) {
                 }
             }
             const std::lock_guard lock(mutex_);
-            if (sends) --sends_[peer];
+            if (sends) --sends_[peer].count;
             --in_flight_;
             changed_.notify_all();  // under the lock: whoever waits may destroy this object then
         };
@@ -231,7 +237,7 @@ void Messages::submit(const Request& request, Then then) {
     {
         const std::lock_guard lock(mutex_);
         ++in_flight_;
-        if (sends) ++sends_[peer];
+        if (sends) ++sends_[peer].count;
     }
     work->on_done(std::move(done));
 }
