@@ -193,23 +193,30 @@ void Messages::send(const Parcel& parcel, Bundle bundle) {
 }
 
 void Messages::send_tensor(int peer, const MessageHeader& header, Held held) {
+    const Parcel parcel = parcel_of(header);
+    const auto what = [&] { return fmt::format("could not send {}", describe(parcel)); };
     {
         std::unique_lock lock(mutex_);
-        const auto what = [&] {
-            return fmt::format("waited until rank {} had received earlier messages, to send {}", peer,
-                               describe(parcel_of(header)));
+        const auto ready = [&] { return sends_[peer].count < max_messages; };
+        const auto full = [&] {
+            return ready() ? what() : fmt::format("waited until rank {} had received earlier messages, to send {}", peer,
+                                                  describe(parcel));
         };
-        if (!wait(lock, timeout_, [&] { return sends_[peer].count < max_messages; }, what)) throw timed_out(what(), peer);
-        sends_[peer].last = parcel_of(header);
+        if (!wait(lock, timeout_, ready, full)) throw timed_out(full(), peer);
+        sends_[peer].last = parcel;
     }
     const auto outgoing = std::make_shared<Outgoing>(Outgoing{header, std::move(held)});
     const auto send = [&](const Tensor& bytes, int tag, std::string_view label) {
         submit({.collective = Collective::send, .inputs = {&bytes, 1}, .peer = peer, .tag = tag, .label = label},
                [outgoing] {});
     };
-    send(bytes_of(reinterpret_cast<std::byte*>(&outgoing->header), sizeof outgoing->header), header_tag, "header");
     const size_t size = header.count == 0 ? 0 : outgoing->held.tensor.size_bytes();
-    if (size > 0) send(bytes_of(outgoing->held.tensor.data, size), bytes_tag, name_of(header.kind));
+    try {
+        send(bytes_of(reinterpret_cast<std::byte*>(&outgoing->header), sizeof outgoing->header), header_tag, "header");
+        if (size > 0) send(bytes_of(outgoing->held.tensor.data, size), bytes_tag, name_of(header.kind));
+    } catch (const Error& error) {
+        throw ended(what(), comm_->error().value_or(error));
+    }
 }
 
 // Calls `then` when the operation is done, on the progress thread or at once.
@@ -407,12 +414,7 @@ bool Messages::wait(std::unique_lock<std::mutex>& lock, milliseconds time, Funct
 bool Messages::wait_until_ready(std::unique_lock<std::mutex>& lock, Deadline deadline, FunctionRef<bool()> ready,
                                 FunctionRef<std::string()> what) {
     while (true) {
-        if (failure_) {
-            const ErrorRecord& record = *failure_->record();
-            throw Error(record.code, fmt::format("{}: {}", what(), record.message))
-                .with_peer(record.peer)
-                .caused_by(*failure_);
-        }
+        if (failure_) throw ended(what(), *failure_);
         if (ready()) return true;
         if (deadline.expired()) return false;
         changed_.wait_for(lock, deadline.slice());
@@ -424,6 +426,12 @@ bool Messages::wait_until_ready(std::unique_lock<std::mutex>& lock, Deadline dea
         }
         lock.lock();
     }
+}
+
+Error Messages::ended(const std::string& what, const Error& cause) {
+    return Error(cause.code(), fmt::format("{}: {}", what, cause.what()))
+        .with_peer(cause.record()->peer)
+        .caused_by(cause);
 }
 
 Error Messages::timed_out(const std::string& what, int peer) const {

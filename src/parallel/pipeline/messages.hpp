@@ -163,6 +163,7 @@ class Messages {
               FunctionRef<std::string()> what);
     bool wait_until_ready(std::unique_lock<std::mutex>& lock, Deadline deadline, FunctionRef<bool()> ready,
                           FunctionRef<std::string()> what);
+    [[nodiscard]] static Error ended(const std::string& what, const Error& cause);
     [[nodiscard]] Error timed_out(const std::string& what, int peer) const;
     void note(const Error& error);
 
