@@ -220,9 +220,10 @@ TEST(TpApi, BadRulesAreRefused) {
     EXPECT_FAILS(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 3, 0}), TSR_E_INVALID_ARGUMENT, "do not divide into 3 heads");
     EXPECT_FAILS(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 5, 1}), TSR_E_INVALID_ARGUMENT, "reserved is 1");
     EXPECT_OK(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 5, 0}));
-    EXPECT_FAILS(with({"fc2.bias", TSR_TP_VOCABULARY, 0, nullptr}), TSR_E_INVALID_ARGUMENT,
-                 "parameter \"fc2.bias\" [4] cannot be cut as \"fc2.bias\" (vocabulary): it has 1 dimensions; the style "
-                 "needs 2");
+    EXPECT_FAILS(
+        with({"fc2.bias", TSR_TP_VOCABULARY, 0, nullptr}), TSR_E_INVALID_ARGUMENT,
+        "parameter \"fc2.bias\" [4] cannot be cut as \"fc2.bias\" (vocabulary): it has 1 dimensions; the style "
+        "needs 2");
     EXPECT_FAILS(with({"fc2", TSR_TP_SHARD, 1, nullptr}), TSR_E_INVALID_ARGUMENT, "it has no dimension 1");
     const int64_t shape = 4;
     const int32_t one = 1;

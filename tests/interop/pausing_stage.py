@@ -1,5 +1,5 @@
-"""The digits trainer in Python as a rank of a pipeline. In the forward of the last micro-batch of its third step it says so
-and waits for a line on standard input. It waits for other ranks for `PAUSING_STAGE_TIMEOUT_S` in that step."""
+"""The digits trainer in Python as a rank of a pipeline. In the last forward of its third step it says so and waits for
+a line on standard input. In that step it waits for other ranks for `PAUSING_STAGE_TIMEOUT_S`."""
 
 import os
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "python"))
 
-import digits  # noqa: E402
-from digits_pipeline import MICROBATCHES, Pipelined  # noqa: E402
+import digits
+from digits_pipeline import MICROBATCHES, Pipelined
 
 STEP = 3
 

@@ -18,10 +18,11 @@ from conftest import ROOT, digits
 from patience import patience
 
 TOKEN = "5a" * 32
-PAUSES, LOST = 1, 2  # ranks, and their stages: of the program that pauses, and of the one that is lost
+# Ranks, and stages: pausing_stage.py, without which nobody can end the step, and the one that is lost meanwhile.
+PAUSES, LOST = 1, 2
 LATE_S = patience(3)
 
-# Of each, the stage is between the two others; every language is among those who stay.
+# Every language is among those who stay.
 JOBS = {
     "killed": (["c", "python", "java", "rust"], signal.SIGKILL),
     "stopped": (["rust", "python", "c", "java"], signal.SIGSTOP),
@@ -37,14 +38,15 @@ def started(rank: int, language: str, store: str, directory: Path) -> subprocess
         **{"TESSERA_RANK": str(rank), "TESSERA_WORLD_SIZE": "4", "TESSERA_STORE": store, "TESSERA_TOKEN": TOKEN},
         "PAUSING_STAGE_TIMEOUT_S": str(LATE_S),
     }
-    return subprocess.Popen(
-        program if rank == PAUSES else digits(language, arguments),
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=(directory / f"{rank}.err").open("w"),
-        text=True,
-    )
+    with (directory / f"{rank}.err").open("w") as said:
+        return subprocess.Popen(
+            program if rank == PAUSES else digits(language, arguments),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        )
 
 
 @pytest.mark.parametrize(("languages", "how"), JOBS.values(), ids=JOBS)

@@ -397,7 +397,9 @@ def test_a_late_callback_is_named_on_every_rank(ranks):
                 failed[comm.rank].set()
 
     failures = ranks.outcomes(3, body)
-    where = r"stage [02] waited for the (activation|gradient) of micro-batch 0 from stage 1 on rank 1, in vain for 0.3 s"
+    where = (
+        r"stage [02] waited for the (activation|gradient) of micro-batch 0 from stage 1 on rank 1, in vain for 0.3 s"
+    )
     for failure in failures:
         with pytest.raises((ts.TesseraTimeout, ts.Aborted), match=where):
             raise failure

@@ -381,7 +381,9 @@ def test_shards_of_fsdp_are_not_cut(ranks):
         params = {"fc1.weight": values(1, 4, 2)}
         with ts.Mesh(comm, {"tp": 2}) as mesh, ts.FSDP(comm, {"fc1": params}) as model:
             assert model.shards["fc1.weight"].shape == (2, 2)
-            with pytest.raises(ts.InvalidArgument, match=r'"fc1.weight" is a shard of an FSDP model: create the tensor-'):
+            with pytest.raises(
+                ts.InvalidArgument, match=r'"fc1.weight" is a shard of an FSDP model: create the tensor-'
+            ):
                 ts.TensorParallel(mesh, dict(model.shards), {"fc1": "column"})
             ts.TensorParallel(mesh, params, {"fc1": "column"}).close()  # the program's own memory
 

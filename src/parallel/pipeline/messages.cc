@@ -199,8 +199,9 @@ void Messages::send_tensor(int peer, const MessageHeader& header, Held held) {
         std::unique_lock lock(mutex_);
         const auto ready = [&] { return sends_[peer].count < max_messages; };
         const auto full = [&] {
-            return ready() ? what() : fmt::format("waited until rank {} had received earlier messages, to send {}", peer,
-                                                  describe(parcel));
+            return ready() ? what()
+                           : fmt::format("waited until rank {} had received earlier messages, to send {}", peer,
+                                         describe(parcel));
         };
         if (!wait(lock, timeout_, ready, full)) throw timed_out(full(), peer);
         sends_[peer].last = parcel;

@@ -146,8 +146,9 @@ TEST(PipelineFailure, OfARankThatIsLateInItsLastCallbackIsATimeoutThatNamesIt) {
             ASSERT_TRUE(error);
             EXPECT_EQ(error->code(), Code::timeout) << error->what();
             EXPECT_EQ(error->record()->peer, trains ? 0 : 2) << error->what();
-            EXPECT_THAT(error->what(), HasSubstr(trains ? "The last that rank 0 computes is stage 0, micro-batch 2, backward"
-                                                        : "The last that rank 2 computes is stage 2, micro-batch 2, forward"));
+            EXPECT_THAT(error->what(),
+                        HasSubstr(trains ? "The last that rank 0 computes is stage 0, micro-batch 2, backward"
+                                         : "The last that rank 2 computes is stage 2, micro-batch 2, forward"));
         }
     }
 }
@@ -172,8 +173,9 @@ TEST(PipelineFailure, OfARankThatIsTooLateToReceiveIsATimeoutThatNamesIt) {
     });
     for (const auto& error : outcomes) {
         ASSERT_TRUE(error);
-        EXPECT_THAT(error->what(), HasSubstr("waited until stage 1 on rank 1 had received the activation of micro-batch "
-                                             "7 from stage 0 on rank 0, in vain"));
+        EXPECT_THAT(error->what(),
+                    HasSubstr("waited until stage 1 on rank 1 had received the activation of micro-batch "
+                              "7 from stage 0 on rank 0, in vain"));
     }
     EXPECT_EQ(outcomes[0]->code(), Code::timeout);
     EXPECT_EQ(outcomes[0]->record()->peer, 1);

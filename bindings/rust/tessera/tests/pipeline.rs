@@ -552,7 +552,9 @@ fn a_late_callback_is_named_on_every_rank() {
 fn a_shape_that_a_stage_does_not_expect_is_named_on_every_rank() {
     let codes = ranks(3, |comm| {
         let mut stages = Passing(|call: &StageCall<'_>| match call.inputs()[0].shape() {
-            shape if call.stage() == 1 && shape != [2] => Err(format!("the input is {shape:?}, expected was [2]").into()),
+            shape if call.stage() == 1 && shape != [2] => {
+                Err(format!("the input is {shape:?}, expected was [2]").into())
+            }
             _ => Ok(()),
         });
         let mut pipe = Pipeline::builder(&comm, &[comm.rank().unwrap()]).microbatches(3).build().unwrap();
