@@ -2,12 +2,14 @@
 #include "tessera/pipeline.h"
 
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "api.hpp"
 
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -261,6 +263,91 @@ TEST(PipelineApi, CallbacksFailWithTheirOwnReasons) {
                          where);
         });
     }
+}
+
+// The other ranks wait for nobody but the late one, which goes on when they have failed.
+TEST(PipelineApi, ALateCallbackIsNamedOnEveryRank) {
+    std::atomic<int> failed{0};
+    std::atomic<int> timeouts{0};
+    api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
+        Trainer trainer;
+        trainer.first = [&](const tsr_stage_call& call, char*) -> int32_t {
+            return call.stage != 1 || api::becomes_true([&] { return failed == 2; }) ? TSR_OK : TSR_E_INTERNAL;
+        };
+        ASSERT_OK(join(trainer, comm, rank, options_of(TSR_SCHEDULE_1F1B, 3)));
+        if (rank != 1) {
+            ASSERT_OK(tsr_comm_set_timeout(comm, 300));
+        }
+        api::Array<double> batch({1, 2, 3});
+        const tsr_tensor x = batch.tensor();
+        const tsr_status status = tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, nullptr, 0);
+        EXPECT_THAT(api::message(),
+                    ContainsRegex("stage [02] waited for the (activation|gradient) of micro-batch 0 from stage 1 on "
+                                  "rank 1, in vain for 0.3 s; check the log of rank 1"));
+        if (rank != 1 && status == TSR_E_TIMEOUT) {
+            ++timeouts;
+            EXPECT_EQ(tsr_error_peer(tsr_error_last()), 1);
+        } else {
+            EXPECT_EQ(status, TSR_E_ABORTED) << api::message();
+        }
+        if (rank != 1) ++failed;
+    });
+    EXPECT_GE(timeouts, 1);
+}
+
+// A stage that wants other shapes than it gets says so, and every rank says it after it.
+TEST(PipelineApi, AShapeThatAStageDoesNotExpectIsNamedOnEveryRank) {
+    api::run_ranks(3, [](tsr_comm* comm, int32_t rank) {
+        Trainer trainer;
+        trainer.first = [](const tsr_stage_call& call, char* message) -> int32_t {
+            const int64_t rows = call.inputs[0].shape[0];
+            if (call.stage != 1 || rows == 2) return 0;
+            std::snprintf(message, TSR_MESSAGE_BYTES, "the input is [%d], expected was [2]", static_cast<int>(rows));
+            return TSR_E_MISMATCH;
+        };
+        ASSERT_OK(join(trainer, comm, rank, options_of(TSR_SCHEDULE_1F1B, 3)));
+        api::Array<double> batch({1, 2, 3, 4, 5});  // in parts of 2, 2 and 1
+        const tsr_tensor x = batch.tensor();
+        EXPECT_FAILS(tsr_pipeline_step(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, nullptr, 0),
+                     rank == 1 ? TSR_E_MISMATCH : TSR_E_ABORTED,
+                     "stage 1, micro-batch 2, forward: the callback failed: the input is [1], expected was [2]");
+    });
+}
+
+TEST(PipelineApi, StagesThatAreMissingOrDoubledAreNamedOnEveryRank) {
+    struct Case {
+        std::array<int32_t, 2> stage_of;
+        const char* says;
+    };
+    for (const Case& one :
+         {Case{{0, 0}, "stage 1 is missing; it belongs to rank 1; stage 0 is on rank 0 and on rank 1"},
+          Case{{1, 0}, "stage 0 is on rank 1; it belongs to rank 0; stage 1 is on rank 0; it belongs to rank 1"},
+          Case{{0, 7}, "stage 1 is missing; it belongs to rank 1; stage 7 of rank 1 does not exist"}}) {
+        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+            Trainer trainer;
+            EXPECT_FAILS(
+                join(trainer, comm, one.stage_of[static_cast<size_t>(rank)], options_of(TSR_SCHEDULE_GPIPE, 2)),
+                TSR_E_INVALID_ARGUMENT, one.says);
+        });
+    }
+}
+
+TEST(PipelineApi, TooFewMicrobatchesNameTheNumberThatWorks) {
+    api::run_ranks(3, [](tsr_comm* comm, int32_t rank) {
+        Trainer trainer;
+        EXPECT_FAILS(join(trainer, comm, rank, options_of(TSR_SCHEDULE_1F1B, 2)), TSR_E_INVALID_ARGUMENT,
+                     "cannot run 2 micro-batches on 3 ranks; the next number that works is 3");
+    });
+}
+
+TEST(PipelineApi, ACsvThatIsTooLargeIsRefused) {
+    const auto comm = api::alone();
+    Trainer trainer;
+    tsr_pipeline_options options = options_of(TSR_SCHEDULE_GPIPE, 0);
+    const std::string csv((size_t{256} << 20) + 1, ',');
+    options.schedule_csv = csv.c_str();
+    EXPECT_FAILS(join(trainer, comm, 0, options), TSR_E_INVALID_ARGUMENT,
+                 "a schedule of 268435457 bytes; at most 268435456 are allowed");
 }
 
 TEST(PipelineApi, ACallbackFailsWithTheCallThatFailedInIt) {

@@ -221,6 +221,11 @@ TEST(TpApi, BadRulesAreRefused) {
     EXPECT_FAILS(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 3, 0}), TSR_E_INVALID_ARGUMENT, "do not divide into 3 heads");
     EXPECT_FAILS(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 5, 1}), TSR_E_INVALID_ARGUMENT, "reserved is 1");
     EXPECT_OK(with({"fc1", TSR_TP_COLUMN, 0, nullptr, 5, 0}));
+    EXPECT_FAILS(
+        with({"fc2.bias", TSR_TP_VOCABULARY, 0, nullptr}), TSR_E_INVALID_ARGUMENT,
+        "parameter \"fc2.bias\" [4] cannot be cut as \"fc2.bias\" (vocabulary): it has 1 dimensions; the style "
+        "needs 2");
+    EXPECT_FAILS(with({"fc2", TSR_TP_SHARD, 1, nullptr}), TSR_E_INVALID_ARGUMENT, "it has no dimension 1");
     const int64_t shape = 4;
     const int32_t one = 1;
     const tsr_placement whole{TSR_PLACE_REPLICATE, 0};
@@ -228,6 +233,34 @@ TEST(TpApi, BadRulesAreRefused) {
     EXPECT_OK(tsr_layout_create(&shape, 1, &one, &whole, 1, layout.out()));
     EXPECT_FAILS(with({"fc1", TSR_TP_ROW, 0, layout}), TSR_E_INVALID_ARGUMENT, "only TSR_TP_LAYOUT has a layout");
     EXPECT_OK(with({"fc2.bias", TSR_TP_LAYOUT, 0, layout}));
+}
+
+// Shards of equal shapes would pass for whole parameters.
+TEST(TpApi, ShardsOfFsdpAreNotCut) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        const auto mesh = mesh_of(comm);
+        api::Array<double> weight{{4, 2}, 1};
+        const tsr_param whole{"fc1.weight", weight.tensor()};
+        tsr_fsdp_unit unit;
+        ASSERT_OK(tsr_fsdp_unit_init(&unit, sizeof unit));
+        unit.name = "fc1";
+        unit.params = &whole;
+        unit.n = 1;
+        api::Owned<tsr_fsdp> fsdp;
+        ASSERT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
+        tsr_param shard;
+        ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
+        api::Owned<tsr_tp> tp;
+        EXPECT_FAILS(tsr_tp_create(mesh, &shard, 1, rules.data(), 1, nullptr, tp.out()), TSR_E_INVALID_ARGUMENT,
+                     "parameter \"fc1.weight\" is a shard of an FSDP model: create the tensor-parallel model first");
+        EXPECT_OK(tsr_tp_create(mesh, &whole, 1, rules.data(), 1, nullptr, tp.out())) << "its memory is the program's";
+        // Whole parameters are unsharded in memory of their own.
+        ASSERT_OK(tsr_fsdp_forward(fsdp, 0));
+        tsr_param unsharded{"fc1.weight", {}};
+        ASSERT_OK(tsr_fsdp_whole(fsdp, 0, &unsharded.tensor));
+        EXPECT_OK(tsr_tp_create(mesh, &unsharded, 1, rules.data(), 1, nullptr, tp.out()));
+        ASSERT_OK(tsr_fsdp_forward_done(fsdp, 0));
+    });
 }
 
 TEST(TpApi, ActivationsMoveInTheBackground) {

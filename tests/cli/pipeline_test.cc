@@ -67,6 +67,16 @@ TEST(Pipeline, AFileIsReadAndValidated) {
     EXPECT_THAT(show("--file /nonexistent").output, HasSubstr("cannot open /nonexistent: No such file"));
 }
 
+TEST(Pipeline, AFileThatIsTooLargeIsRefused) {
+    const TemporaryDirectory directory;
+    const std::string path = (directory.path() / "large.csv").string();
+    std::ofstream{path};
+    std::filesystem::resize_file(path, (uintmax_t{256} << 20) + 1);
+    const Result result = show("--file " + path);
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.output, HasSubstr(path + ": a schedule may have at most 268435456 bytes"));
+}
+
 TEST(Pipeline, WrongUsage) {
     for (const auto& [arguments, why] : std::initializer_list<std::pair<const char*, const char*>>{
              {"--schedule 1f1b --ranks 8 --microbatches 4", "the next number that works is 8"},

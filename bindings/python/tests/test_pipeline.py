@@ -6,6 +6,7 @@ import inspect
 import re
 import signal
 import subprocess
+import threading
 import weakref
 from pathlib import Path
 
@@ -377,6 +378,54 @@ def test_what_a_callback_raises_is_raised_here_and_fails_every_rank(ranks):
     ranks(2, body)
 
 
+def test_a_late_callback_is_named_on_every_rank(ranks):
+    """The other ranks wait for nobody but the late one, which goes on when they have failed."""
+    failed = [threading.Event() for _ in range(3)]
+
+    def body(comm: ts.Comm):
+        def forward(call: ts.StageCall):
+            if call.stage == 1:
+                assert all(failed[other].wait(patience(20)) for other in (0, 2))
+            return call.inputs[0] if call.stage < 2 else None
+
+        with ts.Pipeline(comm, [comm.rank], forward, nothing, microbatches=3) as pipe:
+            if comm.rank != 1:
+                comm.timeout = 0.3
+            try:
+                pipe.step(np.ones(3))
+            finally:
+                failed[comm.rank].set()
+
+    failures = ranks.outcomes(3, body)
+    where = (
+        r"stage [02] waited for the (activation|gradient) of micro-batch 0 from stage 1 on rank 1, in vain for 0.3 s"
+    )
+    for failure in failures:
+        with pytest.raises((ts.TesseraTimeout, ts.Aborted), match=where):
+            raise failure
+    late = [failure for failure in failures if isinstance(failure, ts.TesseraTimeout)]
+    assert late
+    assert {failure.peer for failure in late} == {1}
+    assert failures[1] not in late
+
+
+def test_a_shape_that_a_stage_does_not_expect_is_named_on_every_rank(ranks):
+    def body(comm: ts.Comm):
+        def forward(call: ts.StageCall):
+            if call.stage == 1 and call.inputs[0].shape != (2, 3):
+                raise ValueError(f"the input is {call.inputs[0].shape}, expected was (2, 3)")
+            return call.inputs[0] if call.stage < 2 else None
+
+        with ts.Pipeline(comm, [comm.rank], forward, nothing, microbatches=3) as pipe:
+            pipe.step(np.ones((5, 3)))  # in parts of 2, 2 and 1 rows
+
+    failures = ranks.outcomes(3, body)
+    assert [type(failure) for failure in failures] == [ts.Aborted, ValueError, ts.Aborted]
+    says = "micro-batch 2, forward: the callback failed: ValueError: the input is (1, 3), expected was (2, 3)"
+    for failure in (failures[0], failures[1].__cause__, failures[2]):
+        assert f"stage 1, {says}" in str(failure)
+
+
 def test_an_interrupt_in_a_callback_is_raised_as_itself(alone):
     def forward(call: ts.StageCall):
         raise KeyboardInterrupt
@@ -598,11 +647,24 @@ def nothing(call: ts.StageCall):
 
 
 WRONG_PIPELINES = {
-    "a missing stage": (lambda c: ts.Pipeline(c, [0], nothing, nothing, microbatches=2), "stage"),
+    "a missing stage": (
+        lambda c: ts.Pipeline(c, [7 * c.rank], nothing, nothing, microbatches=2),
+        "stage 1 is missing; it belongs to rank 1; stage 7 of rank 1 does not exist",
+    ),
+    "a doubled stage": (
+        lambda c: ts.Pipeline(c, [0], nothing, nothing, microbatches=2),
+        "stage 1 is missing; it belongs to rank 1; stage 0 is on rank 0 and on rank 1",
+    ),
     "no stage": (lambda c: ts.Pipeline(c, [], nothing, nothing, microbatches=2), "this rank has no stage"),
-    "the wrong rank": (lambda c: ts.Pipeline(c, [1 - c.rank], nothing, nothing, microbatches=2), "stage"),
+    "the wrong rank": (
+        lambda c: ts.Pipeline(c, [1 - c.rank], nothing, nothing, microbatches=2),
+        "stage 0 is on rank 1; it belongs to rank 0; stage 1 is on rank 0; it belongs to rank 1",
+    ),
     "no micro-batches": (lambda c: ts.Pipeline(c, [c.rank], nothing, nothing), "microbatches is 0"),
-    "few": (lambda c: ts.Pipeline(c, [c.rank], nothing, nothing, microbatches=1), "micro"),
+    "few": (
+        lambda c: ts.Pipeline(c, [c.rank], nothing, nothing, microbatches=1),
+        "cannot run 1 micro-batches on 2 ranks; the next number that works is 2",
+    ),
     "no backward": (lambda c: ts.Pipeline(c, [c.rank], nothing, microbatches=2), "1f1b needs the callback backward"),
     "no split": (
         lambda c: ts.Pipeline(c, [c.rank], nothing, nothing, microbatches=2, schedule="zb_h2"),
@@ -629,6 +691,11 @@ def test_a_pipeline_that_cannot_work_is_refused_on_every_rank(ranks, make, match
     for failure in ranks.outcomes(2, make):
         with pytest.raises(ts.InvalidArgument, match=match):
             raise failure
+
+
+def test_a_csv_that_is_too_large_is_refused(alone):
+    with pytest.raises(ts.InvalidArgument, match="a schedule of 268435457 bytes; at most 268435456 are allowed"):
+        ts.Pipeline(alone, [0], nothing, nothing, schedule_csv="," * ((256 << 20) + 1))
 
 
 def test_ranks_must_agree(ranks):

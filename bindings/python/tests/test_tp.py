@@ -376,6 +376,20 @@ def test_bad_plans_are_refused_on_all_ranks(ranks):
     refused([], "plan is a list", TypeError)
 
 
+def test_shards_of_fsdp_are_not_cut(ranks):
+    def body(comm: ts.Comm) -> None:
+        params = {"fc1.weight": values(1, 4, 2)}
+        with ts.Mesh(comm, {"tp": 2}) as mesh, ts.FSDP(comm, {"fc1": params}) as model:
+            assert model.shards["fc1.weight"].shape == (2, 2)
+            with pytest.raises(
+                ts.InvalidArgument, match=r'"fc1.weight" is a shard of an FSDP model: create the tensor-'
+            ):
+                ts.TensorParallel(mesh, dict(model.shards), {"fc1": "column"})
+            ts.TensorParallel(mesh, params, {"fc1": "column"}).close()  # the program's own memory
+
+    ranks(2, body)
+
+
 def test_the_pages_program_runs(tmp_path: Path):
     page = (Path(__file__).parents[3] / "docs/TENSOR_PARALLEL.md").read_text()
     program = tmp_path / "program.py"

@@ -8,20 +8,13 @@
 #include <vector>
 
 #include "parallel/fsdp/fsdp.hpp"
+#include "parallel/shard_memory.hpp"
 
 namespace tsr {
 
 namespace {
 
 constexpr size_t together = size_t{64} << 20;  // bytes of small pieces that are sent together, over all ranks
-
-std::shared_ptr<std::byte> zeroed(size_t size) {
-    constexpr std::align_val_t alignment{fsdp_alignment};
-    std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(std::max<size_t>(size, 1), alignment)),
-                                      [](std::byte* begin) { ::operator delete(begin, alignment); });
-    std::memset(memory.get(), 0, size);
-    return memory;
-}
 
 // Which parameters rank 0 has values for: no rank needs memory for a full parameter that gets its values later.
 std::vector<uint8_t> given_by_rank_zero(Communicator& comm, const std::vector<FsdpUnit>& units) {
@@ -40,8 +33,8 @@ std::vector<uint8_t> given_by_rank_zero(Communicator& comm, const std::vector<Fs
 void Fsdp::take_memory() {
     std::array<uint8_t, 1> lacks{0};
     try {
-        shards_ = zeroed(plan_->shard_size);
-        shard_grads_ = zeroed(plan_->shard_grad_size);
+        shards_ = allocate_shards(plan_->shard_size, fsdp_alignment);
+        shard_grads_ = allocate_shards(plan_->shard_grad_size, fsdp_alignment);
         for (size_t u = 0; u < states_.size(); ++u) states_[u].range = AddressRange(plan_->units[u].whole_size);
     } catch (const std::exception&) {
         lacks[0] = 1;

@@ -85,6 +85,11 @@ int Messages::receiver_of(const Parcel& parcel) const {
     return parcel.kind == Kind::activation ? route.to_rank : route.from_rank;
 }
 
+int Messages::stage_that_takes(const Parcel& parcel) const {
+    const Route& route = routes_[parcel.edge];
+    return parcel.kind == Kind::activation ? route.to_stage : route.from_stage;
+}
+
 std::string Messages::describe(const Parcel& parcel) const {
     const Route& route = routes_[parcel.edge];
     return fmt::format("the {} of micro-batch {} from stage {} on rank {}", name_of(parcel.kind), parcel.microbatch,
@@ -118,10 +123,8 @@ void Messages::begin(Pass pass, milliseconds timeout) {
 }
 
 Bundle Messages::take(const Parcel& parcel) {
-    const Route& route = routes_[parcel.edge];
-    const bool forward = parcel.kind == Kind::activation;
-    const int stage = forward ? route.to_stage : route.from_stage;
-    const int behind = forward ? stage : static_cast<int>(routes_.size()) - stage;
+    const int stage = stage_that_takes(parcel);
+    const int behind = parcel.kind == Kind::activation ? stage : static_cast<int>(routes_.size()) - stage;
     const milliseconds grace = std::min(timeout_, grace_per_stage * std::clamp(behind, 0, most_stages_of_grace));
     std::unique_lock lock(mutex_);
     Slot& here = slot(parcel);
@@ -141,14 +144,16 @@ Bundle Messages::take(const Parcel& parcel) {
 void Messages::finish() {
     std::unique_lock lock(mutex_);
     const auto what = [&] {
-        std::string peers;
-        for (const auto& [peer, count] : sends_) {
-            if (count > 0) peers += fmt::format("{}{}", peers.empty() ? "" : ", ", peer);
+        std::string text;
+        for (const auto& [peer, sends] : sends_) {
+            if (sends.count == 0) continue;
+            text += fmt::format("{} until stage {} on rank {} had received {}", text.empty() ? "waited" : " and",
+                                stage_that_takes(sends.last), peer, describe(sends.last));
         }
-        return fmt::format("waited until rank {} had received all messages", peers);
+        return text.empty() ? "waited for the last messages" : text;
     };
     if (wait(lock, timeout_, [&] { return in_flight_ == 0; }, what)) return;
-    const auto late = std::ranges::find_if(sends_, [](const auto& one) { return one.second > 0; });
+    const auto late = std::ranges::find_if(sends_, [](const auto& one) { return one.second.count > 0; });
     throw timed_out(what(), late != sends_.end() ? late->first : -1);
 }
 
@@ -188,22 +193,31 @@ void Messages::send(const Parcel& parcel, Bundle bundle) {
 }
 
 void Messages::send_tensor(int peer, const MessageHeader& header, Held held) {
+    const Parcel parcel = parcel_of(header);
+    const auto what = [&] { return fmt::format("could not send {}", describe(parcel)); };
     {
         std::unique_lock lock(mutex_);
-        const auto what = [&] {
-            return fmt::format("waited until rank {} had received earlier messages, to send {}", peer,
-                               describe(parcel_of(header)));
+        const auto ready = [&] { return sends_[peer].count < max_messages; };
+        const auto full = [&] {
+            return ready() ? what()
+                           : fmt::format("waited until rank {} had received earlier messages, to send {}", peer,
+                                         describe(parcel));
         };
-        if (!wait(lock, timeout_, [&] { return sends_[peer] < max_messages; }, what)) throw timed_out(what(), peer);
+        if (!wait(lock, timeout_, ready, full)) throw timed_out(full(), peer);
+        sends_[peer].last = parcel;
     }
     const auto outgoing = std::make_shared<Outgoing>(Outgoing{header, std::move(held)});
     const auto send = [&](const Tensor& bytes, int tag, std::string_view label) {
         submit({.collective = Collective::send, .inputs = {&bytes, 1}, .peer = peer, .tag = tag, .label = label},
                [outgoing] {});
     };
-    send(bytes_of(reinterpret_cast<std::byte*>(&outgoing->header), sizeof outgoing->header), header_tag, "header");
     const size_t size = header.count == 0 ? 0 : outgoing->held.tensor.size_bytes();
-    if (size > 0) send(bytes_of(outgoing->held.tensor.data, size), bytes_tag, name_of(header.kind));
+    try {
+        send(bytes_of(reinterpret_cast<std::byte*>(&outgoing->header), sizeof outgoing->header), header_tag, "header");
+        if (size > 0) send(bytes_of(outgoing->held.tensor.data, size), bytes_tag, name_of(header.kind));
+    } catch (const Error& error) {
+        throw ended(what(), comm_->error().value_or(error));
+    }
 }
 
 // Calls `then` when the operation is done, on the progress thread or at once.
@@ -223,7 +237,7 @@ void Messages::submit(const Request& request, Then then) {
                 }
             }
             const std::lock_guard lock(mutex_);
-            if (sends) --sends_[peer];
+            if (sends) --sends_[peer].count;
             --in_flight_;
             changed_.notify_all();  // under the lock: whoever waits may destroy this object then
         };
@@ -231,7 +245,7 @@ void Messages::submit(const Request& request, Then then) {
     {
         const std::lock_guard lock(mutex_);
         ++in_flight_;
-        if (sends) ++sends_[peer];
+        if (sends) ++sends_[peer].count;
     }
     work->on_done(std::move(done));
 }
@@ -401,12 +415,7 @@ bool Messages::wait(std::unique_lock<std::mutex>& lock, milliseconds time, Funct
 bool Messages::wait_until_ready(std::unique_lock<std::mutex>& lock, Deadline deadline, FunctionRef<bool()> ready,
                                 FunctionRef<std::string()> what) {
     while (true) {
-        if (failure_) {
-            const ErrorRecord& record = *failure_->record();
-            throw Error(record.code, fmt::format("{}: {}", what(), record.message))
-                .with_peer(record.peer)
-                .caused_by(*failure_);
-        }
+        if (failure_) throw ended(what(), *failure_);
         if (ready()) return true;
         if (deadline.expired()) return false;
         changed_.wait_for(lock, deadline.slice());
@@ -418,6 +427,12 @@ bool Messages::wait_until_ready(std::unique_lock<std::mutex>& lock, Deadline dea
         }
         lock.lock();
     }
+}
+
+Error Messages::ended(const std::string& what, const Error& cause) {
+    return Error(cause.code(), fmt::format("{}: {}", what, cause.what()))
+        .with_peer(cause.record()->peer)
+        .caused_by(cause);
 }
 
 Error Messages::timed_out(const std::string& what, int peer) const {

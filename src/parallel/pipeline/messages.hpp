@@ -138,7 +138,13 @@ class Messages {
         MessageHeader header;
         Held held;
     };
+    // Messages to a peer that are on their way, and the last one that was sent.
+    struct Sends {
+        size_t count = 0;
+        Parcel last;
+    };
 
+    [[nodiscard]] int stage_that_takes(const Parcel& parcel) const;
     [[nodiscard]] Slot& slot(const Parcel& parcel);
     template <class Then>
     void submit(const Request& request, Then then);
@@ -157,6 +163,7 @@ class Messages {
               FunctionRef<std::string()> what);
     bool wait_until_ready(std::unique_lock<std::mutex>& lock, Deadline deadline, FunctionRef<bool()> ready,
                           FunctionRef<std::string()> what);
+    [[nodiscard]] static Error ended(const std::string& what, const Error& cause);
     [[nodiscard]] Error timed_out(const std::string& what, int peer) const;
     void note(const Error& error);
 
@@ -174,7 +181,7 @@ class Messages {
     mutable std::mutex mutex_;  // guards all below
     std::condition_variable changed_;
     std::array<std::vector<std::vector<Slot>>, 2> slots_;  // by kind, edge and micro-batch; empty where none arrives
-    std::map<int, size_t> sends_;                          // messages on their way, by peer
+    std::map<int, Sends> sends_;                           // by peer
     const FunctionRef<bool()>* awaited_ = nullptr;         // by the trainer's thread, in wait()
     size_t in_flight_ = 0;                                 // sends and receives whose callback has not returned
     std::optional<Error> failure_;

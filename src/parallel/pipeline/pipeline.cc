@@ -481,14 +481,26 @@ void Pipeline::take_gradients(const Parcel& parcel, std::span<const Tensor> outp
 
 // --- together
 
+// A rank that is late here, or has died, has not told how far it is.
 void Pipeline::share_losses(Pass pass) {
     const Tensor losses = tensor_of(std::span(losses_), DType::f64);
-    messages_->between(comm_->options().timeout, [&](Communicator& comm) {
-        comm.run({.collective = Collective::broadcast,
-                  .outputs = {&losses, 1},
-                  .peer = schedule_.rank_of_stage.back(),
-                  .label = pass == Pass::training ? "the losses of a step" : "the losses of an eval"});
-    });
+    try {
+        messages_->between(comm_->options().timeout, [&](Communicator& comm) {
+            comm.run({.collective = Collective::broadcast,
+                      .outputs = {&losses, 1},
+                      .peer = schedule_.rank_of_stage.back(),
+                      .label = pass == Pass::training ? "the losses of a step" : "the losses of an eval"});
+        });
+    } catch (const Error& error) {
+        const int peer = error.record()->peer;
+        if (peer < 0 || peer >= schedule_.ranks()) throw;
+        const auto& order = schedule_.orders[static_cast<size_t>(peer)];
+        const auto last = std::ranges::find_if(order.rbegin(), order.rend(), [&](const Action& action) {
+            return pass == Pass::training || action.work == Work::forward;
+        });
+        throw with_message(error, fmt::format("{}. The last that rank {} computes is stage {}, micro-batch {}, {}",
+                                              error.what(), peer, last->stage, last->microbatch, name_of(last->work)));
+    }
 }
 
 void Pipeline::check_tied(const Tensor& gradient, std::span<const int> stages) const {

@@ -11,6 +11,7 @@
 #include "comm/fingerprint.hpp"
 #include "comm/inner_options.hpp"
 #include "device/device.hpp"
+#include "parallel/shard_memory.hpp"
 
 namespace tsr {
 
@@ -46,6 +47,14 @@ void cut_slice(const TpParam& param, int rank, const std::byte* whole, std::byte
     });
 }
 
+void check_whole(const NamedTensor& param) {
+    if (!is_in_shards(param.tensor.data)) return;
+    throw Error(Code::invalid_argument,
+                fmt::format("parameter \"{}\" is a shard of an FSDP model: create the tensor-parallel model first, of "
+                            "whole parameters, and then the FSDP model over its slices (option tp)",
+                            param.name));
+}
+
 std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor> registered,
                              std::span<const TpRule> rules, const TpOptions& options) {
     TensorParallel::check_mesh(mesh);
@@ -54,6 +63,7 @@ std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor
         std::vector<NamedTensor> params(registered.begin(), registered.end());
         for (NamedTensor& param : params) param.name = without_wrappers(std::move(param.name));
         check_params(params);
+        for (const NamedTensor& param : params) check_whole(param);
         return plan_slices(params, rules, comm.world_size(), options.sequence_parallel);
     });
     std::vector<std::string> lines = description(plan);

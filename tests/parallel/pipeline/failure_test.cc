@@ -120,6 +120,67 @@ TEST(PipelineFailure, OfALateRankIsATimeoutThatNamesIt) {
     EXPECT_GE(timeouts, 1);
 }
 
+// The others have all that they need, and wait for the end of the step.
+TEST(PipelineFailure, OfARankThatIsLateInItsLastCallbackIsATimeoutThatNamesIt) {
+    for (const auto pass : {&Data::step, &Data::eval}) {
+        const bool trains = pass == &Data::step;
+        std::atomic<int> failed{0};
+        const Outcomes outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {
+            Trainer trainer({comm.rank()});
+            Pipeline& pipe = trainer.join(comm, {comm.rank()}, options_of("1f1b", 3));
+            Data data(3, 3, 0);
+            const auto late = trains ? pipeline::Work::backward : pipeline::Work::forward;
+            const int stage = trains ? 0 : 2;
+            trainer.before_each = [&](const StageCall& call) {
+                if (is(call, stage, 2, late)) wait_until([&] { return failed > 0; }, soon(), "rank 1");
+                if (is(call, 1, 2, late)) comm.set_timeout(patience(milliseconds{400}));  // of the end alone
+            };
+            try {
+                static_cast<void>((data.*pass)(pipe));
+            } catch (...) {
+                if (comm.rank() == 1) ++failed;
+                throw;
+            }
+        });
+        for (const auto& error : outcomes) {
+            ASSERT_TRUE(error);
+            EXPECT_EQ(error->code(), Code::timeout) << error->what();
+            EXPECT_EQ(error->record()->peer, trains ? 0 : 2) << error->what();
+            EXPECT_THAT(error->what(),
+                        HasSubstr(trains ? "The last that rank 0 computes is stage 0, micro-batch 2, backward"
+                                         : "The last that rank 2 computes is stage 2, micro-batch 2, forward"));
+        }
+    }
+}
+
+// In an evaluation it receives no more than 4 micro-batches ahead, which here are too large to lie in between.
+TEST(PipelineFailure, OfARankThatIsTooLateToReceiveIsATimeoutThatNamesIt) {
+    std::atomic<bool> failed{false};
+    const Outcomes outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
+        Trainer trainer({comm.rank()});
+        Pipeline& pipe = trainer.join(comm, {comm.rank()}, options_of("gpipe", 8));
+        Data data(size_t{8} << 14, 2, 0);
+        trainer.before_each = [&](const StageCall& call) {
+            if (call.stage == 1) wait_until([&] { return failed.load(); }, soon(), "rank 0");
+        };
+        if (comm.rank() == 0) comm.set_timeout(patience(milliseconds{400}));
+        try {
+            static_cast<void>(data.eval(pipe));
+        } catch (...) {
+            if (comm.rank() == 0) failed = true;
+            throw;
+        }
+    });
+    for (const auto& error : outcomes) {
+        ASSERT_TRUE(error);
+        EXPECT_THAT(error->what(),
+                    HasSubstr("waited until stage 1 on rank 1 had received the activation of micro-batch "
+                              "7 from stage 0 on rank 0, in vain"));
+    }
+    EXPECT_EQ(outcomes[0]->code(), Code::timeout);
+    EXPECT_EQ(outcomes[0]->record()->peer, 1);
+}
+
 // A rank that goes before its step is missed by those that wait for it; the others learn of it.
 TEST(PipelineFailure, OfARankThatLeavesIsAPeerLost) {
     const Outcomes outcomes = run_ranks(4, test_options(), [](Communicator& comm) {

@@ -26,6 +26,7 @@ using pipeline::Messages;
 using pipeline::Pass;
 using pipeline::Pool;
 using pipeline::Route;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int microbatches = 3;
@@ -141,6 +142,27 @@ TEST(Messages, RefuseHeadersThatCannotBe) {
         EXPECT_THAT(result.error->what(),
                     HasSubstr("stage 1 waited for the activation of micro-batch 0 from stage 0 on rank 0: "));
         EXPECT_EQ(result.error->record()->peer, 0);
+    }
+}
+
+// Whether this rank has heard of the failure yet, or its communicator alone.
+TEST(Messages, ThatCannotBeSentAreNamed) {
+    for (const bool is_told : {true, false}) {
+        const Outcomes outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
+            const auto messages = messages_of(comm);
+            if (comm.rank() == 1) return;
+            messages->begin(Pass::training, patience(milliseconds{20000}));
+            if (is_told) {
+                messages->fail(Error(Code::user, "enough"));
+            } else {
+                comm.abort("enough");
+            }
+            messages->send({Kind::activation, 0, 2}, {});
+        });
+        ASSERT_TRUE(outcomes[0]);
+        EXPECT_THAT(outcomes[0]->what(),
+                    AllOf(HasSubstr("could not send the activation of micro-batch 2 from stage 0 on rank 0: "),
+                          HasSubstr("enough")));
     }
 }
 

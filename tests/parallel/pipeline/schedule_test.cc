@@ -197,5 +197,13 @@ TEST_F(Csvs, AnEmptyFileIsRefused) {
     refused("\n\n", "no actions");
 }
 
+TEST_F(Csvs, OnesBeyondTheLimitAreRefused) {
+    std::string text(max_csv_bytes, ' ');
+    EXPECT_THAT(refusal_of([&] { (void)from_csv(text); }), HasSubstr("no actions"));
+    text += ' ';
+    EXPECT_THAT(refusal_of([&] { (void)from_csv(text); }),
+                HasSubstr("a schedule of 268435457 bytes; at most 268435456 are allowed"));
+}
+
 }  // namespace
 }  // namespace tsr::pipeline

@@ -597,6 +597,30 @@
 //! }
 //! ```
 //!
+//! A shard of FSDP is a part of a parameter; no other model takes it for a whole one:
+//!
+//! ```
+//! use tessera::{params, units, Comm, Fsdp, Params};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let shard = fsdp.shard(0)?;
+//!     Params::new().with("w", (shard.to_vec(), [1]));
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! use tessera::{params, units, Comm, Fsdp, Params};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let shard = fsdp.shard(0)?;
+//!     Params::new().with("w", shard);
+//!     Ok(())
+//! }
+//! ```
+//!
 //! Tensors, which count their views without a lock, stay on their thread:
 //!
 //! ```compile_fail,E0277

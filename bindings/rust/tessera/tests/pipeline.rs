@@ -8,8 +8,10 @@ use std::fmt;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::slice;
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
 
-use common::{alone, ranks};
+use common::{alone, deadline, ranks};
 use tessera::PipelineSchedule::{
     DualPipeV, GPipe, Interleaved1F1B, InterleavedZeroBubble, LoopedBfs, OneFOneB, ZbH2, Zbv,
 };
@@ -493,6 +495,91 @@ fn a_panic_of_a_callback_fails_the_step_and_resumes_on_its_rank() {
         assert!(later.code() == Code::Aborted && later.message().contains(says), "{later:?}");
         batch[0].view_mut::<f64>().unwrap().fill(0.0); // ours again
     });
+}
+
+/// Stages that hand their inputs on, after what `0` does.
+struct Passing<F>(F);
+
+impl<F: FnMut(&StageCall<'_>) -> CallbackResult<()>> Stages for Passing<F> {
+    fn forward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+        (self.0)(call)?;
+        let x = call.inputs()[0].view::<f64>()?;
+        if call.stage() < 2 {
+            call.output::<f64>([x.len()])?.copy_from_slice(x);
+        }
+        Ok(())
+    }
+
+    fn backward(&mut self, _: &StageCall<'_>) -> CallbackResult<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_late_callback_is_named_on_every_rank() {
+    let (failed, changed) = (Mutex::new(0), Condvar::new());
+    let codes = ranks(3, |comm| {
+        let rank = comm.rank().unwrap();
+        // The other ranks wait for nobody but the late one, which goes on when they have failed.
+        let mut stages = Passing(|call: &StageCall<'_>| {
+            if call.stage() == 1 {
+                let others = changed.wait_timeout_while(failed.lock().unwrap(), deadline(), |failed| *failed < 2);
+                assert!(!others.unwrap().1.timed_out());
+            }
+            Ok(())
+        });
+        let mut pipe = Pipeline::builder(&comm, &[rank]).microbatches(3).build().unwrap();
+        if rank != 1 {
+            comm.set_timeout(Duration::from_millis(300)).unwrap();
+        }
+        let batch = [Tensor::new(vec![1.0; 3], [3]).unwrap()];
+        let error = pipe.step(&mut stages, &batch, &[]).unwrap_err();
+        if rank != 1 {
+            *failed.lock().unwrap() += 1;
+            changed.notify_one();
+        }
+        assert!(error.message().contains(" of micro-batch 0 from stage 1 on rank 1, in vain for 0.3 s"), "{error}");
+        let waited = ["stage 0 waited for the gradient", "stage 2 waited for the activation"];
+        assert!(waited.iter().any(|waited| error.message().contains(waited)), "{error}");
+        assert!(error.code() != Code::Timeout || error.peer() == Some(1), "{error:?}");
+        error.code()
+    });
+    assert!(codes[0] == Code::Timeout || codes[2] == Code::Timeout, "{codes:?}");
+    assert_eq!(codes[1], Code::Aborted);
+}
+
+#[test]
+fn a_shape_that_a_stage_does_not_expect_is_named_on_every_rank() {
+    let codes = ranks(3, |comm| {
+        let mut stages = Passing(|call: &StageCall<'_>| match call.inputs()[0].shape() {
+            shape if call.stage() == 1 && shape != [2] => {
+                Err(format!("the input is {shape:?}, expected was [2]").into())
+            }
+            _ => Ok(()),
+        });
+        let mut pipe = Pipeline::builder(&comm, &[comm.rank().unwrap()]).microbatches(3).build().unwrap();
+        let batch = [Tensor::new(vec![1.0; 5], [5]).unwrap()]; // in parts of 2, 2 and 1
+        let error = pipe.step(&mut stages, &batch, &[]).unwrap_err();
+        let says = "stage 1, micro-batch 2, forward: the callback failed: the input is [1], expected was [2]";
+        assert!(error.message().contains(says), "{error}");
+        error.code()
+    });
+    assert_eq!(codes, [Code::Aborted, Code::User, Code::Aborted]);
+}
+
+#[test]
+fn a_csv_that_cannot_be_used_is_refused() {
+    let comm = alone();
+    for (csv, says) in [
+        ("0F0,0X0".to_owned(), "line 1, cell 2: '0X0' has an unknown action"),
+        ("0F0,0B0\n1F0,1B0".to_owned(), "the CSV has a schedule of 2 ranks; the communicator has 1"),
+        ("0F0,0F0".to_owned(), "0F0: already computed before"),
+        (",".repeat((256 << 20) + 1), "a schedule of 268435457 bytes; at most 268435456 are allowed"),
+    ] {
+        let error = Pipeline::builder(&comm, &[0]).schedule_csv(csv).build().unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.message().contains(says), "{error}");
+    }
 }
 
 #[test]

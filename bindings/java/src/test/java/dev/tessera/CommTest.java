@@ -332,7 +332,9 @@ class CommTest {
             final String message = assertThrows(IllegalStateException.class, () -> dp.barrier()).getMessage();
             assertTrue(message.contains("Mesh that it belongs to"), message);
             assertThrows(IllegalArgumentException.class, () -> Mesh.over(comm).dim("a", 2).dim("a", 2));
-            assertThrows(TesseraInvalidArgumentException.class, () -> Mesh.over(comm).dim("a", 3).build());
+            final String size = assertThrows(TesseraInvalidArgumentException.class,
+                    () -> Mesh.over(comm).dim("dp", 2).dim("tp", 3).build()).getMessage();
+            assertTrue(size.contains("(dp 2, tp 3) needs 6 ranks, but the communicator has 4"), size);
         });
     }
 

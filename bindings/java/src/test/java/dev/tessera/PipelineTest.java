@@ -13,6 +13,7 @@ import java.io.IOException;
 import java.nio.DoubleBuffer;
 import java.nio.ReadOnlyBufferException;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -20,6 +21,7 @@ import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -479,9 +481,18 @@ class PipelineTest {
                 assertEquals(2, pipe.microbatches());
                 assertEquals(2, pipe.stageCount());
             }
-            final TesseraException error = assertThrows(TesseraException.class,
-                    () -> trainer.join(comm, comm.rank()).scheduleCsv("nonsense").build());
-            assertEquals(ErrorCode.INVALID_ARGUMENT, error.code(), error.toString());
+            final String message = refused(() -> trainer.join(comm, comm.rank()).scheduleCsv("0F0,0X0").build());
+            assertTrue(message.contains("line 1, cell 2: '0X0' has an unknown action"), message);
+        });
+    }
+
+    @Test
+    void aCsvThatIsTooLargeIsRefused() throws Exception {
+        Ranks.run(1, comm -> {
+            final Pipeline.Builder builder =
+                    new Trainer().join(comm, 0).scheduleCsv(",".repeat((256 << 20) + 1));
+            final String message = refused(builder::build);
+            assertTrue(message.contains("a schedule of 268435457 bytes; at most 268435456 are allowed"), message);
         });
     }
 
@@ -517,6 +528,61 @@ class PipelineTest {
             trainer.before = call -> {};
             try (Pipeline pipe = trainer.join(comm, comm.rank()).microbatches(4).build()) {
                 assertEquals(4, pipe.step(data.inputs, data.targets).length);
+            }
+        });
+    }
+
+    @Test
+    void aLateCallbackIsNamedOnEveryRank() throws Exception {
+        final CountDownLatch failed = new CountDownLatch(2);
+        final AtomicInteger timeouts = new AtomicInteger();
+        Ranks.run(3, comm -> {
+            final Data data = new Data(3, 3);
+            final Trainer trainer = new Trainer();
+            // The other ranks wait for nobody but the late one, which goes on when they have failed.
+            trainer.before = call -> assertTrue(
+                    call.stage() != 1 || failed.await(Patience.seconds(20), TimeUnit.SECONDS), "the others have failed");
+            try (Pipeline pipe = trainer.join(comm, comm.rank()).microbatches(3).build()) {
+                if (comm.rank() != 1) {
+                    comm.setTimeout(Duration.ofMillis(300));
+                }
+                final TesseraException error =
+                        assertThrows(TesseraException.class, () -> pipe.step(data.inputs, data.targets));
+                final String where = "(?s).*stage [02] waited for the (activation|gradient) of micro-batch 0 from "
+                        + "stage 1 on rank 1, in vain for 0.3 s; check the log of rank 1.*";
+                assertTrue(error.getMessage().matches(where), error.getMessage());
+                if (comm.rank() != 1 && error instanceof TesseraTimeoutException) {
+                    assertEquals(1, error.peer());
+                    timeouts.incrementAndGet();
+                } else {
+                    assertEquals(ErrorCode.ABORTED, error.code(), error.toString());
+                }
+            } finally {
+                if (comm.rank() != 1) {
+                    failed.countDown();
+                }
+            }
+        });
+        assertTrue(timeouts.get() >= 1);
+    }
+
+    @Test
+    void aShapeThatAStageDoesNotExpectIsNamedOnEveryRank() throws Exception {
+        Ranks.run(3, comm -> {
+            final Data data = new Data(5, 3); // in parts of 2, 2 and 1 rows
+            final Trainer trainer = new Trainer();
+            trainer.before = call -> {
+                final String shape = Arrays.toString(call.inputs().get(0).shape());
+                if (call.stage() == 1 && !shape.equals("[2, 3]")) {
+                    throw new IllegalArgumentException("the input is " + shape + ", expected was [2, 3]");
+                }
+            };
+            try (Pipeline pipe = trainer.join(comm, comm.rank()).microbatches(3).build()) {
+                final TesseraException error =
+                        assertThrows(TesseraException.class, () -> pipe.step(data.inputs, data.targets));
+                assertTrue(error.getMessage().contains("stage 1, micro-batch 2, forward: the callback failed: "
+                        + "IllegalArgumentException: the input is [1, 3], expected was [2, 3]"), error.getMessage());
+                assertEquals(comm.rank() == 1 ? ErrorCode.USER : ErrorCode.ABORTED, error.code(), error.toString());
             }
         });
     }
@@ -652,9 +718,14 @@ class PipelineTest {
         Ranks.run(2, comm -> {
             final Trainer trainer = new Trainer();
             String message = refused(() -> trainer.join(comm, 0).microbatches(2).build());
-            assertTrue(message.contains("stage"), message);
+            assertTrue(message.contains("stage 1 is missing; it belongs to rank 1"), message);
+            assertTrue(message.contains("stage 0 is on rank 0 and on rank 1"), message);
             message = refused(() -> trainer.join(comm, 1 - comm.rank()).microbatches(2).build());
-            assertTrue(message.contains("stage"), message);
+            assertTrue(message.contains("stage 0 is on rank 1; it belongs to rank 0"), message);
+            message = refused(() -> trainer.join(comm, 7 * comm.rank()).microbatches(2).build());
+            assertTrue(message.contains("stage 7 of rank 1 does not exist"), message);
+            message = refused(() -> trainer.join(comm, comm.rank()).microbatches(1).build());
+            assertTrue(message.contains("1 micro-batches on 2 ranks; the next number that works is 2"), message);
             message = refused(() -> Pipeline.on(comm).microbatches(2).build());
             assertTrue(message.contains("this rank has no stage"), message);
             message = refused(() -> trainer.join(comm, comm.rank()).build());

@@ -845,6 +845,20 @@ class TensorParallelTest {
     }
 
     @Test
+    void shardsOfFsdpAreNotCut() throws Exception {
+        onMesh(2, (mesh, rank) -> {
+            final Tensor whole = Tensor.zeros(DType.F64, 4, 2);
+            try (Fsdp fsdp = Fsdp.create(mesh.comm("tp"), List.of(FsdpUnit.of("fc1", Params.of("fc1.weight", whole))))) {
+                final Params shards = Params.of("fc1.weight", fsdp.shardTensor(0));
+                refused("\"fc1.weight\" is a shard of an FSDP model: create the tensor-parallel model first",
+                        TesseraInvalidArgumentException.class,
+                        () -> TensorParallel.over(mesh).params(shards).rule("fc1", Style.COLUMN).build());
+                TensorParallel.over(mesh).params(Params.of("fc1.weight", whole)).rule("fc1", Style.COLUMN).build().close();
+            }
+        });
+    }
+
+    @Test
     void anOptimizerRefusesGradientsThatWereNotSummed() throws Exception {
         onMesh(2, (mesh, rank) -> {
             try (TensorParallel tp = TensorParallel.over(mesh).rule("norm", Style.SEQUENCE)
