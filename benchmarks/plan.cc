@@ -1,5 +1,6 @@
 // What one rank of 1,024 computes, without a message, for a save and for a load of 100,000 tensors: no other rank is
-// there. Prints one JSON line a case: {"case", "rank", "ms": [a number a round]}.
+// there; and what every rank of a pipeline of 512 computes first, the whole schedule. Prints one JSON line a case:
+// {"case", "ms": [a number a round]}.
 #include <fmt/format.h>
 #include <time.h>
 
@@ -17,6 +18,7 @@
 #include "checkpoint/io/stream.hpp"
 #include "checkpoint/load/checkpoint.hpp"
 #include "checkpoint/model/plan.hpp"
+#include "parallel/pipeline/simulate.hpp"
 #include "temporary_directory.hpp"
 
 namespace {
@@ -27,6 +29,9 @@ constexpr int world_size = 1024;
 constexpr int layers = 10'000;
 constexpr int loading_rank = world_size - 1;
 constexpr int rounds = 9;
+constexpr int pipeline_ranks = 512;
+constexpr int microbatches = 4096;
+constexpr int pipeline_rounds = 5;
 
 // One layer: matrices whose rows all ranks share, or each half of them, and whole vectors.
 struct Kind {
@@ -89,8 +94,8 @@ double ms_of(const std::function<void()>& body) {
     return now() - begin;
 }
 
-void report(const char* name, int rank, const std::vector<double>& ms) {
-    std::printf("{\"case\":\"%s\",\"rank\":%d,\"ms\":[", name, rank);
+void report(const std::string& name, const std::vector<double>& ms) {
+    std::printf("{\"case\":\"%s\",\"ms\":[", name.c_str());
     for (size_t i = 0; i < ms.size(); ++i) std::printf("%s%.4f", i > 0 ? "," : "", ms[i]);
     std::printf("]}\n");
     std::fflush(stdout);
@@ -118,8 +123,8 @@ void bench_save(int rank, const State& state) {
         first.push_back(ms_of([&] { (void)fresh.of(state, rank, world_size, {}); }));
         again.push_back(ms_of([&] { (void)kept.of(state, rank, world_size, {}); }));
     }
-    report("save, first", rank, first);
-    report("save, again", rank, again);
+    report(fmt::format("save, first, rank {}", rank), first);
+    report(fmt::format("save, again, rank {}", rank), again);
 }
 
 // The files that this rank reads are there.
@@ -131,7 +136,19 @@ void bench_load(const char* name, const Checkpoint& checkpoint, int rank, int wo
     plan();  // reads the headers
     std::vector<double> ms;
     for (int round = 0; round < rounds; ++round) ms.push_back(ms_of(plan));
-    report(name, rank, ms);
+    report(fmt::format("{}, rank {}", name, rank), ms);
+}
+
+void bench_pipeline(const char* schedule, int stages_per_rank) {
+    std::vector<double> ms;
+    for (int round = 0; round < pipeline_rounds; ++round) {
+        ms.push_back(ms_of([&] {
+            const auto made = pipeline::make_schedule(schedule, pipeline_ranks, stages_per_rank, microbatches);
+            pipeline::validate(made);
+            (void)pipeline::simulate(made);
+        }));
+    }
+    report(fmt::format("pipeline, {}", schedule), ms);
 }
 
 void bench() {
@@ -167,7 +184,7 @@ void bench() {
     write_all(*file, name, std::as_bytes(std::span(text)), 0);
     std::vector<double> ms;
     for (int round = 0; round < rounds; ++round) ms.push_back(ms_of([&] { (void)Manifest::parse(text, name); }));
-    report("manifest, parsed", 0, ms);
+    report("manifest, parsed, rank 0", ms);
 
     const auto checkpoint = Checkpoint::open(path, posix_file_system(), Checkpoint::Hold::no);
     bench_load("load", *checkpoint, loading_rank, world_size);
@@ -178,6 +195,8 @@ void bench() {
 int main() {
     try {
         bench();
+        bench_pipeline("1f1b", 1);
+        bench_pipeline("zbv", 2);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "plan: %s\n", error.what());
         return 1;

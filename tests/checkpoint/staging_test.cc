@@ -25,6 +25,7 @@
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"
+#include "resident.hpp"
 #include "tensor/write_barrier.hpp"
 
 namespace tsr::testing {
@@ -38,13 +39,6 @@ int64_t page_faults() {
     rusage usage{};
     EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
     return usage.ru_minflt;
-}
-
-bool is_resident(std::span<const std::byte> memory) {
-    std::vector<unsigned char> pages((memory.size() + 4095) / 4096);
-    auto* begin = const_cast<std::byte*>(memory.data());  // mincore writes to the vector alone
-    EXPECT_EQ(::mincore(begin, memory.size(), pages.data()), 0);
-    return std::all_of(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1U) != 0; });
 }
 
 TEST(StagingPool, APrefaultedSlotIsResidentBeforeItIsWritten) {

@@ -2,11 +2,10 @@
 #include <gmock/gmock.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <thread>
 
-#include "base/json.hpp"
 #include "comm/flight_recorder.hpp"
+#include "json_lines.hpp"
 #include "ranks.hpp"
 #include "soon.hpp"
 #include "temporary_directory.hpp"
@@ -23,13 +22,6 @@ Operation operation(uint64_t count) {
     result.op = ReduceOp::sum;
     result.count = count;
     return result;
-}
-
-std::vector<Json> lines_of(const std::string& path) {
-    std::ifstream file(path);
-    std::vector<Json> lines;
-    for (std::string text; std::getline(file, text);) lines.push_back(Json::parse(text, path));
-    return lines;
 }
 
 TEST(FlightRecorder, TellsStatesAndTimesInOrder) {

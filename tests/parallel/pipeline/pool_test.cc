@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/error.hpp"
+#include "resident.hpp"
 
 namespace tsr::pipeline {
 namespace {
@@ -48,6 +49,14 @@ TEST(Pool, FreesWhatNoStepUses) {
     again.reset();
     for (int step = 0; step < 9; ++step) pool->begin_step();
     EXPECT_EQ(*pool->take(4096), std::byte{0}) << "new pages";
+}
+
+// A stage that writes its first activations waits for no page.
+TEST(Pool, MemoryIsResidentBeforeItIsWritten) {
+    constexpr size_t size = size_t{40} << 20;  // more than the allocator has at hand
+    const auto pool = std::make_shared<Pool>(cpu_device());
+    EXPECT_FALSE(testing::is_resident({cpu_device().allocate_zeroed(size).get(), size}));
+    EXPECT_TRUE(testing::is_resident({pool->take(size).get(), size}));
 }
 
 TEST(Pool, RefusesWhatTheDeviceHasNot) {

@@ -4,6 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
 
 namespace tsr::pipeline {
 namespace {
@@ -38,74 +44,128 @@ INSTANTIATE_TEST_SUITE_P(Known, Bubbles,
                                     "_" + std::to_string(row.param.microbatches);
                          });
 
-void for_all(const char* name, int stages_per_rank, int least_per_rank, auto&& check) {
-    for (int ranks = 1; ranks <= 8; ++ranks) {
-        for (int m = std::max(1, least_per_rank * ranks); m <= 16; ++m) {
-            const Schedule schedule = make_schedule(name, ranks, stages_per_rank, m);
-            check(ranks, m, simulate(schedule));
+struct Shape {
+    int ranks;
+    int per_rank;  // stages
+    int microbatches;
+
+    // Of an interleaved schedule: the micro-batches of a stage until the next stage's turn.
+    [[nodiscard]] int round() const { return microbatches / std::max(1, microbatches / ranks); }
+    [[nodiscard]] int missing() const { return std::max(0, ranks - microbatches); }  // to one for each rank
+};
+
+// What is known of a schedule for every shape that it takes, in units of F = I = W.
+struct Known {
+    const char* name;
+    std::pair<int, int> per_rank;
+    bool (*takes)(const Shape& of);
+    int (*idle)(const Shape& of);  // until the end of the pipeline; every rank's
+    int (*peak)(const Shape& of, int rank);
+    int (*inside)(const Shape& of, int rank);  // idle between its first and its last action; unknown if negative
+};
+
+constexpr int unknown = -1;
+
+bool takes_any(const Shape& /*of*/) { return true; }
+bool takes_rounds(const Shape& of) { return of.microbatches % std::max(1, of.microbatches / of.ranks) == 0; }
+int idle_of_loops(const Shape& of) { return 3 * (of.ranks - 1 + (of.per_rank - 1) * of.missing()); }
+// Forwards arrive rank by rank; the gradients that a rank sends on last leave it before the pipeline ends.
+int inside_of_loops(const Shape& of, int rank) { return idle_of_loops(of) - 3 * rank; }
+
+const std::vector<Known> table{
+    {"gpipe", {1, 1}, takes_any, idle_of_loops, [](const Shape& of, int) { return of.microbatches; }, inside_of_loops},
+    {"1f1b",
+     {1, 1},
+     [](const Shape& of) { return of.microbatches >= of.ranks; },
+     idle_of_loops,
+     [](const Shape& of, int rank) { return of.ranks - rank; },
+     inside_of_loops},
+    {"looped_bfs",
+     {1, 4},
+     takes_any,
+     idle_of_loops,
+     [](const Shape& of, int) { return of.per_rank * of.microbatches; },
+     inside_of_loops},
+    {"interleaved_1f1b",
+     {1, 4},
+     takes_rounds,
+     idle_of_loops,
+     [](const Shape& of, int rank) {
+         return std::min(of.microbatches * of.per_rank, (of.per_rank - 1) * of.round() + 2 * (of.ranks - 1 - rank) + 1);
+     },
+     inside_of_loops},
+    {"interleaved_zero_bubble",
+     {1, 4},
+     takes_rounds,
+     [](const Shape& of) {
+         return of.ranks - 1 + of.per_rank * of.missing() +
+                (of.per_rank - 1) * std::max(0, of.missing() - of.microbatches);
+     },
+     [](const Shape& of, int) {
+         return std::min(of.microbatches * of.per_rank, (of.per_rank - 1) * of.round() + of.ranks);
+     },
+     [](const Shape& of, int rank) { return of.missing() > 0 ? unknown : of.ranks - 1 - rank; }},
+    {"zb_h2",
+     {1, 1},
+     takes_any,
+     [](const Shape& of) { return std::max(of.ranks - 1, 2 * (of.ranks - 1) - of.microbatches / 2); },
+     [](const Shape& of, int) { return std::min(of.microbatches, 2 * of.ranks - 1); },
+     [](const Shape& of, int) { return of.microbatches < 2 * of.ranks - 1 ? unknown : 0; }},
+    {"zbv",
+     {2, 2},
+     takes_any,
+     [](const Shape& of) { return std::max(of.ranks - 1, 2 * (2 * of.ranks - 1 - of.microbatches)); },
+     [](const Shape& of, int rank) {
+         return std::min({2 * of.ranks, of.microbatches + 1 + rank, 2 * of.microbatches});
+     },
+     [](const Shape& of, int) { return of.microbatches < 2 * of.ranks - 1 ? unknown : 0; }},
+    {"dualpipev",
+     {2, 2},
+     [](const Shape& of) { return of.microbatches >= 2 * of.ranks; },
+     [](const Shape& of) { return of.ranks - 1; },
+     [](const Shape& of, int) { return 2 * of.ranks + 1; },
+     [](const Shape& of, int rank) { return of.ranks - 1 - rank; }},
+};
+
+void expect_known(const Known& known, const Shape& of) {
+    SCOPED_TRACE(::testing::Message() << of.ranks << " ranks, " << of.per_rank << " stages each, " << of.microbatches
+                                      << " micro-batches");
+    if (!known.takes(of)) {
+        EXPECT_THROW((void)make_schedule(known.name, of.ranks, of.per_rank, of.microbatches), Error);
+        return;
+    }
+    const Simulation result = simulate(make_schedule(known.name, of.ranks, of.per_rank, of.microbatches));
+    const int busy = 3 * of.per_rank * of.microbatches;
+    EXPECT_EQ(result.makespan, busy + known.idle(of));
+    for (int rank = 0; rank < of.ranks; ++rank) {
+        const RankTimes& times = result.ranks[static_cast<size_t>(rank)];
+        EXPECT_EQ(times.busy, busy);
+        EXPECT_EQ(times.peak, known.peak(of, rank)) << "rank " << rank;
+        const int inside = known.inside(of, rank);
+        if (inside != unknown) {
+            EXPECT_EQ(times.last - times.first - times.busy, inside) << "rank " << rank;
         }
     }
 }
 
-TEST(Simulation, GPipeAndOneFOneB) {
-    for_all("gpipe", 1, 0, [](int ranks, int m, const Simulation& result) {
-        EXPECT_EQ(result.makespan, 3 * (m + ranks - 1));
-        for (const RankTimes& rank : result.ranks) EXPECT_EQ(rank.peak, m);
-    });
-    for_all("1f1b", 1, 1, [](int ranks, int m, const Simulation& result) {
-        EXPECT_EQ(result.makespan, 3 * (m + ranks - 1));
-        for (int rank = 0; rank < ranks; ++rank) {
-            const RankTimes& times = result.ranks[static_cast<size_t>(rank)];
-            EXPECT_EQ(times.peak, ranks - rank);
-            EXPECT_EQ(times.last - times.first - times.busy, 3 * (ranks - 1 - rank));
-        }
-    });
-}
+class EveryShape : public ::testing::TestWithParam<Known> {};
 
-TEST(Simulation, SeveralStagesPerRank) {
-    for (int stages = 1; stages <= 4; ++stages) {
-        for_all("looped_bfs", stages, 1, [&](int ranks, int m, const Simulation& result) {
-            EXPECT_EQ(result.makespan, 3 * (stages * m + ranks - 1));
-            EXPECT_EQ(result.peak(), stages * m);
-        });
+TEST_P(EveryShape, HasTheKnownBubblesAndPeaks) {
+    const Known& known = GetParam();
+    for (int per_rank = known.per_rank.first; per_rank <= known.per_rank.second; ++per_rank) {
         for (int ranks = 1; ranks <= 8; ++ranks) {
-            for (int m = ranks; m <= 16; m += ranks) {
-                const Simulation result = simulate(make_schedule("interleaved_1f1b", ranks, stages, m));
-                EXPECT_EQ(result.makespan, 3 * (stages * m + ranks - 1));
-                for (int rank = 0; rank < ranks; ++rank) {
-                    EXPECT_EQ(result.ranks[static_cast<size_t>(rank)].peak,
-                              std::min(m * stages, (stages - 1) * ranks + 2 * (ranks - 1 - rank) + 1));
-                }
-                const Simulation zero = simulate(make_schedule("interleaved_zero_bubble", ranks, stages, m));
-                EXPECT_EQ(zero.idle(), ranks - 1) << ranks << " " << stages << " " << m;
-                for (const RankTimes& rank : zero.ranks) {
-                    EXPECT_EQ(rank.peak, std::min(m * stages, (stages - 1) * ranks + ranks));
-                }
-            }
+            for (int m = 1; m <= 16; ++m) expect_known(known, {ranks, per_rank, m});
         }
     }
 }
 
-TEST(Simulation, NoRankWaitsInZbH2) {
-    for_all("zb_h2", 1, 2, [](int ranks, int m, const Simulation& result) {
-        EXPECT_EQ(result.makespan, 3 * m + ranks - 1);
-        for (const RankTimes& times : result.ranks) {
-            EXPECT_EQ(times.last - times.first, times.busy);
-            EXPECT_EQ(times.peak, 2 * ranks - 1);
-        }
-    });
-}
+INSTANTIATE_TEST_SUITE_P(Of, EveryShape, ::testing::ValuesIn(table),
+                         [](const auto& known) { return std::string(known.param.name); });
 
-TEST(Simulation, StagesInAV) {
-    for_all("zbv", 2, 2, [](int ranks, int, const Simulation& result) {
-        EXPECT_EQ(result.idle(), ranks - 1);
-        for (const RankTimes& rank : result.ranks) {
-            EXPECT_EQ(rank.last - rank.first, rank.busy);
-            EXPECT_EQ(rank.peak, 2 * ranks);
-        }
-    });
-    for_all("dualpipev", 2, 2,
-            [](int ranks, int, const Simulation& result) { EXPECT_EQ(result.peak(), 2 * ranks + 1); });
+TEST(Simulation, TheTableHasAllSchedules) {
+    std::vector<std::string_view> names;
+    for (const Known& known : table) names.emplace_back(known.name);
+    for (const Name& one : schedule_names()) EXPECT_EQ(std::ranges::count(names, one.name), 1) << one.name;
 }
 
 TEST(Simulation, MessagesTakeTheirTimeAndQueueUpOnALink) {

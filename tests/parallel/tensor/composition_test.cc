@@ -119,26 +119,6 @@ std::shared_ptr<Optimizer> adam_of(const auto& model) {
     });
 }
 
-// What this rank holds of a whole parameter.
-std::vector<double> held_part(const std::vector<double>& whole, const Held& held) {
-    const Dims& shape = held.layout.shape();
-    std::vector<double> part;
-    for (const Box& box : held.layout.boxes_of(held.rank)) {
-        for (int64_t i = 0; i < box.numel(); ++i) {
-            int64_t rest = i;
-            int64_t at = 0;
-            int64_t stride = 1;
-            for (int d = shape.ndim() - 1; d >= 0; --d) {
-                at += (box.offsets[d] + rest % box.sizes[d]) * stride;
-                rest /= box.sizes[d];
-                stride *= shape[d];
-            }
-            part.push_back(whole[static_cast<size_t>(at)]);
-        }
-    }
-    return part;
-}
-
 void expect_near(const std::vector<double>& found, const std::vector<double>& expected, const std::string& what) {
     ASSERT_EQ(found.size(), expected.size()) << what;
     for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-10) << what << " " << i;

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/splitmix64.hpp"
 #include "comm/mesh.hpp"
+#include "optim/optimizer.hpp"
 #include "ranks.hpp"
 #include "tensor/layout.hpp"
 #include "tensor/tensor.hpp"
@@ -24,17 +26,22 @@ inline std::vector<double> random_numbers(uint64_t seed, size_t count) {
     return numbers;
 }
 
-inline Tensor tensor_of_shape(std::vector<double>& values, const Dims& shape) {
+template <class T>
+constexpr DType dtype_of = sizeof(T) == sizeof(float) ? DType::f32 : DType::f64;
+
+template <class T>
+Tensor tensor_of_shape(std::vector<T>& values, const Dims& shape) {
     values.resize(static_cast<size_t>(shape.product()));
-    return {reinterpret_cast<std::byte*>(values.data()), shape, DType::f64, {}};
+    return {reinterpret_cast<std::byte*>(values.data()), shape, dtype_of<T>, {}};
 }
 
 // Rank `rank`'s part of `whole` along `dim`, element by element.
-inline std::vector<double> part_of(const std::vector<double>& whole, const Dims& shape, int dim, int ranks, int rank) {
+template <class T>
+std::vector<T> part_of(const std::vector<T>& whole, const Dims& shape, int dim, int ranks, int rank) {
     const Range range = chunk(shape[dim], ranks, rank);
     int64_t inner = 1;
     for (int d = dim + 1; d < shape.ndim(); ++d) inner *= shape[d];
-    std::vector<double> part;
+    std::vector<T> part;
     for (size_t i = 0; i < whole.size(); ++i) {
         const int64_t at = static_cast<int64_t>(i) / inner % shape[dim];
         if (at >= range.begin && at < range.end) part.push_back(whole[i]);
@@ -48,12 +55,32 @@ inline Dims part_shape(Dims shape, int dim, int ranks, int rank) {
     return shape;
 }
 
+// What this rank holds of a whole parameter.
+template <class T>
+std::vector<T> held_part(const std::vector<T>& whole, const Held& held) {
+    const Dims& shape = held.layout.shape();
+    std::vector<T> part;
+    for (const Box& box : held.layout.boxes_of(held.rank)) {
+        for (int64_t i = 0; i < box.numel(); ++i) {
+            int64_t rest = i;
+            int64_t at = 0;
+            int64_t stride = 1;
+            for (int d = shape.ndim() - 1; d >= 0; --d) {
+                at += (box.offsets[d] + rest % box.sizes[d]) * stride;
+                rest /= box.sizes[d];
+                stride *= shape[d];
+            }
+            part.push_back(whole[static_cast<size_t>(at)]);
+        }
+    }
+    return part;
+}
+
 // out[i, j] = sum over k of a[i, k] b[j, k], plus what is there.
-inline void multiply_transposed(std::span<const double> a, std::span<const double> b, std::span<double> out,
-                                size_t rows, size_t columns, size_t inner) {
+void multiply_transposed(const auto& a, const auto& b, auto&& out, size_t rows, size_t columns, size_t inner) {
     for (size_t i = 0; i < rows; ++i) {
         for (size_t j = 0; j < columns; ++j) {
-            double sum = 0;
+            std::remove_cvref_t<decltype(out[0])> sum = 0;
             for (size_t k = 0; k < inner; ++k) sum += a[i * inner + k] * b[j * inner + k];
             out[i * columns + j] += sum;
         }
@@ -61,8 +88,7 @@ inline void multiply_transposed(std::span<const double> a, std::span<const doubl
 }
 
 // out[i, j] = sum over k of a[i, k] b[k, j], plus what is there.
-inline void multiply(std::span<const double> a, std::span<const double> b, std::span<double> out, size_t rows,
-                     size_t columns, size_t inner) {
+void multiply(const auto& a, const auto& b, auto&& out, size_t rows, size_t columns, size_t inner) {
     for (size_t i = 0; i < rows; ++i) {
         for (size_t k = 0; k < inner; ++k) {
             for (size_t j = 0; j < columns; ++j) out[i * columns + j] += a[i * inner + k] * b[k * columns + j];
@@ -71,8 +97,7 @@ inline void multiply(std::span<const double> a, std::span<const double> b, std::
 }
 
 // out[i, j] = sum over k of a[k, i] b[k, j], plus what is there.
-inline void multiply_first_transposed(std::span<const double> a, std::span<const double> b, std::span<double> out,
-                                      size_t rows, size_t columns, size_t inner) {
+void multiply_first_transposed(const auto& a, const auto& b, auto&& out, size_t rows, size_t columns, size_t inner) {
     for (size_t k = 0; k < inner; ++k) {
         for (size_t i = 0; i < rows; ++i) {
             for (size_t j = 0; j < columns; ++j) out[i * columns + j] += a[k * rows + i] * b[k * columns + j];
