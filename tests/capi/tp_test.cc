@@ -353,7 +353,8 @@ TEST(TpApi, AStepWithoutTheSumOfItsGradientsIsRefused) {
         ASSERT_OK(tsr_tp_grad(tp, 0, &grad));
         values_of(grad)[0] = 0.25;
         EXPECT_FAILS(tsr_optimizer_step(sgd), TSR_E_INVALID_STATE, "\"norm.weight\"");
-        EXPECT_FAILS(tsr_optimizer_clip_grad_norm(sgd, 1, 2, nullptr), TSR_E_INVALID_STATE, "sum_grads before you clip");
+        EXPECT_FAILS(tsr_optimizer_clip_grad_norm(sgd, 1, 2, nullptr), TSR_E_INVALID_STATE,
+                     "sum_grads before you clip");
         EXPECT_FAILS(tsr_optimizer_clip_grad_value(sgd, 1), TSR_E_INVALID_STATE, "sum_grads before you clip");
         ASSERT_OK(tsr_tp_sum_grads(tp, nullptr));
         ASSERT_OK(tsr_optimizer_clip_grad_norm(sgd, 1, 2, nullptr));

@@ -368,11 +368,11 @@ TEST(PipelineTraining, DdpReducesTheGradientsOfAStageOnceAStepDuringTheCoolDown)
         for (const int stage : own) {
             Layer& layer = trainer.results.layers.at(stage);
             const auto name = "/dp" + std::to_string(stage / 2);
-            models[stage] = std::make_unique<Ddp>(comm.split(place, comm.rank(), inner_options(comm, name)),
-                                                  std::vector<NamedTensor>{
-                                                      {"w", tensor_of(std::span(layer.w), DType::f64)},
-                                                      {"b", tensor_of(std::span(layer.b), DType::f64)}},
-                                                  DdpOptions{});
+            models[stage] =
+                std::make_unique<Ddp>(comm.split(place, comm.rank(), inner_options(comm, name)),
+                                      std::vector<NamedTensor>{{"w", tensor_of(std::span(layer.w), DType::f64)},
+                                                               {"b", tensor_of(std::span(layer.b), DType::f64)}},
+                                      DdpOptions{});
         }
         trainer.after_each_backward = [&](const StageCall& call) {
             if (!call.is_last_backward) return;
@@ -405,8 +405,10 @@ TEST(PipelineTraining, DdpReducesTheGradientsOfAStageOnceAStepDuringTheCoolDown)
         for (const int stage : own) {
             const Ddp& model = *models.at(stage);
             EXPECT_EQ(model.synced_steps(), 1);
-            EXPECT_THAT(model.grad(0).as<double>(), ElementsAreArray(mean(stage, [](auto& layer) { return layer.dw; })));
-            EXPECT_THAT(model.grad(1).as<double>(), ElementsAreArray(mean(stage, [](auto& layer) { return layer.db; })));
+            EXPECT_THAT(model.grad(0).as<double>(),
+                        ElementsAreArray(mean(stage, [](auto& layer) { return layer.dw; })));
+            EXPECT_THAT(model.grad(1).as<double>(),
+                        ElementsAreArray(mean(stage, [](auto& layer) { return layer.db; })));
         }
     }));
 }
