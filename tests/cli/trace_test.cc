@@ -293,7 +293,8 @@ TEST_F(Trace, AComputationHasALaneOfItsOwnAndIsNoCollective) {
     std::set<std::pair<int64_t, int64_t>> computing;
     std::set<std::pair<int64_t, int64_t>> communicating;
     std::set<std::pair<int64_t, int64_t>> named;
-    for (const Json& event : Json::parse(text, file).at("traceEvents").as_array()) {
+    const Json json = Json::parse(text, file);
+    for (const Json& event : json.at("traceEvents").as_array()) {
         const std::pair lane(event.at("pid").as_int(), event.at("tid").as_int());
         const std::string& name = event.at("name").as_string();
         if (name == "forward 3, stage 1" || name == "backward 3, stage 1") computing.insert(lane);

@@ -266,7 +266,11 @@ fn training_in_slices(comm: &Comm) {
     tp.enter(&part, &mut whole, &[2, 2], Some(0)).unwrap();
     tp.leave(&whole, &mut part, &[2, 2], Some(0), None).unwrap();
     tp.enter_parts(&part, &mut whole, &[2, 2], 0, |_, _| Ok(())).unwrap();
-    tp.leave_parts(&mut part, &[2, 2], 0, None, |_, part| Ok(part.fill(1.0))).unwrap();
+    tp.leave_parts(&mut part, &[2, 2], 0, None, |_, part| {
+        part.fill(1.0);
+        Ok(())
+    })
+    .unwrap();
     tp.leave_backward(&part, &mut whole, &[2, 2], Some(0)).unwrap();
     tp.enter_backward(&whole, &mut part, &[2, 2], Some(0)).unwrap();
     tp.gather(&part, &mut whole, &[2, 2], 0).unwrap();
