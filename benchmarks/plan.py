@@ -1,4 +1,4 @@
-"""What one of 1,024 ranks computes for a save and for a load of 100,000 tensors, and the complete schedule of a pipeline
+"""What one of 1,024 ranks computes for a save and for a load of 100,000 tensors, and the schedule of a pipeline
 of 512 ranks with 4,096 micro-batches, made, checked and simulated; against the targets.
 
 `plan.cc` plays one rank, without the others: a plan takes no message. Its times are of the processor, not of a clock.
