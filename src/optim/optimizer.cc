@@ -183,7 +183,7 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
     if (!(p >= 1))
         throw Error(Code::invalid_argument, fmt::format("the norm's p is {}; it must be at least 1 or infinite", p));
     refuse_if_others_step("its gradients cannot be clipped");
-    if (before_step_) before_step_();
+    if (before_clip_) before_clip_();
     double sum = power_sum(params_, p);
     if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // as the maximum over the ranks is, too
     sum = joined(sum, std::isinf(p) ? Over::max : Over::sum);
@@ -197,7 +197,7 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
 void Optimizer::clip_grad_value(double most) {
     check_not_negative("the clip value", most);
     refuse_if_others_step("its gradients cannot be clipped");
-    if (before_step_) before_step_();
+    if (before_clip_) before_clip_();
     bound_grads(params_, most);
 }
 

@@ -124,15 +124,18 @@ class Optimizer {
     void count_elsewhere(std::span<const size_t> params);
     [[nodiscard]] bool is_counted() const { return counted_; }
 
-    // `gate` is called before gradients or parameters are touched, and `before_step` instead of it before a step or a
-    // clip of gradients; they may throw INVALID_STATE, in which case nothing changes. `steps_now` is called when a step
-    // begins. They keep alive what they capture.
+    // `gate` is called before gradients or parameters are touched, and `before_step` instead of it before a step; they
+    // may throw INVALID_STATE, in which case nothing changes. `steps_now` is called when a step begins. They keep alive
+    // what they capture.
     void set_gate(std::function<void()> gate, std::function<void()> before_step = {},
                   std::function<void()> steps_now = {}) {
         gate_ = std::move(gate);
         before_step_ = before_step ? std::move(before_step) : gate_;
+        before_clip_ = gate_;
         steps_now_ = std::move(steps_now);
     }
+    // Gradients are clipped only when a step may follow. After set_gate.
+    void gate_clips_like_steps() { before_clip_ = before_step_; }
     // The model that it optimizes; nullptr: tensors of the caller.
     void set_model(const void* model) { model_ = model; }
     [[nodiscard]] const void* model() const { return model_; }
@@ -181,6 +184,7 @@ class Optimizer {
     bool others_step_ = false;
     std::function<void()> gate_;
     std::function<void()> before_step_;
+    std::function<void()> before_clip_;
     std::function<bool(size_t param)> has_grad_;
     std::function<void()> zeroed_;
     std::vector<Together> together_;

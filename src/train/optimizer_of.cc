@@ -100,6 +100,7 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<TensorParallel>& m
     }
     std::shared_ptr<Optimizer> optimizer = make(std::move(params), nullptr);
     set_gate(*optimizer, model, "the optimizer cannot use the gradients");
+    optimizer->gate_clips_like_steps();
     join_numbers(*optimizer, model->comm());
     return optimizer;
 }

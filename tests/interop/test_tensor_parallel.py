@@ -12,13 +12,12 @@ from conftest import LANGUAGES, RunJob, losses, newest, run
 from sampling import sample
 
 BATCH = 24  # of all ranks with other samples
-WAYS = {
-    "tp": (2, 1),
-    "dp+tp": (4, 2),
-    "fsdp+tp": (4, 2),
-    "pp": (4, 1),
-    "dp+tp+pp": (8, 2),
-}  # ranks, and those with other samples
+WAYS = [
+    *(("tp", ranks, 1) for ranks in (2, 4, 8)),
+    *((parallel, ranks, ranks // 2) for parallel in ("dp+tp", "fsdp+tp") for ranks in (4, 8)),
+    *(("pp", ranks, max(1, ranks // 4)) for ranks in (2, 4, 8)),
+    *(("dp+tp+pp", ranks, ranks // 4) for ranks in (4, 8)),
+]  # with the number of ranks, and of those with other samples
 
 
 def trained(
@@ -56,13 +55,18 @@ def expect_alone(alone: tuple[Path, str, list[float]], root: Path, output: str, 
 
 
 @pytest.mark.parametrize(
-    ("language", "parallel"),
-    sample([(one, parallel) for one in LANGUAGES for parallel in WAYS], 5, "slices in each language"),
+    ("language", "parallel", "ranks", "samplers"),
+    sample([(one, *way) for one in LANGUAGES for way in WAYS], 5, "slices in each language"),
 )
 def test_ranks_with_slices_equal_one_rank(
-    run_job: RunJob, tmp_path: Path, alone: tuple[Path, str, list[float]], language: str, parallel: str
+    run_job: RunJob,
+    tmp_path: Path,
+    alone: tuple[Path, str, list[float]],
+    language: str,
+    parallel: str,
+    ranks: int,
+    samplers: int,
 ) -> None:
-    ranks, samplers = WAYS[parallel]
     root = tmp_path / "root"
     expect_alone(alone, root, *trained(run_job, root, [language] * ranks, parallel, samplers))
 

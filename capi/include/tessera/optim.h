@@ -214,10 +214,11 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_join(tsr_optimizer *optimizer, tsr
  *  @param p          the order of the norm: 2, any other number from 1, or infinity for the largest magnitude
  *  @param norm       out, may be NULL: the norm before scaling; infinite if there are infinities or NaN, which stay
  *                    unchanged
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (as tsr_optimizer_step, or it steps in backward); over a
- *          tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which, as with other collectives, fails
- *          the communicator). After INVALID_ARGUMENT and INVALID_STATE this rank has not entered the collective: it may
- *          call again; the others wait for it until their deadline and then name it
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (gradients are being reduced, or it steps in backward; tensor
+ *          parallelism: as tsr_optimizer_step); over a tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED
+ *          (which, as with other collectives, fails the communicator). After INVALID_ARGUMENT and INVALID_STATE this
+ *          rank has not entered the collective: it may call again; the others wait for it until their deadline and then
+ *          name it
  *  @threadsafety exclusive  @collective yes over a tsr_fsdp or tsr_tp, or if joined
  *  @blocking only over a tsr_fsdp or tsr_tp, or if joined  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p,
@@ -226,7 +227,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *opti
 /** Clamp every gradient to [-most, most]; NaN stays NaN. Call it before the step.
  *  @param optimizer  borrowed for the call
  *  @param most       finite, not negative
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (as tsr_optimizer_step, or it steps in backward)
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (as tsr_optimizer_clip_grad_norm)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer *optimizer, double most);
 

@@ -24,6 +24,24 @@ constexpr milliseconds look_pause{50};  // between two checks of the path not wa
 constexpr milliseconds mixed_turn{1};   // for messages on both ways at once
 constexpr int32_t internal_tag = -1;    // of messages that are a step of a collective: no program's
 
+// A buffer of this host's ranks, numbered as in the communicator.
+class HostBuffer final : public Buffer {
+   public:
+    HostBuffer(std::shared_ptr<Buffer> buffer, std::vector<int> ranks)
+        : buffer_(std::move(buffer)), ranks_(std::move(ranks)) {}
+
+    [[nodiscard]] std::byte* data() const override { return buffer_->data(); }
+    [[nodiscard]] size_t size() const override { return buffer_->size(); }
+    [[nodiscard]] std::byte* of_rank(int rank) const override {
+        const auto here = std::ranges::find(ranks_, rank);
+        return here != ranks_.end() ? buffer_->of_rank(static_cast<int>(here - ranks_.begin())) : nullptr;
+    }
+
+   private:
+    std::shared_ptr<Buffer> buffer_;
+    std::vector<int> ranks_;
+};
+
 std::vector<Participant> hosts_of(const std::vector<Peer>& peers) {
     std::vector<Participant> hosts;
     for (const Peer& peer : peers) {
@@ -184,7 +202,7 @@ std::shared_ptr<Buffer> HierarchicalTransport::allocate(size_t size, uint64_t se
         local(call, {.collective = Collective::broadcast, .outputs = {&told, 1}, .peer = leader()});
     });
     if (failure) throw Error(*failure);
-    if (lacking < 0) return buffer;
+    if (lacking < 0) return std::make_shared<HostBuffer>(std::move(buffer), own_host());
     throw Error(Code::no_memory,
                 fmt::format("rank {}: cannot allocate a buffer of {} bytes per rank: rank {} is out of memory", rank_,
                             size, lacking))

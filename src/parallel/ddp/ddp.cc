@@ -358,12 +358,11 @@ void Ddp::zero_grad() {
 void Ddp::check_reduced_after(int64_t steps) const {
     check_idle("the optimizer cannot use the gradients");
     if (!sync_ || synced_steps_ != steps) return;
-    throw refusal(
-        Code::invalid_state,
-        fmt::format(
-            "the optimizer steps or clips {}: each rank would use its own; mark them ready and end the step "
-            "first, or turn synchronisation off for this step",
-            steps == 0 ? "before any gradients were reduced" : "but no gradients were reduced since its last step"));
+    throw refusal(Code::invalid_state,
+                  fmt::format("the optimizer steps {}: each rank would use its own; mark them ready and end the step "
+                              "first, or turn synchronisation off for this step",
+                              steps == 0 ? "before any gradients were reduced"
+                                         : "but no gradients were reduced since its last step"));
 }
 
 void Ddp::set_sync(bool sync) {

@@ -596,7 +596,7 @@ void Fsdp::check_reduced_after(int64_t steps) const {
     throw refusal(
         Code::invalid_state,
         fmt::format(
-            "the optimizer steps or clips {}; call grads_ready() and end the step first, with synchronisation and the "
+            "the optimizer steps {}; call grads_ready() and end the step first, with synchronisation and the "
             "reduction over replicas on",
             steps == 0 ? "before any gradients were reduced" : "but no gradients were reduced since its last step"));
 }

@@ -651,18 +651,33 @@ public final class TensorParallel extends NativeObject {
      * @param size of the full activation along {@code dim}
      * @param dim the dimension, at least 0
      * @param out receives this rank's part of the sum
-     * @param bias added once, as many elements as the last dimension of {@code out}; null: none
      * @param compute writes each part
      * @throws TesseraException with {@link ErrorCode#USER}, or the code of a Tessera or I/O exception, if {@code compute}
      *     threw: its exception is the cause, and the communicator has ended on every rank
      */
+    public void leaveParts(long size, int dim, Tensor out, PartCallback compute) {
+        leaveParts(size, dim, out, (long[]) null, compute);
+    }
+
+    /**
+     * {@link #leaveParts(long, int, Tensor, PartCallback)} with a bias, which is added once, after the sum. Collective.
+     *
+     * @param size of the full activation along {@code dim}
+     * @param dim the dimension, at least 0
+     * @param out receives this rank's part of the sum
+     * @param bias as many elements as the last dimension of {@code out}
+     * @param compute writes each part
+     */
     public void leaveParts(long size, int dim, Tensor out, Tensor bias, PartCallback compute) {
+        leaveParts(size, dim, out, bias.readDescriptor(), compute);
+        Reference.reachabilityFence(bias);
+    }
+
+    private void leaveParts(long size, int dim, Tensor out, long[] bias, PartCallback compute) {
         final long[] target = out.descriptor();
-        final long[] added = bias == null ? null : bias.readDescriptor();
         final int at = checked(dim);
         final PartRelay relay = new PartRelay(Objects.requireNonNull(compute, "compute"), false);
-        relay.run(ref, comm, h -> Native.tpLeaveParts(h, size, at, added, target, relay));
-        Reference.reachabilityFence(bias);
+        relay.run(ref, comm, h -> Native.tpLeaveParts(h, size, at, bias, target, relay));
         Reference.reachabilityFence(out);
     }
 

@@ -114,6 +114,7 @@ class BadInputTest {
             public void loadStateDict(Map<String, Object> given) {}
         });
         values.put(Pipeline.Callback.class, (Pipeline.Callback) call -> { });
+        values.put(TensorParallel.PartCallback.class, (TensorParallel.PartCallback) (begin, part) -> { });
         values.put(Ddp.Hook.class, (Ddp.Hook) bucket -> { });
         values.put(Launch.Program.class, (Launch.Program) () -> { });
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });

@@ -1149,8 +1149,11 @@ class TensorParallelTest {
                     assertEquals(List.of(0L, 1L), seen);
                     assertEquals(whole.doubles(), out.doubles());
                     assertThrows(IllegalStateException.class, () -> kept.get(0).doubles());
-                    tp.leaveParts(2, dim, mine, null, (begin, part) -> part.doubles().put(0, begin + 1).put(1, begin + 1));
+                    tp.leaveParts(2, dim, mine, (begin, part) -> part.doubles().put(0, begin + 1).put(1, begin + 1));
                     assertEquals(2.0 * (rank + 1), mine.doubles().get(1));
+                    final Tensor bias = Tensor.copyOf(dim == 0 ? new double[] {0.5, 0.5} : new double[] {0.5}, 2 - dim);
+                    tp.leaveParts(2, dim, mine, bias, (begin, part) -> part.doubles().put(0, begin + 1).put(1, begin + 1));
+                    assertEquals(2.0 * (rank + 1) + 0.5, mine.doubles().get(1));
                 }
                 final Tensor one = Tensor.zeros(DType.F64, 1);
                 final Tensor two = Tensor.zeros(DType.F64, 2);
@@ -1163,7 +1166,7 @@ class TensorParallelTest {
                 }
                 assertThrows(NullPointerException.class, () -> tp.enterParts(one, 0, two, null));
                 final Class<? extends TesseraException> ends = rank == 1 ? TesseraException.class : TesseraAbortedException.class;
-                assertThrows(ends, () -> tp.leaveParts(2, 0, one, null, (begin, part) -> {
+                assertThrows(ends, () -> tp.leaveParts(2, 0, one, (begin, part) -> {
                     if (rank == 1) {
                         throw new java.io.IOException("no more");
                     }
