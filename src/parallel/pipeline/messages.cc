@@ -253,8 +253,8 @@ void Messages::submit(const Request& request, Then then) {
 // --- receiving, on the progress thread but for the first header of a pass
 
 bool Messages::is_far_ahead(const Source& source) const {
-    const bool waits = awaited_ != nullptr && !(*awaited_)();
-    return pass_ == Pass::evaluation && !waits && source.not_taken >= max_ahead;
+    if (pass_ == Pass::training || source.not_taken < max_ahead) return false;
+    return awaited_ == nullptr || (*awaited_)();
 }
 
 void Messages::release_sources() {

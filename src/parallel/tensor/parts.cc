@@ -17,9 +17,6 @@ namespace tsr {
 
 namespace {
 
-// Jobs have deadlines of their own.
-Deadline until_done() { return Deadline::in(std::chrono::hours{24 * 365}); }
-
 // The parts of an activation, one per rank.
 class Parts {
    public:

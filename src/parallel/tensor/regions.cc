@@ -242,8 +242,8 @@ void TpQueue::run(std::function<void(TpMoves& moves)> body, StreamHandle stream,
     Communicator& comm = *moves_->comm();
     const Reentry once(this, "the model of communicator", comm.name());  // a callback while this waits for `last_`
     if (work == nullptr) {
-        // Jobs use the same scratch memory. Each has a deadline of its own.
-        if (last_ && !last_->done()) last_->wait(Deadline::in(std::chrono::hours{24 * 365}));
+        // Jobs use the same scratch memory.
+        if (last_ && !last_->done()) last_->wait(until_done());
         last_.reset();
         return comm.in_one_call([&] { body(*moves_); });
     }

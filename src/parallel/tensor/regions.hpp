@@ -70,6 +70,9 @@ class TpMoves {
     size_t temporary_size_ = 0;
 };
 
+// For waits for jobs of the communicator, each of which has its own deadline.
+[[nodiscard]] inline Deadline until_done() { return Deadline::in(std::chrono::hours{24 * 365}); }
+
 // Runs moves in the order of the calls. Owned by one thread.
 class TpQueue {
    public:
