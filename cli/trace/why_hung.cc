@@ -125,12 +125,22 @@ size_t transfers(const Flight& flight, Collective kind, int peer, int tag) {
     }));
 }
 
+bool computes(const Flight& flight) {
+    return std::ranges::any_of(
+        flight.operations, [](const Flown& flown) { return is_computation(flown) && flown.begun() && !flown.ended; });
+}
+
+// The transfer that has waited longest. A rank that computes has posted its transfers ahead and does not wait in them: one of
+// these counts only where no other rank waits.
 std::optional<Hang> hang_in_transfer(const Ranks& ranks) {
     std::optional<Hang> first;
+    std::pair<bool, double> order_of_first;
     for (const auto& [rank, flight] : ranks) {
+        const bool ahead = computes(flight);
         for (const Flown& flown : flight.operations) {
             if (!flown.begun() || !is_transfer(flown) || flown.finished()) continue;
-            if (first && first->since <= *flown.started) continue;
+            const std::pair order(ahead, *flown.started);
+            if (first && order_of_first <= order) continue;
             const Operation& operation = flown.operation;
             const double now = last_seen(flown, flight);
             const bool receives = operation.collective == Collective::recv;
@@ -147,6 +157,7 @@ std::optional<Hang> hang_in_transfer(const Ranks& ranks) {
                                 : fmt::format("rank {} never {} it: {}", operation.peer, receives ? "sent" : "received",
                                               last_words(ranks, operation.peer, now)));
             first = std::move(hang);
+            order_of_first = order;
         }
     }
     return first;

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <set>
 #include <thread>
 #include <tuple>
@@ -309,15 +310,19 @@ TEST_F(Trace, AComputationHasALaneOfItsOwnAndIsNoCollective) {
 }
 
 TEST_F(Trace, ARankThatIsAwaitedIsInAComputation) {
-    ranks(2, [this](Communicator& comm) {
+    std::latch posted_ahead(1);
+    ranks(2, [&](Communicator& comm) {
         std::vector<float> values(10);
         const Tensor tensor = tensor_of(std::span(values), DType::f32);
         if (comm.rank() == 0) {
+            posted_ahead.wait();
+            std::this_thread::sleep_for(milliseconds{10});  // the receive that waits longest is not the one that hangs
             return !runs(comm, {.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 1, .tag = 1});
         }
         comm.record("forward 3, stage 1", [&] {
             const WorkPtr meanwhile =
                 comm.submit({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0, .tag = 2});
+            posted_ahead.count_down();
             const Deadline deadline = soon();
             while (!comm.error() && !deadline.expired()) std::this_thread::yield();
             comm.write_trace(directory() + "/computing.jsonl");
