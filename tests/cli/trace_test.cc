@@ -315,15 +315,21 @@ TEST_F(Trace, ARankThatIsAwaitedIsInAComputation) {
         std::vector<float> values(10);
         const Tensor tensor = tensor_of(std::span(values), DType::f32);
         if (comm.rank() == 0) {
-            posted_ahead.wait();
-            std::this_thread::sleep_for(milliseconds{10});  // the receive that waits longest is not the one that hangs
+            posted_ahead.wait();  // the receive that waits longest is not the one that hangs
             return !runs(comm, {.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 1, .tag = 1});
         }
         comm.record("forward 3, stage 1", [&] {
             const WorkPtr meanwhile =
                 comm.submit({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0, .tag = 2});
-            posted_ahead.count_down();
             const Deadline deadline = soon();
+            std::string written;
+            while (written.find(R"("operation":"recv","state":"started")") == std::string::npos &&
+                   !deadline.expired()) {
+                comm.write_trace(directory() + "/computing.jsonl");
+                std::ifstream stream(directory() + "/computing.jsonl");
+                written.assign(std::istreambuf_iterator<char>(stream), {});
+            }
+            posted_ahead.count_down();
             while (!comm.error() && !deadline.expired()) std::this_thread::yield();
             comm.write_trace(directory() + "/computing.jsonl");
             EXPECT_THROW(meanwhile->wait(soon()), Error);

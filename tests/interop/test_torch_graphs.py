@@ -13,7 +13,7 @@ from run_torch import run_ranks
 from sampling import LONG, SEED
 
 JOBS = Path(__file__).with_name("torch_graph_jobs.py")
-SECONDS = 15
+SECONDS = 8
 A_BLOCK = 500
 # Each run draws others; --long takes the first 10,000.
 FIRST = [block * A_BLOCK for block in range(20)] if LONG else [20 * A_BLOCK + int(SEED) % 1_000_000]
