@@ -26,6 +26,7 @@ tsr_comm_options in_c(const CommOptions& options) {
     result.timeout_ms = static_cast<int32_t>(options.timeout.count());
     result.spin_count = options.spin_count;
     result.heartbeat_timeout_ms = static_cast<int32_t>(options.heartbeat.count());
+    result.cuda_device = options.device;
     return result;
 }
 
@@ -35,14 +36,10 @@ CommOptions options_over(CommOptions base, const tsr_comm_options* options) {
     base.timeout = milliseconds{given.timeout_ms};
     base.spin_count = given.spin_count;
     base.heartbeat = milliseconds{given.heartbeat_timeout_ms};
+    base.device = given.cuda_device;
     if (given.backend != nullptr) base.backend = given.backend;
     if (given.name != nullptr) base.name = given.name;
     return base;
-}
-
-void check_stream(const void* stream) {
-    if (stream == nullptr) return;
-    throw Error(Code::unsupported, "a CUDA stream was given, but this communicator has no CUDA transport");
 }
 
 // Runs the request, or submits it if the caller wants work.
@@ -74,33 +71,30 @@ class TensorList {
 
 // The common form: at most one input, at most one output.
 void issue(tsr_comm* comm, Collective collective, const tsr_tensor* input, const tsr_tensor* output, tsr_reduce_op op,
-           int32_t peer, int32_t tag, const void* stream, tsr_work** work) {
+           int32_t peer, int32_t tag, void* stream, tsr_work** work) {
     if (work != nullptr) *work = nullptr;
     Communicator& object = *object_of(comm, "comm");
-    check_stream(stream);
     const TensorList in(input, input == nullptr ? 0 : 1, "input");
     const TensorList out(output, output == nullptr ? 0 : 1, "output");
-    issue(object, {collective, in.list(), out.list(), static_cast<ReduceOp>(op), peer, tag, {}}, work);
+    issue(object, {collective, in.list(), out.list(), static_cast<ReduceOp>(op), peer, tag, {}, stream}, work);
 }
 
 void issue_list(tsr_comm* comm, Collective collective, const tsr_tensor* input, const tsr_tensor* tensors, size_t n,
-                const char* what, tsr_reduce_op op, int32_t peer, const void* stream, tsr_work** work) {
+                const char* what, tsr_reduce_op op, int32_t peer, void* stream, tsr_work** work) {
     if (work != nullptr) *work = nullptr;
     Communicator& object = *object_of(comm, "comm");
-    check_stream(stream);
     const TensorList in(input, input == nullptr ? 0 : 1, "input");
     const TensorList list(tensors, n, what);
-    issue(object, {collective, in.list(), list.list(), static_cast<ReduceOp>(op), peer, 0, {}}, work);
+    issue(object, {collective, in.list(), list.list(), static_cast<ReduceOp>(op), peer, 0, {}, stream}, work);
 }
 
 void issue_pairs(tsr_comm* comm, Collective collective, const tsr_tensor* inputs, const tsr_tensor* outputs, size_t n,
-                 tsr_reduce_op op, const void* stream, tsr_work** work) {
+                 tsr_reduce_op op, void* stream, tsr_work** work) {
     if (work != nullptr) *work = nullptr;
     Communicator& object = *object_of(comm, "comm");
-    check_stream(stream);
     const std::vector<Tensor> in = tensors_in(inputs, n, "inputs");
     const std::vector<Tensor> out = tensors_in(outputs, n, "outputs");
-    issue(object, {collective, in, out, static_cast<ReduceOp>(op), -1, 0, {}}, work);
+    issue(object, {collective, in, out, static_cast<ReduceOp>(op), -1, 0, {}, stream}, work);
 }
 
 }  // namespace
@@ -285,6 +279,10 @@ tsr_status tsr_comm_barrier(tsr_comm* comm, tsr_work** work) {
 
 tsr_status tsr_work_wait(const tsr_work* work, int32_t timeout_ms) {
     return guard([&] { own_object_of(work, "work")->wait(patience(timeout_ms)); });
+}
+
+tsr_status tsr_work_order(const tsr_work* work, void* stream, int32_t timeout_ms) {
+    return guard([&] { own_object_of(work, "work")->order(stream, patience(timeout_ms)); });
 }
 
 tsr_status tsr_work_test(const tsr_work* work, int32_t* done) {

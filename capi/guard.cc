@@ -124,6 +124,28 @@ std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* 
     return out;
 }
 
+namespace {
+
+void require_cpu(const Tensor& tensor, const std::string& what) {
+    if (tensor.device.type == DeviceType::cpu) return;
+    throw Error(Code::unsupported, fmt::format("{} is on CUDA device {}; this call supports tensors on the CPU only",
+                                               what, tensor.device.index));
+}
+
+}  // namespace
+
+Tensor cpu_tensor_in(const tsr_tensor* tensor, const char* what) {
+    const Tensor out = tensor_in(tensor, what);
+    require_cpu(out, what);
+    return out;
+}
+
+std::vector<Tensor> cpu_tensors_in(const tsr_tensor* tensors, size_t n, const char* what) {
+    std::vector<Tensor> out = tensors_in(tensors, n, what);
+    for (size_t i = 0; i < n; ++i) require_cpu(out[i], fmt::format("{}[{}]", what, i));
+    return out;
+}
+
 tsr_tensor tensor_out(const Tensor& tensor, const Dims& shape) {
     tsr_tensor out = tensor_out(tensor);
     out.shape = shape.data();

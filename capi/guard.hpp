@@ -134,6 +134,9 @@ Tensor tensor_in(const tsr_tensor* tensor, const char* what);
 // The same for a tensor that may have no data yet: then NULL is allowed, and the result's data is nullptr.
 Tensor described_in(const tsr_tensor& tensor, const std::string& what);
 std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* what);
+// The same for calls that reach the CPU's memory alone. Throws UNSUPPORTED for a tensor on a device.
+Tensor cpu_tensor_in(const tsr_tensor* tensor, const char* what);
+std::vector<Tensor> cpu_tensors_in(const tsr_tensor* tensors, size_t n, const char* what);
 // A view of `tensor`; `tensor.shape` must outlive it.
 tsr_tensor tensor_out(const Tensor& tensor);
 // The same with `shape`, if `tensor` itself does not live long enough.

@@ -168,9 +168,9 @@ void run(tsr_pipeline* handle, PassFn pass, const tsr_tensor* batch, size_t n_ba
                         fmt::format("losses has room for {} numbers; there are {} micro-batches", losses.count,
                                     schedule.microbatches));
         }
-        if (pipeline->has_stage(0)) inputs = tensors_in(batch, n_batch, "batch");
+        if (pipeline->has_stage(0)) inputs = cpu_tensors_in(batch, n_batch, "batch");
         if (pipeline->has_stage(schedule.stages() - 1)) {
-            goals = tensors_in(targets, n_targets, "targets");
+            goals = cpu_tensors_in(targets, n_targets, "targets");
             if (!weights.empty()) required(weights.data(), "weights");
             if (weights.empty() && weights.data() != nullptr) {
                 throw Error(Code::invalid_argument,
@@ -259,7 +259,7 @@ tsr_status tsr_pipeline_sum_tied(tsr_pipeline* pipeline, const tsr_tensor* gradi
         Tensor tensor;
         std::vector<int> tied;
         const auto refused = attempt([&] {
-            tensor = tensor_in(gradient, "gradient");
+            tensor = cpu_tensor_in(gradient, "gradient");
             tied = stages_in(stages, n);
         });
         if (refused) object->refuse(*refused);

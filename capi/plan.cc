@@ -34,16 +34,14 @@ tsr_status tsr_plan_create(tsr_comm* comm, int32_t collective, const tsr_tensor*
                 throw Error(Code::invalid_argument,
                             fmt::format("collective is {}; it must be a TSR_COLLECTIVE_ value", collective));
             }
-            if (stream != nullptr) {
-                throw Error(Code::unsupported, "a CUDA stream was given, but this communicator has no CUDA transport");
-            }
             const std::vector<Tensor> in = tensors_in(inputs, n_inputs, "inputs");
             const std::vector<Tensor> to = tensors_in(outputs, n_outputs, "outputs");
             return object->prepare({.collective = static_cast<Collective>(collective),
                                     .inputs = in,
                                     .outputs = to,
                                     .op = static_cast<ReduceOp>(op),
-                                    .peer = root});
+                                    .peer = root,
+                                    .stream = stream});
         });
     });
 }

@@ -261,7 +261,7 @@ tsr_status tsr_state_gather(tsr_state* state, tsr_comm* comm, const char* name, 
     return guard([&] {
         const auto& s = object_of(state, "state");
         const auto& ranks = object_of(comm, "comm");
-        gather_tensor(*ranks, *s, text(name, "name"), root, [&] { return tensor_in(whole, "whole"); });
+        gather_tensor(*ranks, *s, text(name, "name"), root, [&] { return cpu_tensor_in(whole, "whole"); });
     });
 }
 

@@ -11,7 +11,9 @@ namespace tsr {
 
 namespace {
 
-constexpr const char* known = "backends are auto, shm and gloo, each optionally prefixed with cpu:";
+constexpr const char* known =
+    "backends are auto, shm and gloo for tensors on the CPU and nccl for those on CUDA devices, as in "
+    "'cpu:auto,cuda:nccl'";
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why) {
     throw Error(Code::invalid_argument, fmt::format("backend '{}': {}; {}", text, why, known));
@@ -19,28 +21,34 @@ constexpr const char* known = "backends are auto, shm and gloo, each optionally 
 
 }  // namespace
 
-std::string cpu_backend(std::string_view text) {
-    if (text.empty()) return "auto";
-    std::string chosen;
+Backends backends_of(std::string_view text) {
+    Backends result;
+    if (text.empty()) return result;
+    bool has_cpu = false;
     for (size_t begin = 0; begin <= text.size();) {
         const size_t end = std::min(text.find(',', begin), text.size());
         const std::string_view part = text.substr(begin, end - begin);
         begin = end + 1;
         const size_t colon = part.find(':');
-        const std::string_view device = colon == std::string_view::npos ? "cpu" : part.substr(0, colon);
         const std::string_view name = colon == std::string_view::npos ? part : part.substr(colon + 1);
-        if (device == "cuda" || name == "nccl") {
-            throw Error(Code::unsupported,
-                        fmt::format("backend '{}': '{}' is for GPUs, but this version of Tessera has no transport "
-                                    "between GPUs; {}",
-                                    text, part, known));
+        const std::string_view device = colon != std::string_view::npos ? part.substr(0, colon)
+                                        : name == "nccl"                ? "cuda"
+                                                                        : "cpu";
+        if (device != "cpu" && device != "cuda") refuse(text, fmt::format("unknown device '{}'", device));
+        const bool for_cpu = name == "auto" || name == "shm" || name == "gloo";
+        if (!for_cpu && name != "nccl") refuse(text, fmt::format("unknown backend '{}'", name));
+        if (for_cpu != (device == "cpu")) refuse(text, fmt::format("'{}' does not serve device '{}'", name, device));
+        if (for_cpu ? has_cpu : result.nccl) refuse(text, "it names two backends for one device");
+        if (for_cpu) {
+            has_cpu = true;
+            result.cpu = name;
+        } else {
+            result.nccl = true;
         }
-        if (device != "cpu") refuse(text, fmt::format("unknown device '{}'", device));
-        if (name != "auto" && name != "shm" && name != "gloo") refuse(text, fmt::format("unknown backend '{}'", name));
-        if (!chosen.empty()) refuse(text, "it names two backends for one device");
-        chosen = name;
     }
-    return chosen;
+    return result;
 }
+
+std::string without_devices(std::string_view text) { return backends_of(text).cpu; }
 
 }  // namespace tsr

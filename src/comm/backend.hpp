@@ -1,4 +1,4 @@
-// Parses a backend string: "auto", "shm", "gloo", or PyTorch's list of one backend per device ("cpu:gloo").
+// Parses a backend string: "auto", "shm", "gloo", "nccl", or PyTorch's list of one backend per device ("cpu:gloo,cuda:nccl").
 #pragma once
 
 #include <string>
@@ -6,8 +6,17 @@
 
 namespace tsr {
 
-// The backend for CPUs: "auto" (also for an empty text), "shm" or "gloo". Throws UNSUPPORTED for a GPU backend,
-// INVALID_ARGUMENT for an unknown one.
-[[nodiscard]] std::string cpu_backend(std::string_view text);
+struct Backends {
+    std::string cpu = "auto";  // "auto", "shm" or "gloo"
+    bool nccl = false;         // for tensors on CUDA devices
+
+    friend bool operator==(const Backends&, const Backends&) = default;
+};
+
+// An empty text is "auto". Throws INVALID_ARGUMENT for what is unknown or named twice.
+[[nodiscard]] Backends backends_of(std::string_view text);
+
+// The backend string of a communicator for the CPU alone, of the same kind.
+[[nodiscard]] std::string without_devices(std::string_view text);
 
 }  // namespace tsr

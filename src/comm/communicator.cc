@@ -22,9 +22,9 @@ namespace {
 
 constexpr size_t max_name_size = 128;
 
-bool asks_for(const Peer& peer, std::string_view backend) {
+bool asks_for(const Peer& peer, const Backends& backends) {
     try {
-        return cpu_backend(peer.backend.data()) == backend;
+        return backends_of(peer.backend.data()) == backends;
     } catch (const Error&) {  // the peer reports its own error
         return false;
     }
@@ -40,9 +40,10 @@ bool have_company(const std::vector<Peer>& peers) {
 
 // An impossible backend is reported only here, after all ranks have met, so that they all fail together.
 std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
-    const std::string backend = cpu_backend(bootstrap.options.backend);
+    const Backends backends = backends_of(bootstrap.options.backend);
+    const std::string& backend = backends.cpu;
     for (const Peer& peer : bootstrap.peers) {
-        if (asks_for(peer, backend)) continue;
+        if (asks_for(peer, backends)) continue;
         throw Error(Code::mismatch, fmt::format("rank {} requests backend '{}', rank {} '{}'", bootstrap.rank,
                                                 bootstrap.options.backend, peer.rank, peer.backend.data()))
             .with_peer(peer.rank);
@@ -107,6 +108,9 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
     // Rank 0's random name is unique.
     const std::string id = hex(bootstrap.peers[0].endpoint).substr(0, 8);
     CommOptions options = bootstrap.options;
+    const auto before = std::span(bootstrap.peers).first(static_cast<size_t>(rank));
+    const auto place_on_host =
+        std::ranges::count_if(before, [&](const Peer& peer) { return peer.same_host(bootstrap.self()); });
     std::vector<int> launcher_ranks;
     for (const Peer& peer : bootstrap.peers) launcher_ranks.push_back(static_cast<int>(peer.launcher_rank));
     std::unique_ptr<Transport> transport;
@@ -118,8 +122,11 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
         throw error;
     }
     if (options.on_failure) options.on_failure(nullptr);
-    return Group::make(rank, world_size, id, std::move(options), store, std::move(transport),
-                       std::move(launcher_ranks));
+    const bool has_device = backends_of(options.backend).nccl;
+    auto group =
+        Group::make(rank, world_size, id, std::move(options), store, std::move(transport), std::move(launcher_ranks));
+    if (has_device) static_cast<Group&>(*group).open_device(static_cast<int>(place_on_host));
+    return group;
 }
 
 // The records of all ranks for a split: `own` is this rank's, `why` its error if it failed.
@@ -156,9 +163,14 @@ void Group::refuse_split(const Error& why) {
     throw of_launcher(why.with_rank(rank_), launcher_ranks_);
 }
 
-std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions& asked) {
-    CommOptions options = asked;
+CommOptions Group::with_own_place(CommOptions options) const {
     if (options.host_id.empty()) options.host_id = options_.host_id;
+    if (options.device < 0 && device_) options.device = device_->device().index;
+    return options;
+}
+
+std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions& asked) {
+    CommOptions options = with_own_place(asked);
     throw_if_unusable();
     std::optional<Endpoint> endpoint;
     Peer own;
@@ -214,6 +226,7 @@ CommOptions inner_options(const Communicator& parent, std::string_view suffix) {
     CommOptions options = parent.options();
     options.name.resize(std::min(options.name.size(), max_name_size - std::min(max_name_size, suffix.size())));
     options.name += suffix;
+    options.backend = without_devices(options.backend);
     return options;
 }
 

@@ -30,6 +30,7 @@ struct CommOptions {
     milliseconds heartbeat{30000};
     int spin_count = -1;  // -1: chosen from the numbers of ranks and usable cores
     std::string backend = "auto";
+    int device = -1;  // the CUDA device that this rank communicates from; -1: by its place among the ranks of its host
     std::string name = "world";
     std::string host_id;                              // empty: the parent's in a split, else the one of comm/host.hpp
     std::shared_ptr<FlightRequests> flight_requests;  // requests that the communicator answers; may be null

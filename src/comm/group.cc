@@ -91,6 +91,7 @@ void Group::refuse_own_job() const {
 // --- issuing
 
 void Group::run_inline(const Request& request) {
+    if (is_on_device(request)) return launch_now(request, operation_of(request));
     if (is_point_to_point(request.collective)) return transfer_inline(request);
     const Operation operation = operation_of(request);
     const uint64_t sequence = ++collectives_;
@@ -182,6 +183,7 @@ void Group::poison(const Error& error) {
     }
     poisoned_.store(true, std::memory_order_release);
     transport_->abort(error);
+    if (device_) device_->abort(aborted_by(error));
     tell_flight();
     if (options_.on_failure) options_.on_failure(error.record().get());
 }
@@ -284,7 +286,9 @@ void Group::set_timeout(milliseconds timeout) {
 
 void Group::leave() {
     if (fork_.in_child()) return;  // a forked child's copy: its parent stays
-    if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
+    if (unfinished_.load(std::memory_order_acquire) > 0 || (device_ && !device_->is_idle())) {
+        abort("the communicator was destroyed while it had work");
+    }
     left_.store(true, std::memory_order_release);
     transport_->leave();
     tell_flight();  // other holders may keep the group until the process ends
@@ -342,6 +346,7 @@ void Group::finalize() {
         throw Error(Code::invalid_state,
                     fmt::format("rank {}: communicator '{}' is already finalized", rank_, options_.name));
     }
+    if (device_) device_->drain(Deadline::in(timeout()));
     Request request;
     request.collective = Collective::finalize;
     run(request);

@@ -14,6 +14,7 @@
 #include "base/reentry.hpp"
 #include "base/ring.hpp"
 #include "comm/communicator.hpp"
+#include "comm/device_queue.hpp"
 #include "comm/flight_recorder.hpp"
 #include "comm/flight_requests.hpp"
 #include "comm/plan.hpp"
@@ -57,8 +58,9 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         relatives_->remove(this);
         if (options_.flight_requests) options_.flight_requests->remove(this);
         tell_flight();
+        if (thread_.joinable() || device_) Group::leave();
+        device_.reset();  // its thread calls this object
         if (!thread_.joinable()) return;
-        Group::leave();
         {
             const std::lock_guard lock(mutex_);
             stopping_ = true;
@@ -82,19 +84,25 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     }
     void set_timeout(milliseconds timeout) override;
 
+    // Connects the ranks' devices too; `place`: this rank's among the ranks of its host. Collective, before anything else.
+    void open_device(int place);
+
     void run(const Request& request) override {
         const Call once = enter();
-        validate(request, rank_, world_size_);
+        check(request);
         if (runs_inline()) return run_inline(request);
         await(enqueue(request));
     }
 
     WorkPtr submit(const Request& request) override {
         const Call once = enter();
-        validate(request, rank_, world_size_);
+        check(request);
         refuse_own_job();
         throw_if_unusable();
-        return enqueue(request).work;
+        if (!is_on_device(request)) return enqueue(request).work;
+        const auto work = std::make_shared<Work>();
+        launch_beside(request, operation_of(request), work);
+        return work;
     }
 
     std::shared_ptr<Plan> prepare(const Request& request) override;
@@ -151,8 +159,14 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         uint64_t ticket = 0;  // in the flight recorder
         std::shared_ptr<const std::function<void()>> job;
         milliseconds timeout{0};  // when the task was queued
+        // Of an asynchronous operation on a device: what it comes after, and the work that ends with it; `work` ends when it is
+        // launched.
+        std::shared_ptr<DeviceEvent> after;
+        WorkPtr on_device;
 
-        [[nodiscard]] bool is_transfer() const { return request && is_point_to_point(request->view().collective); }
+        [[nodiscard]] bool is_transfer() const {
+            return request && is_point_to_point(request->view().collective) && !is_on_device(request->view());
+        }
     };
     struct ActiveTransfer {
         Task task;
@@ -196,6 +210,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         return progressing || unfinished_.load(std::memory_order_acquire) == 0;
     }
     [[nodiscard]] std::vector<Peer> peers_of_split(const Peer& own, const std::string& why);
+    // The host and the device of this rank, unless others are given.
+    [[nodiscard]] CommOptions with_own_place(CommOptions options) const;
     [[nodiscard]] CommOptions begin_shrink(const CommOptions& asked);
     [[nodiscard]] Error store_is_lost(const Error& why) const;
     [[nodiscard]] size_t place_among(const std::vector<Peer>& members, const Peer& own) const;
@@ -203,6 +219,12 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
                         milliseconds timeout);
     void transfer_inline(const Request& request);
+    void check(const Request& request);
+    void on_device(Collective collective, FunctionRef<void(DeviceApi&)> body);
+    // Of a request on a device. The first returns when it is enqueued; what it fails with, the second puts into `work`.
+    void launch_now(const Request& request, const Operation& operation);
+    void launch_beside(const Request& request, const Operation& operation, const WorkPtr& work);
+    void launch(const Request& request, const Task& task);
     void run_job(const std::function<void()>& job);
     Task enqueue(const Request& request);
     void enqueue(Task task);
@@ -238,6 +260,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     std::shared_ptr<Relatives> relatives_ = std::make_shared<Relatives>();
     FlightRecorder flight_;
     std::atomic<bool> flight_told_{false};
+    std::unique_ptr<DeviceQueue> device_;  // null: for tensors on the CPU alone
 
     // Counted by the thread that issues to the transport: the issuer while nothing is unfinished, else the progress
     // thread.

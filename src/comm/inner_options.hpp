@@ -7,7 +7,7 @@
 
 namespace tsr {
 
-// The options of `parent`, with `suffix` appended to its name, which is truncated if necessary.
+// The options of `parent`, with `suffix` appended to its name, which is truncated if necessary, for tensors on the CPU alone.
 [[nodiscard]] CommOptions inner_options(const Communicator& parent, std::string_view suffix);
 
 }  // namespace tsr

@@ -32,7 +32,9 @@ std::shared_ptr<Communicator> DeviceMesh::join(Communicator& comm, const std::ve
                                                const std::string& name) const {
     int first = rank_;
     for (const int dim : dims) first = all_.first_of_group(first, dim);
-    std::shared_ptr<Communicator> group = comm.split(first, rank_, inner_options(comm, "/" + name));
+    CommOptions options = inner_options(comm, "/" + name);
+    options.backend = comm.options().backend;  // programs use it for their tensors
+    std::shared_ptr<Communicator> group = comm.split(first, rank_, options);
     // The mesh or the last of its slices calls leave().
     Communicator* const it = group.get();
     return {it, [group = std::move(group)](Communicator*) { group->leave(); }};

@@ -65,13 +65,31 @@ const Tensor& only(const Request& request, std::span<const Tensor> list, const c
     return list[0];
 }
 
-void check_tensor(const Request& request, const Tensor& tensor, const char* what, size_t index) {
+void check_device(const Request& request, const Tensor& tensor, const char* what, size_t index,
+                  const std::optional<Device>& device) {
+    if (tensor.device.type != DeviceType::cuda) {
+        refuse(request, "{}[{}] is on a device of unknown type {}", what, index, static_cast<int>(tensor.device.type));
+    }
+    if (!device) {
+        refuse<Code::unsupported>(
+            request,
+            "{}[{}] is on CUDA device {}, but this communicator has no transport for it; create it with "
+            "the backend 'cpu:auto,cuda:nccl'",
+            what, index, tensor.device.index);
+    }
+    if (tensor.device == *device) return;
+    refuse(request, "{}[{}] is on CUDA device {}, but this rank communicates from CUDA device {}", what, index,
+           tensor.device.index, device->index);
+}
+
+void check_tensor(const Request& request, const Tensor& tensor, const char* what, size_t index,
+                  const std::optional<Device>& device) {
     if (!is_known(tensor.dtype)) {
         refuse(request, "{}[{}] has unknown dtype {}", what, index, static_cast<int>(tensor.dtype));
     }
-    if (tensor.device.type != DeviceType::cpu) {
-        refuse<Code::unsupported>(request, "{}[{}] is on a CUDA device; this communicator has no transport for it",
-                                  what, index);
+    if (tensor.device.type != DeviceType::cpu) check_device(request, tensor, what, index, device);
+    if ((tensor.device.type != DeviceType::cpu) != is_on_device(request)) {
+        refuse(request, "{}[{}] is on another device than the first tensor; all must be on one", what, index);
     }
     if (tensor.data == nullptr && tensor.numel() > 0) refuse(request, "{}[{}] has no data", what, index);
     // Sizes are powers of two: no division in every call.
@@ -197,10 +215,16 @@ void check_all_gather_v(const Request& request, int rank, int world_size) {
 
 }  // namespace
 
-void validate(const Request& request, int rank, int world_size) {
+void validate(const Request& request, int rank, int world_size, const std::optional<Device>& device) {
     const Collective c = request.collective;
-    for (size_t i = 0; i < request.inputs.size(); ++i) check_tensor(request, request.inputs[i], "input", i);
-    for (size_t i = 0; i < request.outputs.size(); ++i) check_tensor(request, request.outputs[i], "output", i);
+    for (size_t i = 0; i < request.inputs.size(); ++i) check_tensor(request, request.inputs[i], "input", i, device);
+    for (size_t i = 0; i < request.outputs.size(); ++i) check_tensor(request, request.outputs[i], "output", i, device);
+    if (request.stream != nullptr && !is_on_device(request)) {
+        if (!device) {
+            refuse<Code::unsupported>(request, "a CUDA stream was given, but this communicator has no CUDA transport");
+        }
+        refuse(request, "a stream was passed, but the tensors are on the CPU, which has none; pass NULL");
+    }
     check_peer(request, rank, world_size);
     if (reduces(c)) check_reduction(request);
     const bool is_root = rank == request.peer;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,13 +47,21 @@ struct Request {
     int peer = -1;  // root, destination or source
     int tag = 0;
     std::string_view label;  // "bucket 5", in messages; lives as long as the program or the communicator
+    void* stream = nullptr;  // of the tensors' device
 };
 
 [[nodiscard]] inline bool is_point_to_point(Collective c) { return c == Collective::send || c == Collective::recv; }
 
-// Throws INVALID_ARGUMENT or UNSUPPORTED for a request that rank `rank` of `world_size` cannot make. Faults that show
-// only across ranks (different counts) are detected by the transport.
-void validate(const Request& request, int rank, int world_size);
+// The tensors are on another device than the CPU. All of a valid request are on one.
+[[nodiscard]] inline bool is_on_device(const Request& request) {
+    const auto first = request.inputs.empty() ? request.outputs : request.inputs;
+    return !first.empty() && first[0].device.type != DeviceType::cpu;
+}
+
+// Throws INVALID_ARGUMENT or UNSUPPORTED for a request that rank `rank` of `world_size` cannot make in a communicator for
+// tensors on the CPU and, if there is one, on `device`. Faults that show only across ranks (different counts) are detected by
+// the transport.
+void validate(const Request& request, int rank, int world_size, const std::optional<Device>& device);
 
 // How a rank describes its current operation to its peers: plain data. The fingerprints are equal if and only if the
 // ranks agree (except for hash collisions, 2^-64); they cover the length of each tensor of a list, and the label.

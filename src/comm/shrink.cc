@@ -158,8 +158,7 @@ class FailureWatch {
 // Ends all that goes on in this communicator; the options of the one to come.
 CommOptions Group::begin_shrink(const CommOptions& asked) {
     refuse_own_thread();
-    CommOptions options = asked;
-    if (options.host_id.empty()) options.host_id = options_.host_id;
+    CommOptions options = with_own_place(asked);
     check_options(options);
     if (!store_) {
         throw Error(Code::invalid_state,

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "device/device.hpp"
+
 namespace tsr {
 
 void Work::finish(std::optional<Error> error) {
@@ -17,23 +19,50 @@ void Work::finish(std::optional<Error> error) {
     if (callback) callback(error_);  // error_ no longer changes
 }
 
+void Work::launched(DeviceApi& device, std::shared_ptr<const DeviceEvent> event) {
+    {
+        const std::lock_guard lock(mutex_);
+        device_ = &device;
+        event_ = std::move(event);
+    }
+    changed_.notify_all();
+}
+
 void Work::begin_again() {
     const std::lock_guard lock(mutex_);
     done_ = false;
+    device_ = nullptr;
+    event_.reset();
     error_.reset();
 }
 
-void Work::wait(Deadline deadline) const {
-    std::unique_lock lock(mutex_);
-    while (!done_) {
+void Work::wait_for(const std::function<bool()>& ready, Deadline deadline, std::unique_lock<std::mutex>& lock) const {
+    while (!ready()) {
         if (deadline.expired()) throw Error(Code::not_ready, "the work is not done yet").retry_may_help();
         changed_.wait_for(lock, deadline.slice());
-        if (done_) break;
+        if (ready()) return;
         lock.unlock();
         poll_interrupt();
         lock.lock();
     }
+}
+
+void Work::wait(Deadline deadline) const {
+    std::unique_lock lock(mutex_);
+    wait_for([this] { return done_; }, deadline, lock);
     if (error_) throw Error(*error_);
+}
+
+void Work::order(void* stream, Deadline deadline) const {
+    std::unique_lock lock(mutex_);
+    wait_for([this] { return done_ || device_ != nullptr; }, deadline, lock);
+    if (error_) throw Error(*error_);
+    if (done_) return;
+    DeviceApi& device = *device_;
+    const auto event = event_;
+    lock.unlock();
+    device.check_stream(stream);
+    device.wait(stream, *event);
 }
 
 bool Work::done() const {

@@ -27,14 +27,26 @@ class Cpu final : public DeviceApi {
     [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size) override { return mapped(size, MAP_POPULATE); }
     [[nodiscard]] std::shared_ptr<std::byte> allocate_zeroed(size_t size) override { return mapped(size, 0); }
 
+    [[nodiscard]] std::shared_ptr<std::byte> allocate_host(size_t size) override { return allocate(size); }
+    [[nodiscard]] std::shared_ptr<void> register_host(std::byte* /*data*/, size_t /*size*/) override { return nullptr; }
+
+    [[nodiscard]] std::shared_ptr<void> new_stream() override { return nullptr; }
+    void in_use(FunctionRef<void()> body) override { body(); }
+    void check_stream(StreamHandle stream) override {
+        if (stream == nullptr) return;
+        throw Error(Code::invalid_argument,
+                    "a stream was passed for a tensor on the CPU; the CPU has no streams: pass NULL");
+    }
+    void check_memory(const std::byte* /*data*/) override {}
+
     void copy(std::byte* to, const std::byte* from, size_t size, StreamHandle stream) override {
-        refuse_stream(stream, name());
+        check_stream(stream);
         if (size > 0) std::memcpy(to, from, size);
     }
 
     void copy_rows(ByteRows to, ConstByteRows from, size_t rows, size_t row_size, StreamHandle stream) override {
         if (to.stride == row_size && from.stride == row_size) return copy(to.data, from.data, rows * row_size, stream);
-        refuse_stream(stream, name());
+        check_stream(stream);
         if (row_size == 0) return;
         for (size_t row = 0; row < rows; ++row) {
             std::memcpy(to.data + row * to.stride, from.data + row * from.stride, row_size);
@@ -42,16 +54,16 @@ class Cpu final : public DeviceApi {
     }
 
     void zero(std::byte* to, size_t size, StreamHandle stream) override {
-        refuse_stream(stream, name());
+        check_stream(stream);
         if (size > 0) std::memset(to, 0, size);
     }
 
     [[nodiscard]] std::unique_ptr<DeviceEvent> record(StreamHandle stream) override {
-        refuse_stream(stream, name());
+        check_stream(stream);
         return std::make_unique<DoneEvent>();
     }
 
-    void wait(StreamHandle stream, const DeviceEvent& /*event*/) override { refuse_stream(stream, name()); }
+    void wait(StreamHandle stream, const DeviceEvent& /*event*/) override { check_stream(stream); }
 
    private:
     static std::shared_ptr<std::byte> mapped(size_t size, int flags) {

@@ -6,16 +6,14 @@
 
 namespace tsr {
 
-void DeviceApi::refuse_stream(StreamHandle stream, std::string_view device) {
-    if (stream == nullptr) return;
-    throw Error(Code::invalid_argument,
-                fmt::format("a stream was passed for a tensor on the {0}; the {0} has no streams: pass NULL", device));
-}
-
 DeviceApi& device_api(Device device) {
-    if (device.type == DeviceType::cpu) return cpu_device();
-    throw Error(Code::unsupported, fmt::format("device type {} is not supported; use the CPU ({})",
-                                               static_cast<int>(device.type), static_cast<int>(DeviceType::cpu)));
+    switch (device.type) {
+        case DeviceType::cpu: return cpu_device();
+        case DeviceType::cuda: return cuda_device(device.index);
+    }
+    throw Error(Code::invalid_argument,
+                fmt::format("device type {} is unknown; the CPU is {}, CUDA {}", static_cast<int>(device.type),
+                            static_cast<int>(DeviceType::cpu), static_cast<int>(DeviceType::cuda)));
 }
 
 }  // namespace tsr

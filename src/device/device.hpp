@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/clock.hpp"
+#include "base/function_ref.hpp"
 #include "tensor/tensor.hpp"
 
 namespace tsr {
@@ -42,7 +43,7 @@ struct ConstByteRows {
 class DeviceApi {
    public:
     virtual ~DeviceApi() = default;
-    [[nodiscard]] virtual std::string_view name() const = 0;  // "CPU"
+    [[nodiscard]] virtual std::string_view name() const = 0;  // "CPU", "CUDA device 0"
 
     // Memory with undefined content, aligned to 4096 bytes, whose pages are resident. Freed with its last reference.
     // Throws NO_MEMORY with the size.
@@ -51,7 +52,23 @@ class DeviceApi {
     // The same, zeroed, but pages become resident only when they are written.
     [[nodiscard]] virtual std::shared_ptr<std::byte> allocate_zeroed(size_t size) = 0;
 
-    // The ranges must not overlap.
+    // Memory of the host that copies to and from this device reach directly, so that they run beside the host. Aligned to 4096
+    // bytes, undefined content. Throws NO_MEMORY with the size.
+    [[nodiscard]] virtual std::shared_ptr<std::byte> allocate_host(size_t size) = 0;
+    // The same for memory that is already there, until the last reference is gone; that memory must live longer.
+    [[nodiscard]] virtual std::shared_ptr<void> register_host(std::byte* data, size_t size) = 0;
+
+    // A queue of the device, destroyed with its last reference. nullptr on the CPU.
+    [[nodiscard]] virtual std::shared_ptr<void> new_stream() = 0;
+    // Runs `body` with this device as the thread's current one, for libraries that expect it there.
+    virtual void in_use(FunctionRef<void()> body) = 0;
+    // Throws INVALID_ARGUMENT for a stream of another device, or on a device that has none.
+    virtual void check_stream(StreamHandle stream) = 0;
+    // Throws INVALID_ARGUMENT if `data` cannot be memory of this device: "is memory of the host, not of CUDA device 0".
+    virtual void check_memory(const std::byte* data) = 0;
+
+    // To and from this device, or within it. The ranges must not overlap. Memory of the host that is not allocated or registered
+    // above may make the call wait for the stream.
     virtual void copy(std::byte* to, const std::byte* from, size_t size, StreamHandle stream) = 0;
     virtual void copy_rows(ByteRows to, ConstByteRows from, size_t rows, size_t row_size, StreamHandle stream) = 0;
     virtual void zero(std::byte* to, size_t size, StreamHandle stream) = 0;
@@ -59,14 +76,13 @@ class DeviceApi {
     [[nodiscard]] virtual std::unique_ptr<DeviceEvent> record(StreamHandle stream) = 0;
     // Makes the stream wait for an event of another.
     virtual void wait(StreamHandle stream, const DeviceEvent& event) = 0;
-
-   protected:
-    // Throws INVALID_ARGUMENT for a stream on a device that has none.
-    static void refuse_stream(StreamHandle stream, std::string_view device);
 };
 
 [[nodiscard]] DeviceApi& cpu_device();
-// Throws UNSUPPORTED for a device without an implementation in this library.
+// Lives as long as the process. Throws UNSUPPORTED where CUDA cannot be used (no driver, too old a driver), INVALID_ARGUMENT
+// for a number that no device has.
+[[nodiscard]] DeviceApi& cuda_device(int index);
+[[nodiscard]] int cuda_device_count();  // throws UNSUPPORTED
 [[nodiscard]] DeviceApi& device_api(Device device);
 
 }  // namespace tsr

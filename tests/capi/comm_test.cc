@@ -253,18 +253,21 @@ TEST(CommApi, MismatchNamesBothSides) {
     });
 }
 
-TEST(CommApi, ABackendForGpusIsUnsupported) {
+TEST(CommApi, ABackendForGpusIsUnsupportedWithoutADriver) {
     tsr_comm_options options;
     ASSERT_OK(tsr_comm_options_init(&options, sizeof options));
     auto parent = api::alone();
     Owned<tsr_comm> comm;
     for (const char* backend : {"nccl", "cuda:nccl", "cpu:gloo,cuda:nccl"}) {
         options.backend = backend;
-        EXPECT_FAILS(tsr_comm_from_env(&options, comm.out()), TSR_E_UNSUPPORTED, "no transport between GPUs");
-        EXPECT_FAILS(tsr_comm_split(parent, 0, 0, &options, comm.out()), TSR_E_UNSUPPORTED, "auto, shm and gloo");
+        EXPECT_FAILS(tsr_comm_from_env(&options, comm.out()), TSR_E_UNSUPPORTED, "there is no NVIDIA driver");
+        EXPECT_FAILS(tsr_comm_split(parent, 0, 0, &options, comm.out()), TSR_E_UNSUPPORTED,
+                     "there is no NVIDIA driver");
     }
     options.backend = "carrier pigeon";
     EXPECT_FAILS(tsr_comm_from_env(&options, comm.out()), TSR_E_INVALID_ARGUMENT, "carrier pigeon");
+    options.backend = "cuda:gloo";
+    EXPECT_FAILS(tsr_comm_from_env(&options, comm.out()), TSR_E_INVALID_ARGUMENT, "auto, shm and gloo");
 }
 
 TEST(CommApi, BadArgumentsAreRefused) {

@@ -63,7 +63,7 @@ namespace {
     F(tsr_store_wait) F(tsr_state_add_tp) F(tsr_cross_entropy_options_init) F(tsr_tp_adam) F(tsr_tp_adamw) F(tsr_tp_create) F(tsr_tp_cross_entropy) \
     F(tsr_tp_destroy) F(tsr_tp_embed) F(tsr_tp_embed_backward) F(tsr_tp_enter) F(tsr_tp_enter_backward) F(tsr_tp_enter_parts) F(tsr_tp_gather) F(tsr_tp_grad) \
     F(tsr_tp_layout) F(tsr_tp_leave) F(tsr_tp_leave_backward) F(tsr_tp_leave_parts) F(tsr_tp_options_init) F(tsr_tp_param) F(tsr_tp_param_count) F(tsr_tp_sgd) \
-    F(tsr_tp_slice) F(tsr_tp_split) F(tsr_tp_sum_grads) F(tsr_tp_zero_grad) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_staged) F(tsr_work_test) \
+    F(tsr_tp_slice) F(tsr_tp_split) F(tsr_tp_sum_grads) F(tsr_tp_zero_grad) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_order) F(tsr_work_staged) F(tsr_work_test) \
     F(tsr_work_wait)
 // clang-format on
 
@@ -498,6 +498,7 @@ TEST(ForkedChild, DoesNotWaitForASaveOfItsParent) {
                   calls.push_back({"wait", tsr_saver_wait(handles.saver), api::message()});
                   calls.push_back({"save", tsr_saver_save(handles.saver, 3, state), api::message()});
                   calls.push_back({"work_wait", tsr_work_wait(work, -1), api::message()});
+                  calls.push_back({"work_order", tsr_work_order(work, nullptr, -1), api::message()});
                   calls.push_back({"work_test", tsr_work_test(work, &done), api::message()});
                   return refusals_missing(calls);
               }),

@@ -2,6 +2,7 @@
 #include "comm/backend.hpp"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -17,46 +18,65 @@ using ::testing::HasSubstr;
 
 Code refusal(const std::string& text) {
     try {
-        const std::string backend = cpu_backend(text);
-        ADD_FAILURE() << "'" << text << "' is taken for " << backend;
+        const Backends backends = backends_of(text);
+        ADD_FAILURE() << "'" << text << "' is taken for " << backends.cpu << (backends.nccl ? " and NCCL" : "");
         return Code::internal;
     } catch (const Error& error) {
         EXPECT_THAT(error.what(), HasSubstr("'" + text + "'"));
-        EXPECT_THAT(error.what(), HasSubstr("auto, shm and gloo"));
+        EXPECT_THAT(error.what(), HasSubstr("auto, shm and gloo for tensors on the CPU and nccl"));
         return error.code();
     }
 }
 
 TEST(Backend, IsNamedBareOrForTheCpu) {
-    EXPECT_EQ(cpu_backend(""), "auto");
+    EXPECT_EQ(backends_of(""), (Backends{"auto", false}));
     for (const std::string name : {"auto", "shm", "gloo"}) {
-        EXPECT_EQ(cpu_backend(name), name);
-        EXPECT_EQ(cpu_backend("cpu:" + name), name);
+        EXPECT_EQ(backends_of(name), (Backends{name, false}));
+        EXPECT_EQ(backends_of("cpu:" + name), (Backends{name, false}));
     }
 }
 
-TEST(Backend, ForGpusIsUnsupported) {
-    for (const char* text : {"nccl", "cuda:nccl", "cuda:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"}) {
-        EXPECT_EQ(refusal(text), Code::unsupported) << text;
+TEST(Backend, ForGpusComesBesideTheCpus) {
+    for (const char* text : {"nccl", "cuda:nccl", "cpu:auto,cuda:nccl", "auto,nccl"}) {
+        EXPECT_EQ(backends_of(text), (Backends{"auto", true})) << text;
     }
+    for (const char* text : {"cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "gloo,nccl"}) {
+        EXPECT_EQ(backends_of(text), (Backends{"gloo", true})) << text;
+    }
+    EXPECT_EQ(without_devices("cpu:gloo,cuda:nccl"), "gloo");
 }
 
 TEST(Backend, ThatNobodyKnowsIsAnInvalidArgument) {
-    for (const char* text : {"carrier pigeon", "SHM", "cpu:", "tpu:gloo", "gloo,", ",", "gloo,shm", "cpu:gloo,gloo"}) {
+    for (const char* text : {"carrier pigeon", "SHM", "cpu:", "tpu:gloo", "gloo,", ",", "gloo,shm", "cpu:gloo,gloo",
+                             "cuda:gloo", "cpu:nccl", "nccl,cuda:nccl"}) {
         EXPECT_EQ(refusal(text), Code::invalid_argument) << text;
     }
 }
 
-TEST(Backend, ThatOneRankCannotHaveIsToldToAll) {
+TEST(Backend, ThatOneRankLacksIsAMismatchOnAll) {
     const auto store = make_memory_store(patience(milliseconds{20000}));
     const Outcomes outcomes = run_threads(2, [&](int rank) {
         (void)Communicator::create(store, rank, 2, test_options(rank == 0 ? "cpu:gloo,cuda:nccl" : "gloo"));
     });
-    ASSERT_TRUE(outcomes[0] && outcomes[1]);
-    EXPECT_EQ(outcomes[0]->code(), Code::unsupported) << outcomes[0]->what();
-    EXPECT_EQ(outcomes[1]->code(), Code::mismatch) << outcomes[1]->what();
-    EXPECT_EQ(outcomes[1]->record()->peer, 0);
-    EXPECT_THAT(outcomes[1]->what(), HasSubstr("cuda:nccl"));
+    for (int rank = 0; rank < 2; ++rank) {
+        const auto& outcome = outcomes[static_cast<size_t>(rank)];
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch) << outcome->what();
+        EXPECT_EQ(outcome->record()->peer, 1 - rank);
+        EXPECT_THAT(outcome->what(), HasSubstr("cuda:nccl"));
+    }
+}
+
+TEST(Backend, ForGpusIsUnsupportedOnAllRanksWithoutADriver) {
+    if (::access("/dev/nvidiactl", F_OK) == 0) GTEST_SKIP() << "this machine has an NVIDIA driver";
+    const auto store = make_memory_store(patience(milliseconds{20000}));
+    const Outcomes outcomes = run_threads(
+        2, [&](int rank) { (void)Communicator::create(store, rank, 2, test_options("cpu:gloo,cuda:nccl")); });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::unsupported) << outcome->what();
+        EXPECT_THAT(outcome->what(), HasSubstr("there is no NVIDIA driver"));
+    }
 }
 
 // More would overwrite each other's parts of a segment.

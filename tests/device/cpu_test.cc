@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <numeric>
@@ -55,12 +56,24 @@ TEST(CpuDevice, HasNoStreams) {
     cpu_device().wait(nullptr, *event);
 }
 
-TEST(DeviceApi, OfAnotherDeviceIsUnsupported) {
+TEST(DeviceApi, WithoutADriverCudaIsUnsupported) {
+    if (::access("/dev/nvidiactl", F_OK) == 0) GTEST_SKIP() << "this machine has an NVIDIA driver";
     try {
         (void)device_api({DeviceType::cuda, 0});
         ADD_FAILURE();
     } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::unsupported);
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("there is no NVIDIA driver (libcuda.so.1"));
+    }
+}
+
+TEST(DeviceApi, AnUnknownTypeIsRefused) {
+    try {
+        (void)device_api({static_cast<DeviceType>(7), 0});
+        ADD_FAILURE();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::invalid_argument);
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("device type 7"));
     }
 }
 

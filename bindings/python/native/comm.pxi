@@ -144,31 +144,31 @@ def comm_error(Comm comm not None):
     return detached(error)
 
 
-def comm_all_reduce(Comm comm not None, object tensors, tsr_reduce_op op, bint async_op):
+def comm_all_reduce(Comm comm not None, object tensors, tsr_reduce_op op, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef TensorArray array = tensor_array(tensors)
     cdef tsr_work *work = NULL
     with nogil:
-        check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, array.tensors, array.count, op, NULL,
+        check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, array.tensors, array.count, op, <void *>stream,
                                   &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, array))
 
 
 def comm_reduce_scatter(Comm comm not None, Tensor input not None, Tensor output not None, tsr_reduce_op op,
-                        bint async_op):
+                        bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef tsr_work *work = NULL
     with nogil:
-        check(tsr_comm_reduce_scatter(<tsr_comm *>lease.ptr, &input.view, &output.view, op, NULL,
+        check(tsr_comm_reduce_scatter(<tsr_comm *>lease.ptr, &input.view, &output.view, op, <void *>stream,
                                       &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
-def comm_all_gather(Comm comm not None, Tensor input not None, Tensor output not None, bint async_op):
+def comm_all_gather(Comm comm not None, Tensor input not None, Tensor output not None, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef tsr_work *work = NULL
     with nogil:
-        check(tsr_comm_all_gather(<tsr_comm *>lease.ptr, &input.view, &output.view, NULL,
+        check(tsr_comm_all_gather(<tsr_comm *>lease.ptr, &input.view, &output.view, <void *>stream,
                                   &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
@@ -179,31 +179,32 @@ cdef same_length(TensorArray inputs, TensorArray outputs):
 
 
 def comm_reduce_scatter_coalesced(Comm comm not None, list inputs not None, list outputs not None, tsr_reduce_op op,
-                                  bint async_op):
+                                  bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef TensorArray ins = tensor_array(inputs)
     cdef TensorArray outs = tensor_array(outputs)
     cdef tsr_work *work = NULL
     same_length(ins, outs)
     with nogil:
-        check(tsr_comm_reduce_scatter_coalesced(<tsr_comm *>lease.ptr, ins.tensors, outs.tensors, ins.count, op, NULL,
-                                                &work if async_op else NULL))
+        check(tsr_comm_reduce_scatter_coalesced(<tsr_comm *>lease.ptr, ins.tensors, outs.tensors, ins.count, op,
+                                                <void *>stream, &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, ins, outs))
 
 
-def comm_all_gather_coalesced(Comm comm not None, list inputs not None, list outputs not None, bint async_op):
+def comm_all_gather_coalesced(Comm comm not None, list inputs not None, list outputs not None, bint async_op,
+                              size_t stream=0):
     cdef Lease lease = use(comm)
     cdef TensorArray ins = tensor_array(inputs)
     cdef TensorArray outs = tensor_array(outputs)
     cdef tsr_work *work = NULL
     same_length(ins, outs)
     with nogil:
-        check(tsr_comm_all_gather_coalesced(<tsr_comm *>lease.ptr, ins.tensors, outs.tensors, ins.count, NULL,
+        check(tsr_comm_all_gather_coalesced(<tsr_comm *>lease.ptr, ins.tensors, outs.tensors, ins.count, <void *>stream,
                                             &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, ins, outs))
 
 
-def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs not None, bint async_op):
+def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs not None, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef TensorArray array = tensor_array(outputs)
     cdef tsr_work *work = NULL
@@ -212,77 +213,82 @@ def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs no
     if array.count != <size_t>world_size:
         raise InvalidArgument(f"all_gather_v needs one output per rank, {world_size} in total, got {array.count}")
     with nogil:
-        check(tsr_comm_all_gather_v(<tsr_comm *>lease.ptr, &input.view, array.tensors, NULL,
+        check(tsr_comm_all_gather_v(<tsr_comm *>lease.ptr, &input.view, array.tensors, <void *>stream,
                                     &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, array))
 
 
-def comm_broadcast(Comm comm not None, object tensors, object root, bint async_op):
+def comm_broadcast(Comm comm not None, object tensors, object root, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef TensorArray array = tensor_array(tensors)
     cdef tsr_work *work = NULL
     cdef int32_t root_rank = int32(root, "root")
     with nogil:
-        check(tsr_comm_broadcast(<tsr_comm *>lease.ptr, array.tensors, array.count, root_rank, NULL,
+        check(tsr_comm_broadcast(<tsr_comm *>lease.ptr, array.tensors, array.count, root_rank, <void *>stream,
                                  &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, array))
 
 
 def comm_reduce(Comm comm not None, Tensor input not None, Tensor output, tsr_reduce_op op, object root,
-                bint async_op):
+                bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef tsr_tensor *out = NULL if output is None else &output.view
     cdef tsr_work *work = NULL
     cdef int32_t root_rank = int32(root, "root")
     with nogil:
-        check(tsr_comm_reduce(<tsr_comm *>lease.ptr, &input.view, out, op, root_rank, NULL, &work if async_op else NULL))
+        check(tsr_comm_reduce(<tsr_comm *>lease.ptr, &input.view, out, op, root_rank, <void *>stream,
+              &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
-def comm_gather(Comm comm not None, Tensor input not None, Tensor output, object root, bint async_op):
+def comm_gather(Comm comm not None, Tensor input not None, Tensor output, object root, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef tsr_tensor *out = NULL if output is None else &output.view
     cdef tsr_work *work = NULL
     cdef int32_t root_rank = int32(root, "root")
     with nogil:
-        check(tsr_comm_gather(<tsr_comm *>lease.ptr, &input.view, out, root_rank, NULL, &work if async_op else NULL))
+        check(tsr_comm_gather(<tsr_comm *>lease.ptr, &input.view, out, root_rank, <void *>stream,
+              &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
-def comm_scatter(Comm comm not None, Tensor input, Tensor output not None, object root, bint async_op):
+def comm_scatter(Comm comm not None, Tensor input, Tensor output not None, object root, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef tsr_tensor *from_ = NULL if input is None else &input.view
     cdef tsr_work *work = NULL
     cdef int32_t root_rank = int32(root, "root")
     with nogil:
-        check(tsr_comm_scatter(<tsr_comm *>lease.ptr, from_, &output.view, root_rank, NULL, &work if async_op else NULL))
+        check(tsr_comm_scatter(<tsr_comm *>lease.ptr, from_, &output.view, root_rank, <void *>stream,
+              &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
-def comm_all_to_all(Comm comm not None, Tensor input not None, Tensor output not None, bint async_op):
+def comm_all_to_all(Comm comm not None, Tensor input not None, Tensor output not None, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef tsr_work *work = NULL
     with nogil:
-        check(tsr_comm_all_to_all(<tsr_comm *>lease.ptr, &input.view, &output.view, NULL,
+        check(tsr_comm_all_to_all(<tsr_comm *>lease.ptr, &input.view, &output.view, <void *>stream,
                                   &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, input, output))
 
 
-def comm_send(Comm comm not None, Tensor tensor not None, object peer, object tag, bint async_op):
+def comm_send(Comm comm not None, Tensor tensor not None, object peer, object tag, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef tsr_work *work = NULL
     cdef int32_t peer_rank = int32(peer, "peer"), tag_number = int32(tag, "tag")
     with nogil:
-        check(tsr_comm_send(<tsr_comm *>lease.ptr, &tensor.view, peer_rank, tag_number, NULL, &work if async_op else NULL))
+        check(tsr_comm_send(<tsr_comm *>lease.ptr, &tensor.view, peer_rank, tag_number, <void *>stream,
+              &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, tensor))
 
 
-def comm_recv(Comm comm not None, Tensor tensor not None, object peer, object tag, bint async_op):
+def comm_recv(Comm comm not None, Tensor tensor not None, object peer, object tag, bint async_op, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef tsr_work *work = NULL
     cdef int32_t peer_rank = int32(peer, "peer"), tag_number = int32(tag, "tag")
     with nogil:
-        check(tsr_comm_recv(<tsr_comm *>lease.ptr, &tensor.view, peer_rank, tag_number, NULL, &work if async_op else NULL))
+        check(tsr_comm_recv(<tsr_comm *>lease.ptr, &tensor.view, peer_rank, tag_number, <void *>stream,
+              &work if async_op else NULL))
     return None if work == NULL else adopt(Work.__new__(Work), work, (comm, tensor))
 
 
@@ -299,6 +305,13 @@ def work_wait(Work work not None, object timeout_ms):
     cdef int32_t patience = -1 if timeout_ms is None else int32(timeout_ms, "the timeout in ms")
     with nogil:
         check(tsr_work_wait(<tsr_work *>lease.ptr, patience))
+
+
+def work_order(Work work not None, size_t stream, object timeout_ms):
+    cdef Lease lease = share(work)
+    cdef int32_t patience = -1 if timeout_ms is None else int32(timeout_ms, "the timeout in ms")
+    with nogil:
+        check(tsr_work_order(<tsr_work *>lease.ptr, <void *>stream, patience))
 
 
 def work_test(Work work not None):

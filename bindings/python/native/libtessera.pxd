@@ -168,6 +168,7 @@ cdef extern from "tessera/comm.h" nogil:
         const char *backend
         const char *name
         int32_t heartbeat_timeout_ms
+        int32_t cuda_device
     tsr_status tsr_comm_options_init(tsr_comm_options *options, size_t struct_size)
     tsr_status tsr_comm_from_env(const tsr_comm_options *options, tsr_comm **out)
     tsr_status tsr_comm_create(tsr_store *store, int32_t rank, int32_t world_size, const tsr_comm_options *options, tsr_comm **out)
@@ -198,6 +199,7 @@ cdef extern from "tessera/comm.h" nogil:
     tsr_status tsr_comm_recv(tsr_comm *comm, const tsr_tensor *tensor, int32_t peer, int32_t tag, void *stream, tsr_work **work)
     tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_work **work)
     tsr_status tsr_work_wait(const tsr_work *work, int32_t timeout_ms)
+    tsr_status tsr_work_order(const tsr_work *work, void *stream, int32_t timeout_ms)
     tsr_status tsr_work_test(const tsr_work *work, tsr_flag *done)
     tsr_status tsr_work_error(const tsr_work *work, tsr_error **error)
     tsr_status tsr_work_staged(const tsr_work *work, tsr_work **staged)

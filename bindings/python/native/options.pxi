@@ -101,6 +101,8 @@ cdef list comm_options(tsr_comm_options *o, dict given):
             o.name = text_or_null(keep, value, "name")
         elif name == "heartbeat_timeout_ms":
             o.heartbeat_timeout_ms = int32(value, "the heartbeat timeout in ms")
+        elif name == "cuda_device":
+            o.cuda_device = int32(value, "cuda_device")
         else:
             no_option(name, "tsr_comm_options")
     return keep

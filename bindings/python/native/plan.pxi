@@ -13,14 +13,14 @@ cdef class Plan(Handle):
 
 
 def plan_create(Comm comm not None, object collective, list inputs not None, list outputs not None, tsr_reduce_op op,
-                object root):
+                object root, size_t stream=0):
     cdef Lease lease = use(comm)
     cdef TensorArray ins = tensor_array(inputs)
     cdef TensorArray outs = tensor_array(outputs)
     cdef tsr_plan *out = NULL
     cdef int32_t what = int32(collective, "the collective"), root_rank = int32(root, "root")
     check(tsr_plan_create(<tsr_comm *>lease.ptr, what, ins.tensors, ins.count, outs.tensors, outs.count, op, root_rank,
-                          NULL, &out))
+                          <void *>stream, &out))
     cdef Plan plan = adopt(Plan.__new__(Plan), out, (comm, ins, outs))
     plan.comm = comm
     return plan

@@ -26,6 +26,8 @@ cdef extern from *:
         dl_tensor tensor
 
 
+cdef int DLPACK_PINNED = 3  # memory of the host that CUDA has registered
+
 cdef str DTYPES = ("float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64 and bool, and in checkpoints "
                    "also uint16, uint32, uint64, complex64, complex128, float8_e4m3fn, float8_e5m2 and float8_e8m0fnu")
 
@@ -185,19 +187,21 @@ cdef class Tensor:
         cdef dl_versioned *versioned
         cdef Py_ssize_t size
         cdef int i
-        kind = int(source.__dlpack_device__()[0])
-        if kind != TSR_DEVICE_CPU:
-            raise InvalidArgument(f"the {type(source).__name__} is on DLPack device {kind}; this call needs a "
-                                  "tensor in CPU memory")
+        kind, number = source.__dlpack_device__()
+        if int(kind) not in (TSR_DEVICE_CPU, TSR_DEVICE_CUDA, DLPACK_PINNED):
+            raise InvalidArgument(f"the {type(source).__name__} is on DLPack device {int(kind)}; this call needs a "
+                                  "tensor in CPU memory or on a CUDA device")
+        on_cuda = int(kind) == TSR_DEVICE_CUDA
         is_negative = getattr(source, "is_neg", None)  # PyTorch exports such a view without the sign
         if is_negative is not None and is_negative():
             raise InvalidArgument(f"the {type(source).__name__} cannot be used here: it is a view of negated memory; "
                                   "resolve_neg() makes a plain copy")
+        stream = {"stream": -1} if on_cuda else {}  # calls say on which stream they run: the export makes none wait
         try:
             try:
-                capsule = source.__dlpack__(max_version=(1, 1))
+                capsule = source.__dlpack__(max_version=(1, 1), **stream)
             except TypeError:
-                capsule = source.__dlpack__()
+                capsule = source.__dlpack__(**stream)
         except (BufferError, RuntimeError) as error:
             raise InvalidArgument(f"the {type(source).__name__} cannot be used here: {error}") from None
         if PyCapsule_IsValid(capsule, "dltensor_versioned"):
@@ -219,6 +223,9 @@ cdef class Tensor:
         self.set_dims(tensor.ndim, shape, NULL if tensor.strides == NULL else strides, size, source)
         self.view.data = tensor.data
         self.view.byte_offset = tensor.byte_offset
+        if on_cuda:
+            self.view.device_type = TSR_DEVICE_CUDA
+            self.view.device_index = int32(number, "the number of the device")
         self.owner = capsule  # not consumed: the capsule frees the tensor when it is destroyed
         return 0
 

@@ -48,6 +48,8 @@ class DLPack:
     def __dlpack__(self, **options):
         if self.old and options:
             raise TypeError("an old producer")
+        if self.device[0] == 2:
+            assert options.pop("stream") == -1, "no stream waits for the export"
         return self.source.__dlpack__(**options)
 
 
@@ -110,14 +112,20 @@ def test_what_is_no_array_is_a_type_error(bad, alone: ts.Comm):
         (np.zeros(4, np.float32)[::-1], "contiguous"),
         (np.zeros(12, np.uint8)[2:10:2][:2], "contiguous"),
         (np.zeros((1,) * 9, np.float32), "dimensions"),
-        (DLPack(np.zeros(2, np.float32), device=(2, 0)), "device"),
+        (DLPack(np.zeros(2, np.float32), device=(10, 0)), "device"),
     ],
-    ids=["byte order", "text", "columns", "transposed", "reversed", "step", "9-d", "cuda"],
+    ids=["byte order", "text", "columns", "transposed", "reversed", "step", "9-d", "rocm"],
 )
 def test_bad_arrays_are_refused_in_words(bad, message, alone: ts.Comm):
     with pytest.raises(ts.InvalidArgument, match=message):
         alone.all_reduce(bad)
     alone.barrier()
+
+
+def test_an_array_on_a_cuda_device_needs_a_transport(alone: ts.Comm):
+    on_device = DLPack(np.zeros(2, np.float32), device=(2, 3))
+    with pytest.raises(ts.Unsupported, match="on CUDA device 3, but this communicator has no transport for it"):
+        alone.all_reduce(on_device)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int16, np.uint16, np.uint32, np.uint64, np.complex64, np.complex128])

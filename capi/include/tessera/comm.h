@@ -13,12 +13,16 @@ typedef struct tsr_comm_options {
     size_t struct_size;
     int32_t timeout_ms; /* deadline of each collective; default 600000, or TESSERA_TIMEOUT_MS */
     int32_t spin_count; /* spins before a waiting rank yields the CPU; -1 (default): set from ranks and usable cores */
-    /* "auto", "shm" or "gloo", also in PyTorch's form "cpu:gloo"; NULL (default): TESSERA_BACKEND or "auto" */
+    /* "auto", "shm" or "gloo" for tensors on the CPU, and with "nccl" also for those on CUDA devices, in PyTorch's form:
+     * "cpu:auto,cuda:nccl"; NULL (default): TESSERA_BACKEND or "auto" */
     const char *backend;
     const char *name; /* shown in messages and logs; NULL (default): "world" */
     /* how long a host that this rank waits for may leave heartbeats unanswered before it counts as lost (PEER_LOST);
      * 0: no heartbeats, only the deadline ends the wait; default 30000, or TESSERA_HEARTBEAT_TIMEOUT_MS */
     int32_t heartbeat_timeout_ms;
+    /* with "nccl", the device of this rank's tensors; -1 (default): that of the parent in a split, else by the rank's place
+     * among the ranks of its host, from 0 */
+    int32_t cuda_device;
 } tsr_comm_options;
 
 /** Write the defaults into `options`.
@@ -156,7 +160,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_write_trace(const tsr_comm *comm, const
  *  @param tensors  n tensors of one dtype that share no memory, in place, borrowed until the work is done
  *  @param n        the same on every rank
  *  @param op       a TSR_REDUCE_ value
- *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param stream   of CUDA tensors; NULL: the device's default stream, and on the CPU
  *  @param work     out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
@@ -195,7 +199,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather(tsr_comm *comm, const tsr_te
  *                  elements of outputs[i], which may be its r-th part; otherwise no two tensors share memory
  *  @param n        at least 1, the same on every rank
  *  @param op       a TSR_REDUCE_ value
- *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param stream   of CUDA tensors; NULL: the device's default stream, and on the CPU
  *  @param work     out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
@@ -210,7 +214,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_reduce_scatter_coalesced(tsr_comm *comm
  *  @param outputs  n tensors of the same dtype, borrowed until the work is done; outputs[i] has world size * the
  *                  elements of inputs[i], which may be its r-th part; otherwise no two tensors share memory
  *  @param n        at least 1, the same on every rank
- *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param stream   of CUDA tensors; NULL: the device's default stream, and on the CPU
  *  @param work     out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
@@ -222,7 +226,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather_coalesced(tsr_comm *comm, co
  *  @param comm     borrowed until the work is done
  *  @param input    borrowed until the work is done
  *  @param outputs  world-size tensors, borrowed until the work is done; the same lengths on every rank
- *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param stream   of CUDA tensors; NULL: the device's default stream, and on the CPU
  *  @param work     out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
@@ -234,7 +238,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather_v(tsr_comm *comm, const tsr_
  *  @param tensors  n tensors of one dtype that share no memory, in place, borrowed until the work is done
  *  @param n        the same on every rank
  *  @param root     a rank
- *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param stream   of CUDA tensors; NULL: the device's default stream, and on the CPU
  *  @param work     out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
@@ -330,6 +334,16 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_work **work
  *  @return TSR_OK, NOT_READY (timeout_ms passed; the work continues), INTERRUPTED, or the operation's error
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_work_wait(const tsr_work *work, int32_t timeout_ms);
+
+/** Make a stream wait for the work, and return: what the stream gets later sees the result. If the operation is not on a
+ *  device, or is still queued behind others, the call waits as tsr_work_wait does.
+ *  @param work        borrowed for the call
+ *  @param stream      CUDA stream of the tensors' device; NULL: its default stream
+ *  @param timeout_ms  of a wait; negative: until the operation's own deadline
+ *  @return TSR_OK, INVALID_ARGUMENT (a stream of another device), NOT_READY (timeout_ms passed; the work continues), CUDA,
+ *          INTERRUPTED, or the operation's error
+ *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_work_order(const tsr_work *work, void *stream, int32_t timeout_ms);
 
 /** Whether the work is done, successfully or not.
  *  @param work  borrowed for the call

@@ -64,11 +64,15 @@ class Collectives(Closable):
     """The collectives, sends and receives of a `Comm`.
 
     All ranks must call collectives in the same order. They work in place or write into arrays from the caller, which
-    must be contiguous and in CPU memory: NumPy arrays, or anything with the buffer protocol, ``__array_interface__`` or
-    ``__dlpack__``. Peers access arrays from `Comm.empty` and `Comm.buffer` without a copy.
+    must be contiguous: NumPy arrays, or anything with the buffer protocol, ``__array_interface__`` or ``__dlpack__``.
+    Peers access arrays from `Comm.empty` and `Comm.buffer` without a copy.
 
     With ``async_op=True`` a collective immediately returns a `Work`; do not touch the arrays until it is done.
     ``dtype=`` gives the element type if the array cannot: bfloat16 in a ``uint16`` array.
+
+    Arrays on CUDA devices (PyTorch's, CuPy's, JAX's, by ``__dlpack__``) need the backend ``"cpu:auto,cuda:nccl"``.
+    Their collectives run in the order of the device's default stream, or of the one given to `Comm.on_stream`, and
+    return once they are on it. Messages between two ranks match in their order, whatever their tags.
 
     Each collective may raise
 
@@ -83,6 +87,7 @@ class Collectives(Closable):
 
     _handle: _core.Comm
     _rank: int
+    _stream = 0
 
     def prepare(
         self,
@@ -111,7 +116,9 @@ class Collectives(Closable):
         if number is None:
             raise InvalidArgument(f"collective is {collective!r}; it must be one of {', '.join(_PLANNED)}")
         reading = [_input(array, dtype) for array in inputs]
-        handle = _core.plan_create(self._handle, number, reading, tensors(list(outputs), dtype), op_of(op), root)
+        handle = _core.plan_create(
+            self._handle, number, reading, tensors(list(outputs), dtype), op_of(op), root, self._stream
+        )
         return Plan._adopt(handle)
 
     @overload
@@ -130,7 +137,7 @@ class Collectives(Closable):
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         """
-        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), op_of(op), async_op))
+        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), op_of(op), async_op, self._stream))
 
     @overload
     def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...
@@ -159,7 +166,9 @@ class Collectives(Closable):
             The reduction.
         """
         return _work(
-            _core.comm_reduce_scatter(self._handle, _input(input, dtype), _output(output, dtype), op_of(op), async_op)
+            _core.comm_reduce_scatter(
+                self._handle, _input(input, dtype), _output(output, dtype), op_of(op), async_op, self._stream
+            )
         )
 
     @overload
@@ -178,7 +187,9 @@ class Collectives(Closable):
         output : array
             ``world_size`` times as many elements; `input` may be its r-th part.
         """
-        return _work(_core.comm_all_gather(self._handle, _input(input, dtype), _output(output, dtype), async_op))
+        return _work(
+            _core.comm_all_gather(self._handle, _input(input, dtype), _output(output, dtype), async_op, self._stream)
+        )
 
     @overload
     def reduce_scatter_coalesced(
@@ -216,7 +227,12 @@ class Collectives(Closable):
         """
         return _work(
             _core.comm_reduce_scatter_coalesced(
-                self._handle, tensors(list(inputs), dtype), tensors(list(outputs), dtype), op_of(op), async_op
+                self._handle,
+                tensors(list(inputs), dtype),
+                tensors(list(outputs), dtype),
+                op_of(op),
+                async_op,
+                self._stream,
             )
         )
 
@@ -245,7 +261,7 @@ class Collectives(Closable):
         """
         return _work(
             _core.comm_all_gather_coalesced(
-                self._handle, tensors(list(inputs), dtype), tensors(list(outputs), dtype), async_op
+                self._handle, tensors(list(inputs), dtype), tensors(list(outputs), dtype), async_op, self._stream
             )
         )
 
@@ -266,7 +282,9 @@ class Collectives(Closable):
             ``outputs[r]`` receives rank r's input; the same lengths on every rank.
         """
         return _work(
-            _core.comm_all_gather_v(self._handle, _input(input, dtype), tensors(list(outputs), dtype), async_op)
+            _core.comm_all_gather_v(
+                self._handle, _input(input, dtype), tensors(list(outputs), dtype), async_op, self._stream
+            )
         )
 
     @overload
@@ -285,7 +303,7 @@ class Collectives(Closable):
         root : int
             The rank whose values are sent.
         """
-        return _work(_core.comm_broadcast(self._handle, _arrays(tensors, dtype), root, async_op))
+        return _work(_core.comm_broadcast(self._handle, _arrays(tensors, dtype), root, async_op, self._stream))
 
     @overload
     def reduce(
@@ -326,7 +344,7 @@ class Collectives(Closable):
         in_place = output is None and root == self._rank
         source = _output(input, dtype) if in_place else _input(input, dtype)
         target = source if in_place else None if output is None or root != self._rank else _output(output, dtype)
-        return _work(_core.comm_reduce(self._handle, source, target, op_of(op), root, async_op))
+        return _work(_core.comm_reduce(self._handle, source, target, op_of(op), root, async_op, self._stream))
 
     @overload
     def gather(self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, **how: Unpack[Now]) -> None: ...
@@ -355,7 +373,7 @@ class Collectives(Closable):
             The rank that gets the result.
         """
         target = None if output is None or root != self._rank else _output(output, dtype)
-        return _work(_core.comm_gather(self._handle, _input(input, dtype), target, root, async_op))
+        return _work(_core.comm_gather(self._handle, _input(input, dtype), target, root, async_op, self._stream))
 
     @overload
     def scatter(self, input: ArrayLike | None, output: ArrayLike, root: int = 0, **how: Unpack[Now]) -> None: ...
@@ -382,7 +400,7 @@ class Collectives(Closable):
             The rank that has the input.
         """
         source = None if input is None or root != self._rank else _input(input, dtype)
-        return _work(_core.comm_scatter(self._handle, source, _output(output, dtype), root, async_op))
+        return _work(_core.comm_scatter(self._handle, source, _output(output, dtype), root, async_op, self._stream))
 
     @overload
     def all_to_all(self, input: ArrayLike, output: ArrayLike, **how: Unpack[Now]) -> None: ...
@@ -400,7 +418,9 @@ class Collectives(Closable):
         output : array
             Receives part r from rank r.
         """
-        return _work(_core.comm_all_to_all(self._handle, _input(input, dtype), _output(output, dtype), async_op))
+        return _work(
+            _core.comm_all_to_all(self._handle, _input(input, dtype), _output(output, dtype), async_op, self._stream)
+        )
 
     @overload
     def send(self, tensor: ArrayLike, peer: int, tag: int = 0, **how: Unpack[Now]) -> None: ...
@@ -420,7 +440,7 @@ class Collectives(Closable):
         tag : int
             0 to 2**31 - 1.
         """
-        return _work(_core.comm_send(self._handle, _input(tensor, dtype), peer, tag, async_op))
+        return _work(_core.comm_send(self._handle, _input(tensor, dtype), peer, tag, async_op, self._stream))
 
     @overload
     def recv(self, tensor: ArrayLike, peer: int, tag: int = 0, **how: Unpack[Now]) -> None: ...
@@ -440,7 +460,7 @@ class Collectives(Closable):
         tag : int
             The tag of the `send`.
         """
-        return _work(_core.comm_recv(self._handle, _output(tensor, dtype), peer, tag, async_op))
+        return _work(_core.comm_recv(self._handle, _output(tensor, dtype), peer, tag, async_op, self._stream))
 
     @overload
     def barrier(self, *, async_op: Literal[False] = False) -> None: ...
@@ -449,6 +469,16 @@ class Collectives(Closable):
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Return once every rank has called it."""
         return _work(_core.comm_barrier(self._handle, async_op))
+
+
+class OnStream(Collectives):
+    """The collectives of a `Comm` on a CUDA stream, returned by `Comm.on_stream`."""
+
+    def __init__(self, comm: Collectives, stream: int) -> None:
+        self._handle, self._rank, self._stream = comm._handle, comm._rank, stream
+
+    def close(self) -> None:
+        """Does nothing: the communicator is closed by its own method."""
 
 
 def _work(handle: _core.Work | None) -> Work | None:

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from . import _core
 from ._base import Closable, Timeout, checked, milliseconds
-from .collectives import Collectives
+from .collectives import Collectives, OnStream
 from .errors import InvalidArgument, TesseraError
 from .launch import in_words, tell_launcher, watch_uncaught
 from .store import Store
 from .tensor import DTypeLike, array_over, dtype_of
+from .work import Stream, stream_of
 
 __all__ = ["Comm", "init"]
 
@@ -32,6 +33,7 @@ def init(
     backend: str | None = None,
     spin_count: int | None = None,
     name: str | None = None,
+    cuda_device: int | None = None,
 ) -> Comm:
     """Join the job that the environment describes.
 
@@ -47,12 +49,15 @@ def init(
         (`PeerLost`), in seconds; 0 sends no heartbeats, so that only the deadline ends the wait.
         ``TESSERA_HEARTBEAT_TIMEOUT_MS`` in the environment overrides the default.
     backend : str, default "auto"
-        ``"auto"`` (shared memory between ranks of one host, Gloo between hosts), ``"shm"`` or ``"gloo"``.
-        ``TESSERA_BACKEND`` in the environment overrides the default.
+        ``"auto"`` (shared memory between ranks of one host, Gloo between hosts), ``"shm"`` or ``"gloo"``. With NCCL for
+        arrays on CUDA devices: ``"cpu:auto,cuda:nccl"``. ``TESSERA_BACKEND`` in the environment overrides the default.
     spin_count : int, default -1
         Spins before a waiting rank yields the CPU; -1 derives it from the ranks and usable cores.
     name : str, default "world"
         Name in messages and logs.
+    cuda_device : int, default -1
+        With NCCL, the device of this rank's arrays; -1 takes that of the parent in a split, else the rank's place among
+        the ranks of its host, from 0.
 
     Returns
     -------
@@ -69,15 +74,20 @@ def init(
     PermissionDenied
         There is no job token, or it was refused.
     Unsupported
-        The backend is for GPUs, such as ``"cuda:nccl"``; there is none yet.
+        The backend has NCCL, but a rank has no NVIDIA driver, no device or no NCCL.
     """
-    options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
+    options = _options(timeout, heartbeat_timeout, backend, spin_count, name, cuda_device)
     watch_uncaught()
     return Comm._adopt(_core.comm_from_env(**options), options)
 
 
 def _options(
-    timeout: Timeout, heartbeat_timeout: Timeout, backend: str | None, spin_count: int | None, name: str | None
+    timeout: Timeout,
+    heartbeat_timeout: Timeout,
+    backend: str | None,
+    spin_count: int | None,
+    name: str | None,
+    cuda_device: int | None,
 ) -> dict[str, Any]:
     """The given options, as `_core` takes them."""
     options = {
@@ -86,6 +96,7 @@ def _options(
         "backend": backend,
         "spin_count": spin_count,
         "name": name,
+        "cuda_device": cuda_device,
     }
     return {key: value for key, value in options.items() if value is not None}
 
@@ -129,6 +140,7 @@ class Comm(Collectives):
         backend: str | None = None,
         spin_count: int | None = None,
         name: str | None = None,
+        cuda_device: int | None = None,
     ) -> Comm:
         """Connect `world_size` ranks through a common store. Collective.
 
@@ -140,7 +152,7 @@ class Comm(Collectives):
             0 to ``world_size - 1``, unique.
         world_size : int
             1 to 4096.
-        timeout, heartbeat_timeout, backend, spin_count, name
+        timeout, heartbeat_timeout, backend, spin_count, name, cuda_device
             As for `init`.
 
         Raises
@@ -148,7 +160,7 @@ class Comm(Collectives):
         TesseraTimeout
             A rank did not join in time; the message names it.
         """
-        options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
+        options = _options(timeout, heartbeat_timeout, backend, spin_count, name, cuda_device)
         watch_uncaught()
         handle = _core.comm_create(checked(store, Store, "store")._handle, rank, world_size, **options)
         return cls._adopt(handle, options)
@@ -171,6 +183,20 @@ class Comm(Collectives):
     def transport(self) -> str:
         """The transport in use: ``"shm"``, ``"gloo"``, ``"hierarchical"`` (several hosts) or ``"self"``."""
         return _core.comm_transport(self._handle)
+
+    def on_stream(self, stream: Stream) -> Collectives:
+        """The collectives of this communicator in the order of a CUDA stream, for arrays on a device.
+
+        A collective returns once it is on the stream: what the stream gets later sees the result.
+        With ``async_op=True`` it runs on another stream, after what this one had before; `Work.wait` waits for the
+        device, and `Work.order` makes a stream wait.
+
+        Parameters
+        ----------
+        stream : stream
+            Of this rank's device: PyTorch's or CuPy's, an object with ``__cuda_stream__``, or the address of one.
+        """
+        return OnStream(self, stream_of(stream))
 
     @property
     def timeout(self) -> float:
@@ -204,6 +230,7 @@ class Comm(Collectives):
         backend: str | None = None,
         spin_count: int | None = None,
         name: str | None = None,
+        cuda_device: int | None = None,
     ) -> Comm | None:
         """Split the ranks into groups: ranks of the same `color` form one, ordered by `key`, then rank. Collective.
 
@@ -213,7 +240,7 @@ class Comm(Collectives):
             The group; with a negative color this rank joins none.
         key : int
             The order inside the group.
-        timeout, heartbeat_timeout, backend, spin_count, name
+        timeout, heartbeat_timeout, backend, spin_count, name, cuda_device
             As for `init`; by default those of this communicator.
 
         Returns
@@ -221,7 +248,7 @@ class Comm(Collectives):
         Comm or None
             This rank's group, which no longer depends on this communicator; None for a negative color.
         """
-        options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name))
+        options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name, cuda_device))
         handle = _core.comm_split(self._handle, color, key, **options)
         return None if handle is None else self._own(Comm._adopt(handle, options or self._options))
 
@@ -233,6 +260,7 @@ class Comm(Collectives):
         backend: str | None = None,
         spin_count: int | None = None,
         name: str | None = None,
+        cuda_device: int | None = None,
     ) -> Comm:
         """Continue with the surviving ranks after a failure. Collective over the survivors.
 
@@ -244,7 +272,7 @@ class Comm(Collectives):
 
         Parameters
         ----------
-        timeout, heartbeat_timeout, backend, spin_count, name
+        timeout, heartbeat_timeout, backend, spin_count, name, cuda_device
             As for `init`; by default those of this communicator. `timeout` is also the deadline for ranks that do not
             call.
 
@@ -264,7 +292,7 @@ class Comm(Collectives):
         ... except (ts.PeerLost, ts.TesseraTimeout, ts.Aborted):
         ...     comm = comm.shrink()
         """
-        options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name))
+        options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name, cuda_device))
         rest = _core.comm_shrink(self._handle, **options)
         self._is_shrunk = True
         return Comm._adopt(rest, options or self._options)

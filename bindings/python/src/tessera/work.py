@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
+from operator import index
 from typing import Any
 
 from . import _core
@@ -14,6 +15,24 @@ from ._base import Timeout, milliseconds, stays
 from .errors import TesseraError
 
 __all__ = ["Save", "Work"]
+
+Stream = object  # of CUDA; see Comm.on_stream
+
+
+def stream_of(stream: Stream) -> int:
+    """The address of a stream; 0 for None."""
+    if stream is None:
+        return 0
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return index((protocol() if callable(protocol) else protocol)[1])
+    for name in ("cuda_stream", "ptr"):  # of PyTorch, of CuPy
+        if hasattr(stream, name):
+            return index(getattr(stream, name))
+    try:
+        return index(stream)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"stream is a {type(stream).__name__}; it must be a CUDA stream or its address") from None
 
 
 class Work:
@@ -45,6 +64,28 @@ class Work:
             The error of the operation.
         """
         _core.work_wait(self._handle, milliseconds(timeout))
+
+    def order(self, stream: Stream = None, timeout: Timeout = None) -> None:
+        """Make a CUDA stream wait for the operation, and return: what the stream gets later sees the result.
+
+        An operation on arrays in CPU memory, or one that is not yet on its stream since others are queued before it, is
+        waited for as by `wait`.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Of the device of the arrays, as for `Comm.on_stream`; None is the device's default stream.
+        timeout : float or timedelta, optional
+            Of a wait, in seconds.
+
+        Raises
+        ------
+        InvalidArgument
+            The stream is of another device.
+        TesseraError
+            As for `wait`.
+        """
+        _core.work_order(self._handle, stream_of(stream), milliseconds(timeout))
 
     def done(self) -> bool:
         """Whether the operation is done, successfully or not."""

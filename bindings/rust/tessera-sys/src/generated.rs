@@ -365,6 +365,7 @@ structs! {
         backend: *const c_char,
         name: *const c_char,
         heartbeat_timeout_ms: i32,
+        cuda_device: i32,
     }
     struct tsr_sampler_options {
         struct_size: usize,
@@ -653,6 +654,7 @@ const _: () = {
     assert!(offset_of!(tsr_comm_options, backend) == 16);
     assert!(offset_of!(tsr_comm_options, name) == 24);
     assert!(offset_of!(tsr_comm_options, heartbeat_timeout_ms) == 32);
+    assert!(offset_of!(tsr_comm_options, cuda_device) == 36);
     assert!(size_of::<tsr_sampler_options>() == 24 && align_of::<tsr_sampler_options>() == 8);
     assert!(offset_of!(tsr_sampler_options, struct_size) == 0);
     assert!(offset_of!(tsr_sampler_options, seed) == 8);
@@ -1055,6 +1057,7 @@ functions! {
     ) -> tsr_status;
     fn tsr_comm_barrier(comm: *mut tsr_comm, work: *mut *mut tsr_work) -> tsr_status;
     fn tsr_work_wait(work: *const tsr_work, timeout_ms: i32) -> tsr_status;
+    fn tsr_work_order(work: *const tsr_work, stream: *mut c_void, timeout_ms: i32) -> tsr_status;
     fn tsr_work_test(work: *const tsr_work, done: *mut tsr_flag) -> tsr_status;
     fn tsr_work_error(work: *const tsr_work, error: *mut *mut tsr_error) -> tsr_status;
     fn tsr_work_staged(work: *const tsr_work, staged: *mut *mut tsr_work) -> tsr_status;

@@ -100,7 +100,7 @@ pub use buffer::{Buffer, OwnedSlice};
 pub use callback::CallbackResult;
 pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, Verify};
 pub use choices::{DdpHook, DdpJoin, LossReduction, PipelineSchedule, WhenBusy};
-pub use comm::{AbortHandle, Comm, CommOptions};
+pub use comm::{AbortHandle, AfterStream, Comm, CommOptions, CudaTensor, OnStream};
 pub use data::{Sampler, SamplerBuilder};
 pub use ddp::{Bucket, BucketStats, Ddp, DdpOptions};
 pub use element::{Bool, DType, Element, ReduceOp};

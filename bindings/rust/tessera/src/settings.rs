@@ -238,6 +238,7 @@ pub(crate) struct CommSettings {
     pub(crate) backend: Option<String>,
     pub(crate) name: Option<String>,
     pub(crate) heartbeat_timeout: Option<Duration>,
+    pub(crate) cuda_device: Option<usize>,
 }
 
 impl CommSettings {
@@ -251,6 +252,7 @@ impl CommSettings {
         raw::set(&mut raw.backend, texts.keep("backend", &self.backend)?);
         raw::set(&mut raw.name, texts.keep("name", &self.name)?);
         raw::set(&mut raw.heartbeat_timeout_ms, self.heartbeat_timeout.map(raw::milliseconds));
+        raw::set(&mut raw.cuda_device, raw::fitting("cuda_device", self.cuda_device)?);
         body(&mut raw)
     }
 }
@@ -269,7 +271,7 @@ macro_rules! comm_setters {
             self.settings.spin_count = Some(value);
             self
         }
-        #[doc = "\"auto\", \"shm\" or \"gloo\", also in PyTorch's form \"cpu:gloo\"; none (default): TESSERA_BACKEND or \"auto\"."]
+        #[doc = "\"auto\", \"shm\" or \"gloo\" for tensors on the CPU, and with \"nccl\" also for those on CUDA devices, in PyTorch's form: \"cpu:auto,cuda:nccl\"; none (default): TESSERA_BACKEND or \"auto\"."]
         #[must_use = "the setting is in what is returned"]
         pub fn backend(mut self, value: impl Into<String>) -> Self {
             self.settings.backend = Some(value.into());
@@ -285,6 +287,12 @@ macro_rules! comm_setters {
         #[must_use = "the setting is in what is returned"]
         pub fn heartbeat_timeout(mut self, value: Duration) -> Self {
             self.settings.heartbeat_timeout = Some(value);
+            self
+        }
+        #[doc = "With \"nccl\", the device of this rank's tensors; -1 (default): that of the parent in a split, else by the rank's place among the ranks of its host, from 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cuda_device(mut self, value: usize) -> Self {
+            self.settings.cuda_device = Some(value);
             self
         }
     };

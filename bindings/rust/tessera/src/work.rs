@@ -64,11 +64,22 @@ impl Views {
     }
 
     /// Adds a tensor of this shape.
-    pub(crate) fn shaped<T: Element>(mut self, data: *mut T, shape: Vec<i64>) -> Self {
+    pub(crate) fn shaped<T: Element>(self, data: *mut T, shape: Vec<i64>) -> Self {
+        self.with_shape(raw_tensor(data.cast(), &[], T::DTYPE), shape)
+    }
+
+    /// Adds a tensor with this shape.
+    pub(crate) fn with_shape(mut self, mut tensor: sys::tsr_tensor, shape: Vec<i64>) -> Self {
         let shape = shape.into_boxed_slice();
-        self.tensors.push(raw_tensor(data.cast(), &shape, T::DTYPE));
+        tensor.shape = shape.as_ptr();
+        tensor.ndim = i32::try_from(shape.len()).unwrap_or(i32::MAX);
+        self.tensors.push(tensor);
         self._shapes.push(shape);
         self
+    }
+
+    pub(crate) fn tensors(&self) -> &[sys::tsr_tensor] {
+        &self.tensors
     }
 
     /// Keeps what the operation uses besides the buffers until it is done.
@@ -154,6 +165,19 @@ impl<B: Send + 'static> Work<B> {
             Err(error) if error.code() == Code::NotReady => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes a CUDA stream wait for the operation, and returns: what the stream gets later sees the result. An operation on
+    /// the CPU, or not yet on its stream since others are queued before it, is waited for as by [`Work::wait`].
+    ///
+    /// # Errors
+    /// The operation's error; [`Code::InvalidArgument`]: a stream of another device; [`Code::Interrupted`].
+    ///
+    /// # Safety
+    /// `stream` is a CUDA stream of the tensors' device, or null for its default stream.
+    pub unsafe fn order(&self, stream: *mut c_void) -> Result<()> {
+        // SAFETY: the handle is alive; the stream is the caller's word.
+        check(unsafe { sys::tsr_work_order(self.handle.0.as_ptr(), stream, -1) })
     }
 
     /// Whether the operation is done, successfully or not.

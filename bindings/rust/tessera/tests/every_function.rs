@@ -117,6 +117,8 @@ fn collectives(comm: &Comm) {
     }
     let mut work = comm.barrier_async().unwrap();
     work.on_done(|result| assert_eq!(result, Ok(())));
+    // SAFETY: null is the default stream.
+    unsafe { work.order(std::ptr::null_mut()) }.unwrap();
     assert!(work.wait_for(deadline()).unwrap() && work.is_done().unwrap() && work.error().unwrap().is_none());
     tessera::with_interrupt(|| false, || comm.barrier()).unwrap();
     let mut plan =

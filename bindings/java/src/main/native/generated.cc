@@ -37,6 +37,7 @@ static_assert(offsetof(tsr_comm_options, spin_count) == 12);
 static_assert(offsetof(tsr_comm_options, backend) == 16);
 static_assert(offsetof(tsr_comm_options, name) == 24);
 static_assert(offsetof(tsr_comm_options, heartbeat_timeout_ms) == 32);
+static_assert(offsetof(tsr_comm_options, cuda_device) == 36);
 static_assert(sizeof(tsr_sampler_options) == 24);
 static_assert(offsetof(tsr_sampler_options, seed) == 8);
 static_assert(offsetof(tsr_sampler_options, shuffle) == 16);
@@ -346,130 +347,130 @@ void comm_write_trace(JNIEnv* env, jclass, jlong comm, jbyteArray path) {
     });
 }
 
-jlong comm_all_reduce(JNIEnv* env, jclass, jlong comm, jlongArray tensors, jint op, jboolean async) {
+jlong comm_all_reduce(JNIEnv* env, jclass, jlong comm, jlongArray tensors, jint op, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors tensors_list(env, tensors);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_all_reduce(as<tsr_comm>(comm), tensors_list.data(), tensors_list.size(), op, nullptr, work);
+            return tsr_comm_all_reduce(as<tsr_comm>(comm), tensors_list.data(), tensors_list.size(), op, as<void>(stream), work);
         });
     });
 }
 
-jlong comm_reduce_scatter(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jint op, jboolean async) {
+jlong comm_reduce_scatter(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jint op, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_reduce_scatter(as<tsr_comm>(comm), input_list.data(), output_list.data(), op, nullptr, work);
+            return tsr_comm_reduce_scatter(as<tsr_comm>(comm), input_list.data(), output_list.data(), op, as<void>(stream), work);
         });
     });
 }
 
-jlong comm_all_gather(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jboolean async) {
+jlong comm_all_gather(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_all_gather(as<tsr_comm>(comm), input_list.data(), output_list.data(), nullptr, work);
+            return tsr_comm_all_gather(as<tsr_comm>(comm), input_list.data(), output_list.data(), as<void>(stream), work);
         });
     });
 }
 
-jlong comm_reduce_scatter_coalesced(JNIEnv* env, jclass, jlong comm, jlongArray inputs, jlongArray outputs, jint op, jboolean async) {
+jlong comm_reduce_scatter_coalesced(JNIEnv* env, jclass, jlong comm, jlongArray inputs, jlongArray outputs, jint op, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors inputs_list(env, inputs);
         const Tensors outputs_list(env, outputs);
         same_size(inputs_list, outputs_list);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_reduce_scatter_coalesced(as<tsr_comm>(comm), inputs_list.data(), outputs_list.data(), inputs_list.size(), op, nullptr, work);
+            return tsr_comm_reduce_scatter_coalesced(as<tsr_comm>(comm), inputs_list.data(), outputs_list.data(), inputs_list.size(), op, as<void>(stream), work);
         });
     });
 }
 
-jlong comm_all_gather_coalesced(JNIEnv* env, jclass, jlong comm, jlongArray inputs, jlongArray outputs, jboolean async) {
+jlong comm_all_gather_coalesced(JNIEnv* env, jclass, jlong comm, jlongArray inputs, jlongArray outputs, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors inputs_list(env, inputs);
         const Tensors outputs_list(env, outputs);
         same_size(inputs_list, outputs_list);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_all_gather_coalesced(as<tsr_comm>(comm), inputs_list.data(), outputs_list.data(), inputs_list.size(), nullptr, work);
+            return tsr_comm_all_gather_coalesced(as<tsr_comm>(comm), inputs_list.data(), outputs_list.data(), inputs_list.size(), as<void>(stream), work);
         });
     });
 }
 
-jlong comm_all_gather_v(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray outputs, jboolean async) {
+jlong comm_all_gather_v(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray outputs, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors outputs_list(env, outputs);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_all_gather_v(as<tsr_comm>(comm), input_list.data(), outputs_list.data(), nullptr, work);
+            return tsr_comm_all_gather_v(as<tsr_comm>(comm), input_list.data(), outputs_list.data(), as<void>(stream), work);
         });
     });
 }
 
-jlong comm_broadcast(JNIEnv* env, jclass, jlong comm, jlongArray tensors, jint root, jboolean async) {
+jlong comm_broadcast(JNIEnv* env, jclass, jlong comm, jlongArray tensors, jint root, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors tensors_list(env, tensors);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_broadcast(as<tsr_comm>(comm), tensors_list.data(), tensors_list.size(), root, nullptr, work);
+            return tsr_comm_broadcast(as<tsr_comm>(comm), tensors_list.data(), tensors_list.size(), root, as<void>(stream), work);
         });
     });
 }
 
-jlong comm_reduce(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jint op, jint root, jboolean async) {
+jlong comm_reduce(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jint op, jint root, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_reduce(as<tsr_comm>(comm), input_list.data(), output_list.data(), op, root, nullptr, work);
+            return tsr_comm_reduce(as<tsr_comm>(comm), input_list.data(), output_list.data(), op, root, as<void>(stream), work);
         });
     });
 }
 
-jlong comm_gather(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jint root, jboolean async) {
+jlong comm_gather(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jint root, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_gather(as<tsr_comm>(comm), input_list.data(), output_list.data(), root, nullptr, work);
+            return tsr_comm_gather(as<tsr_comm>(comm), input_list.data(), output_list.data(), root, as<void>(stream), work);
         });
     });
 }
 
-jlong comm_scatter(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jint root, jboolean async) {
+jlong comm_scatter(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jint root, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_scatter(as<tsr_comm>(comm), input_list.data(), output_list.data(), root, nullptr, work);
+            return tsr_comm_scatter(as<tsr_comm>(comm), input_list.data(), output_list.data(), root, as<void>(stream), work);
         });
     });
 }
 
-jlong comm_all_to_all(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jboolean async) {
+jlong comm_all_to_all(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongArray output, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_all_to_all(as<tsr_comm>(comm), input_list.data(), output_list.data(), nullptr, work);
+            return tsr_comm_all_to_all(as<tsr_comm>(comm), input_list.data(), output_list.data(), as<void>(stream), work);
         });
     });
 }
 
-jlong comm_send(JNIEnv* env, jclass, jlong comm, jlongArray tensor, jint peer, jint tag, jboolean async) {
+jlong comm_send(JNIEnv* env, jclass, jlong comm, jlongArray tensor, jint peer, jint tag, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors tensor_list(env, tensor);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_send(as<tsr_comm>(comm), tensor_list.data(), peer, tag, nullptr, work);
+            return tsr_comm_send(as<tsr_comm>(comm), tensor_list.data(), peer, tag, as<void>(stream), work);
         });
     });
 }
 
-jlong comm_recv(JNIEnv* env, jclass, jlong comm, jlongArray tensor, jint peer, jint tag, jboolean async) {
+jlong comm_recv(JNIEnv* env, jclass, jlong comm, jlongArray tensor, jint peer, jint tag, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors tensor_list(env, tensor);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_comm_recv(as<tsr_comm>(comm), tensor_list.data(), peer, tag, nullptr, work);
+            return tsr_comm_recv(as<tsr_comm>(comm), tensor_list.data(), peer, tag, as<void>(stream), work);
         });
     });
 }
@@ -479,6 +480,12 @@ jlong comm_barrier(JNIEnv* env, jclass, jlong comm, jboolean async) {
         return run(env, async, [&](tsr_work** work) {
             return tsr_comm_barrier(as<tsr_comm>(comm), work);
         });
+    });
+}
+
+void work_order(JNIEnv* env, jclass, jlong work, jlong stream, jint timeout_ms) {
+    shim(env, [&] {
+        blocking(env, [&] { return tsr_work_order(as<tsr_work>(work), as<void>(stream), timeout_ms); });
     });
 }
 
@@ -1167,12 +1174,12 @@ void pipeline_destroy(JNIEnv*, jclass, jlong pipeline) {
     tsr_pipeline_destroy(as<tsr_pipeline>(pipeline));
 }
 
-jlong plan_create(JNIEnv* env, jclass, jlong comm, jint collective, jlongArray inputs, jlongArray outputs, jint op, jint root) {
+jlong plan_create(JNIEnv* env, jclass, jlong comm, jint collective, jlongArray inputs, jlongArray outputs, jint op, jint root, jlong stream) {
     return shim(env, [&]() -> jlong {
         const Tensors inputs_list(env, inputs);
         const Tensors outputs_list(env, outputs);
         tsr_plan* out_out = nullptr;
-        check(env, tsr_plan_create(as<tsr_comm>(comm), collective, inputs_list.data(), inputs_list.size(), outputs_list.data(), outputs_list.size(), op, root, nullptr, &out_out));
+        check(env, tsr_plan_create(as<tsr_comm>(comm), collective, inputs_list.data(), inputs_list.size(), outputs_list.data(), outputs_list.size(), op, root, as<void>(stream), &out_out));
         return as_long(out_out);
     });
 }
@@ -1643,6 +1650,7 @@ Methods plain_methods() {
         method<comm_send>("commSend"),
         method<comm_recv>("commRecv"),
         method<comm_barrier>("commBarrier"),
+        method<work_order>("workOrder"),
         method<work_test>("workTest"),
         method<work_error>("workError"),
         method<work_staged>("workStaged"),

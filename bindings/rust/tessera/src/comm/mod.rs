@@ -1,6 +1,7 @@
-//! Communicators: joining, splitting, leaving. Their collectives are in `collectives` and `nonblocking`.
+//! Communicators: joining, splitting, leaving. Their collectives are in `collectives`, `nonblocking` and `device`.
 
 mod collectives;
+mod device;
 mod nonblocking;
 mod options;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
+pub use self::device::{AfterStream, CudaTensor, OnStream};
 pub use self::options::CommOptions;
 use crate::error::{check, Error, Result};
 use crate::launch;

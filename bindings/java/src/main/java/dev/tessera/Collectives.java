@@ -16,10 +16,22 @@ import java.util.List;
  * {@link TesseraInterruptedException} and {@link TesseraInvalidArgumentException}; the asynchronous ones from {@link
  * Work#await()} as well. Reducing a dtype that cannot be reduced (BOOL, I16 and the other checkpoint-only dtypes) fails
  * with {@link ErrorCode#UNSUPPORTED}.
+ *
+ * <p>Tensors on CUDA devices ({@link Tensor#ofAddress}) need the backend {@code "cpu:auto,cuda:nccl"}. Their collectives
+ * run in the order of the device's default stream, or of the one given to {@link Comm#onStream}, and return once they are
+ * on it. Messages between two ranks match in their order, whatever their tags.
  */
 public abstract class Collectives extends NativeObject {
+    final long stream; // of CUDA; 0: the default stream
+
     Collectives(Ref ref) {
         super(ref);
+        this.stream = 0;
+    }
+
+    Collectives(Collectives viewed, long stream) {
+        super(viewed);
+        this.stream = stream;
     }
 
     /**
@@ -31,7 +43,7 @@ public abstract class Collectives extends NativeObject {
 
     private void run(Operation operation) {
         try {
-            ref.callLongExclusive(h -> operation.issue(h, false));
+            ref.callLongExclusive(h -> operation.issue(h, stream, false));
         } finally {
             Reference.reachabilityFence(operation);
         }
@@ -40,7 +52,7 @@ public abstract class Collectives extends NativeObject {
     private Work start(Operation operation) {
         final Work[] work = new Work[1];
         ref.runExclusive(h -> {
-            work[0] = new Work(operation.issue(h, true), new Object[] {operation, this});
+            work[0] = new Work(operation.issue(h, stream, true), new Object[] {operation, this});
             operation.isDoneBy(work[0].completion());
         });
         return work[0];

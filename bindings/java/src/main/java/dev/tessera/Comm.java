@@ -175,6 +175,39 @@ public final class Comm extends Collectives {
         return worldSize;
     }
 
+    /** The collectives on a stream. */
+    private static final class OnStream extends Collectives {
+        private final Comm comm;
+
+        private OnStream(Comm comm, long stream) {
+            super(comm, stream);
+            this.comm = comm;
+        }
+
+        @Override
+        public int worldSize() {
+            return comm.worldSize;
+        }
+
+        /** Does nothing: the communicator is closed by its own method. */
+        @Override
+        public void close() {}
+    }
+
+    /**
+     * The collectives of this communicator in the order of a CUDA stream, for tensors on a device. A collective returns
+     * once it is on the stream: what the stream gets later sees the result. An asynchronous one runs on another stream,
+     * after what this one had before; {@link Work#await()} waits for the device, and {@link Work#order} makes a stream
+     * wait.
+     *
+     * @param stream address of a stream of this rank's device ({@code cudaStream_t}); 0 for its default stream
+     * @return a view of this communicator
+     */
+    public Collectives onStream(long stream) {
+        ref.run(h -> { }); // throws if it is closed
+        return new OnStream(this, stream);
+    }
+
     /**
      * The transport in use.
      *

@@ -33,7 +33,8 @@ abstract class CommOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * "auto", "shm" or "gloo", also in PyTorch's form "cpu:gloo"; none (default): TESSERA_BACKEND or "auto".
+     * "auto", "shm" or "gloo" for tensors on the CPU, and with "nccl" also for those on CUDA devices, in PyTorch's
+     * form: "cpu:auto,cuda:nccl"; none (default): TESSERA_BACKEND or "auto".
      *
      * @param value the new one
      * @return this
@@ -61,5 +62,16 @@ abstract class CommOptionsFields<T> extends OptionStruct<T> {
      */
     public T heartbeatTimeout(Duration value) {
         return with(32, Native.millis(value, "heartbeatTimeout"));
+    }
+
+    /**
+     * With "nccl", the device of this rank's tensors; -1 (default): that of the parent in a split, else by the rank's
+     * place among the ranks of its host, from 0.
+     *
+     * @param value the new one
+     * @return this
+     */
+    public T cudaDevice(int value) {
+        return with(36, value);
     }
 }

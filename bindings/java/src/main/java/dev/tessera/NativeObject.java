@@ -13,6 +13,11 @@ abstract class NativeObject implements AutoCloseable {
         CLEANER.register(this, ref);
     }
 
+    /** A view of another object, whose native part it shares and does not free. */
+    NativeObject(NativeObject viewed) {
+        this.ref = viewed.ref;
+    }
+
     /**
      * Close this object: later calls throw {@link IllegalStateException}. Does nothing the second time. The native part
      * is freed as soon as no other thread is inside a call and no view of its memory is reachable.

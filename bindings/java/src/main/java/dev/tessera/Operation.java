@@ -14,8 +14,9 @@ final class Operation {
          * The handle of the work, or 0 if it is not {@code async}: then it is done on return.
          *
          * @param handle of the communicator or model
+         * @param stream of CUDA; 0 for the default stream
          */
-        long issue(long handle, boolean async);
+        long issue(long handle, long stream, boolean async);
     }
 
     private final Shim shim;
@@ -37,8 +38,8 @@ final class Operation {
         return all;
     }
 
-    long issue(long handle, boolean async) {
-        return shim.issue(handle, async);
+    long issue(long handle, long stream, boolean async) {
+        return shim.issue(handle, stream, async);
     }
 
     /** Lent memory is not taken back before. */
@@ -54,20 +55,20 @@ final class Operation {
         final List<Tensor> own = List.copyOf(tensors);
         final long[] all = Tensor.descriptors(own);
         final int number = op.number();
-        return new Operation((h, async) -> Native.commAllReduce(h, all, number, async), own);
+        return new Operation((h, stream, async) -> Native.commAllReduce(h, all, number, stream, async), own);
     }
 
     static Operation reduceScatter(Tensor input, Tensor output, ReduceOp op) {
         final long[] in = input.descriptor();
         final long[] out = output.descriptor();
         final int number = op.number();
-        return new Operation((h, async) -> Native.commReduceScatter(h, in, out, number, async), input, output);
+        return new Operation((h, stream, async) -> Native.commReduceScatter(h, in, out, number, stream, async), input, output);
     }
 
     static Operation allGather(Tensor input, Tensor output) {
         final long[] in = input.descriptor();
         final long[] out = output.descriptor();
-        return new Operation((h, async) -> Native.commAllGather(h, in, out, async), input, output);
+        return new Operation((h, stream, async) -> Native.commAllGather(h, in, out, stream, async), input, output);
     }
 
     static Operation reduceScatterCoalesced(List<Tensor> inputs, List<Tensor> outputs, ReduceOp op) {
@@ -75,14 +76,14 @@ final class Operation {
         final long[] in = Tensor.descriptors(own.subList(0, own.size() / 2));
         final long[] out = Tensor.descriptors(own.subList(own.size() / 2, own.size()));
         final int number = op.number();
-        return new Operation((h, async) -> Native.commReduceScatterCoalesced(h, in, out, number, async), own);
+        return new Operation((h, stream, async) -> Native.commReduceScatterCoalesced(h, in, out, number, stream, async), own);
     }
 
     static Operation allGatherCoalesced(List<Tensor> inputs, List<Tensor> outputs) {
         final List<Tensor> own = pairs(inputs, outputs);
         final long[] in = Tensor.descriptors(own.subList(0, own.size() / 2));
         final long[] out = Tensor.descriptors(own.subList(own.size() / 2, own.size()));
-        return new Operation((h, async) -> Native.commAllGatherCoalesced(h, in, out, async), own);
+        return new Operation((h, stream, async) -> Native.commAllGatherCoalesced(h, in, out, stream, async), own);
     }
 
     /** Both lists, one after the other; the library takes it for granted that they are as long as each other. */
@@ -103,51 +104,51 @@ final class Operation {
         }
         final long[] in = input.descriptor();
         final long[] out = Tensor.descriptors(own);
-        return new Operation((h, async) -> Native.commAllGatherV(h, in, out, async), with(own, input));
+        return new Operation((h, stream, async) -> Native.commAllGatherV(h, in, out, stream, async), with(own, input));
     }
 
     static Operation broadcast(List<Tensor> tensors, int root) {
         final List<Tensor> own = List.copyOf(tensors);
         final long[] all = Tensor.descriptors(own);
-        return new Operation((h, async) -> Native.commBroadcast(h, all, root, async), own);
+        return new Operation((h, stream, async) -> Native.commBroadcast(h, all, root, stream, async), own);
     }
 
     static Operation reduce(Tensor input, Tensor output, ReduceOp op, int root) {
         final long[] in = input.descriptor();
         final long[] out = Tensor.optionalDescriptor(output);
         final int number = op.number();
-        return new Operation((h, async) -> Native.commReduce(h, in, out, number, root, async), input, output);
+        return new Operation((h, stream, async) -> Native.commReduce(h, in, out, number, root, stream, async), input, output);
     }
 
     static Operation gather(Tensor input, Tensor output, int root) {
         final long[] in = input.descriptor();
         final long[] out = Tensor.optionalDescriptor(output);
-        return new Operation((h, async) -> Native.commGather(h, in, out, root, async), input, output);
+        return new Operation((h, stream, async) -> Native.commGather(h, in, out, root, stream, async), input, output);
     }
 
     static Operation scatter(Tensor input, Tensor output, int root) {
         final long[] in = Tensor.optionalDescriptor(input);
         final long[] out = output.descriptor();
-        return new Operation((h, async) -> Native.commScatter(h, in, out, root, async), input, output);
+        return new Operation((h, stream, async) -> Native.commScatter(h, in, out, root, stream, async), input, output);
     }
 
     static Operation allToAll(Tensor input, Tensor output) {
         final long[] in = input.descriptor();
         final long[] out = output.descriptor();
-        return new Operation((h, async) -> Native.commAllToAll(h, in, out, async), input, output);
+        return new Operation((h, stream, async) -> Native.commAllToAll(h, in, out, stream, async), input, output);
     }
 
     static Operation send(Tensor tensor, int peer, int tag) {
         final long[] one = tensor.descriptor();
-        return new Operation((h, async) -> Native.commSend(h, one, peer, tag, async), tensor);
+        return new Operation((h, stream, async) -> Native.commSend(h, one, peer, tag, stream, async), tensor);
     }
 
     static Operation receive(Tensor tensor, int peer, int tag) {
         final long[] one = tensor.descriptor();
-        return new Operation((h, async) -> Native.commRecv(h, one, peer, tag, async), tensor);
+        return new Operation((h, stream, async) -> Native.commRecv(h, one, peer, tag, stream, async), tensor);
     }
 
     static Operation barrier() {
-        return new Operation(Native::commBarrier);
+        return new Operation((h, stream, async) -> Native.commBarrier(h, async));
     }
 }

@@ -47,20 +47,21 @@ abstract class PlainNatives {
     static native int commTimeout(long comm);
     static native Object commError(long comm);
     static native void commWriteTrace(long comm, byte[] path);
-    static native long commAllReduce(long comm, long[] tensors, int op, boolean async);
-    static native long commReduceScatter(long comm, long[] input, long[] output, int op, boolean async);
-    static native long commAllGather(long comm, long[] input, long[] output, boolean async);
-    static native long commReduceScatterCoalesced(long comm, long[] inputs, long[] outputs, int op, boolean async);
-    static native long commAllGatherCoalesced(long comm, long[] inputs, long[] outputs, boolean async);
-    static native long commAllGatherV(long comm, long[] input, long[] outputs, boolean async);
-    static native long commBroadcast(long comm, long[] tensors, int root, boolean async);
-    static native long commReduce(long comm, long[] input, long[] output, int op, int root, boolean async);
-    static native long commGather(long comm, long[] input, long[] output, int root, boolean async);
-    static native long commScatter(long comm, long[] input, long[] output, int root, boolean async);
-    static native long commAllToAll(long comm, long[] input, long[] output, boolean async);
-    static native long commSend(long comm, long[] tensor, int peer, int tag, boolean async);
-    static native long commRecv(long comm, long[] tensor, int peer, int tag, boolean async);
+    static native long commAllReduce(long comm, long[] tensors, int op, long stream, boolean async);
+    static native long commReduceScatter(long comm, long[] input, long[] output, int op, long stream, boolean async);
+    static native long commAllGather(long comm, long[] input, long[] output, long stream, boolean async);
+    static native long commReduceScatterCoalesced(long comm, long[] inputs, long[] outputs, int op, long stream, boolean async);
+    static native long commAllGatherCoalesced(long comm, long[] inputs, long[] outputs, long stream, boolean async);
+    static native long commAllGatherV(long comm, long[] input, long[] outputs, long stream, boolean async);
+    static native long commBroadcast(long comm, long[] tensors, int root, long stream, boolean async);
+    static native long commReduce(long comm, long[] input, long[] output, int op, int root, long stream, boolean async);
+    static native long commGather(long comm, long[] input, long[] output, int root, long stream, boolean async);
+    static native long commScatter(long comm, long[] input, long[] output, int root, long stream, boolean async);
+    static native long commAllToAll(long comm, long[] input, long[] output, long stream, boolean async);
+    static native long commSend(long comm, long[] tensor, int peer, int tag, long stream, boolean async);
+    static native long commRecv(long comm, long[] tensor, int peer, int tag, long stream, boolean async);
     static native long commBarrier(long comm, boolean async);
+    static native void workOrder(long work, long stream, int timeoutMs);
     static native boolean workTest(long work);
     static native Object workError(long work);
     static native long workStaged(long work);
@@ -188,7 +189,7 @@ abstract class PlainNatives {
     static native void pipelineDestroy(long pipeline);
 
     // plan.h
-    static native long planCreate(long comm, int collective, long[] inputs, long[] outputs, int op, int root);
+    static native long planCreate(long comm, int collective, long[] inputs, long[] outputs, int op, int root, long stream);
     static native void planRun(long plan);
     static native void planStart(long plan);
     static native void planWait(long plan, int timeoutMs);

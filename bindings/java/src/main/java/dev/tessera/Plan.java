@@ -41,9 +41,9 @@ public final class Plan extends NativeObject {
         }
     }
 
-    private final Comm comm;
+    private final Collectives comm;
 
-    private Plan(Comm comm, long handle, Object memory) {
+    private Plan(Collectives comm, long handle, Object memory) {
         super(new Ref("Plan", handle, h -> end(h)).mayLeak().keep(memory).dependOn(comm.ref));
         this.comm = comm;
     }
@@ -61,7 +61,7 @@ public final class Plan extends NativeObject {
     /**
      * Prepare a collective. Local.
      *
-     * @param comm the communicator
+     * @param comm the communicator, or {@link Comm#onStream} for tensors on a device
      * @param collective the collective
      * @param inputs as for its method; empty for collectives in place
      * @param outputs as for its method; empty if this rank gets nothing
@@ -71,7 +71,7 @@ public final class Plan extends NativeObject {
      * @throws IllegalArgumentException if a tensor belongs to a {@link Fsdp.Pass} or {@link StageCall}, whose memory is
      *     reused
      */
-    public static Plan of(Comm comm, Collective collective, List<Tensor> inputs, List<Tensor> outputs, ReduceOp op,
+    public static Plan of(Collectives comm, Collective collective, List<Tensor> inputs, List<Tensor> outputs, ReduceOp op,
             int root) {
         Objects.requireNonNull(collective, "collective");
         final List<Tensor> memory = new ArrayList<>(List.copyOf(inputs));
@@ -81,7 +81,7 @@ public final class Plan extends NativeObject {
         final long[] out = Tensor.descriptors(List.copyOf(outputs));
         final int number = op.number();
         return comm.ref.callExclusive(
-                c -> new Plan(comm, Native.planCreate(c, collective.number, in, out, number, root), memory));
+                c -> new Plan(comm, Native.planCreate(c, collective.number, in, out, number, root, comm.stream), memory));
     }
 
     /** Launch the collective and wait until it is done. */

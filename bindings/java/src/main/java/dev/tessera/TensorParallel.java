@@ -483,7 +483,7 @@ public final class TensorParallel extends NativeObject {
 
     private void run(Operation operation) {
         try {
-            ref.runExclusive(h -> comm.ref.runExclusive(c -> operation.issue(h, false)));
+            ref.runExclusive(h -> comm.ref.runExclusive(c -> operation.issue(h, 0, false)));
         } finally {
             Reference.reachabilityFence(operation);
         }
@@ -493,7 +493,7 @@ public final class TensorParallel extends NativeObject {
         final Work[] work = new Work[1];
         ref.runExclusive(h -> comm.ref.runExclusive(c -> {
             // Closing the mesh ends the operation by closing the communicator.
-            work[0] = new Work(operation.issue(h, true), new Object[] {operation, this}, ref, comm.ref);
+            work[0] = new Work(operation.issue(h, 0, true), new Object[] {operation, this}, ref, comm.ref);
             operation.isDoneBy(work[0].completion());
         }));
         return work[0];
@@ -506,13 +506,13 @@ public final class TensorParallel extends NativeObject {
     private static Operation moving(Move move, Tensor from, int dim, Tensor to) {
         final long[] source = from.descriptor();
         final long[] target = to.descriptor();
-        return new Operation((h, async) -> move.issue(h, source, dim, target, async), from, to);
+        return new Operation((h, stream, async) -> move.issue(h, source, dim, target, async), from, to);
     }
 
     private static Operation leaving(Tensor in, int dim, Tensor out, long[] added, Tensor bias) {
         final long[] source = in.descriptor();
         final long[] target = out.descriptor();
-        return new Operation((h, async) -> Native.tpLeave(h, source, dim, added, target, async), in, out, bias);
+        return new Operation((h, stream, async) -> Native.tpLeave(h, source, dim, added, target, async), in, out, bias);
     }
 
     /**
@@ -886,7 +886,7 @@ public final class TensorParallel extends NativeObject {
         final int index = ref.call(h -> number(name));
         final long[] words = ids.descriptor();
         final long[] target = out.descriptor();
-        return new Operation((h, async) -> Native.tpEmbed(h, index, words, dim, target, async), ids, out);
+        return new Operation((h, stream, async) -> Native.tpEmbed(h, index, words, dim, target, async), ids, out);
     }
 
     private Operation embeddingBackward(String name, Tensor ids, Tensor grad, int dim) {
@@ -896,7 +896,7 @@ public final class TensorParallel extends NativeObject {
         final long[] source = grad.descriptor();
         final long[] sum = into.descriptor();
         return new Operation(
-                (h, async) -> Native.tpEmbedBackward(h, index, words, source, dim, sum, async), ids, grad, into);
+                (h, stream, async) -> Native.tpEmbedBackward(h, index, words, source, dim, sum, async), ids, grad, into);
     }
 
     private static Operation loss(Tensor logits, Tensor targets, long vocabulary, Tensor loss, Tensor grad,
@@ -908,7 +908,7 @@ public final class TensorParallel extends NativeObject {
         final Tensor weights = options.weights();
         final long[] weighted = Tensor.optionalDescriptor(weights);
         final Comm others = options.ranks();
-        return new Operation((h, async) -> {
+        return new Operation((h, stream, async) -> {
             if (others == null) {
                 return Native.tpCrossEntropy(h, scores, vocabulary, classes, options, weighted, 0, value, slope, async);
             }
@@ -1129,7 +1129,7 @@ public final class TensorParallel extends NativeObject {
      * rank. Collective.
      */
     public void sumGrads() {
-        run(new Operation(Native::tpSumGrads));
+        run(new Operation((h, stream, async) -> Native.tpSumGrads(h, async)));
     }
 
     /**
@@ -1141,7 +1141,7 @@ public final class TensorParallel extends NativeObject {
      * @return the operation in flight
      */
     public Work sumGradsAsync() {
-        return start(new Operation(Native::tpSumGrads));
+        return start(new Operation((h, stream, async) -> Native.tpSumGrads(h, async)));
     }
 
     /** Set the gradients of all slices to zero. Exclusive. */

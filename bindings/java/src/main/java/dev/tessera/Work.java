@@ -107,6 +107,18 @@ public final class Work extends NativeObject {
     }
 
     /**
+     * Make a CUDA stream wait for the work, and return: what the stream gets later sees the result. Work on tensors of the
+     * CPU, or not yet on its stream since other work is queued before it, is waited for as by {@link #await()}.
+     *
+     * @param stream address of a stream of the tensors' device; 0 for its default stream
+     * @throws TesseraException the operation's error, or if the stream is of another device
+     * @throws TesseraInterruptedException if the thread is interrupted; the work continues
+     */
+    public void order(long stream) {
+        ref.run(h -> Native.workOrder(h, stream, -1));
+    }
+
+    /**
      * Wait until the work is done, at most {@code timeout}.
      *
      * @param timeout how long to wait

@@ -118,6 +118,7 @@ class BadInputTest {
         values.put(Ddp.Hook.class, (Ddp.Hook) bucket -> { });
         values.put(Launch.Program.class, (Launch.Program) () -> { });
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });
+        values.put(Collectives.class, instances.get(Comm.class));
         if (type.isEnum()) {
             return type.getEnumConstants()[0];
         }

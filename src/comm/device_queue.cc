@@ -1,0 +1,215 @@
+#include "comm/device_queue.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+
+#include "base/thread.hpp"
+
+namespace tsr {
+
+namespace {
+
+// Between two looks at what is launched: short at first, since most operations are.
+constexpr std::chrono::microseconds first_pause{20};
+constexpr std::chrono::microseconds longest_pause{1000};
+// Between two questions to the transport and about the peers.
+constexpr milliseconds check_interval{50};
+
+}  // namespace
+
+struct DeviceQueue::State {
+    struct Pending {
+        Launch launch;
+        Deadline deadline;
+        std::shared_ptr<const DeviceEvent> event;  // null while it is being launched
+    };
+    using PendingPtr = std::shared_ptr<Pending>;
+
+    State(std::unique_ptr<DeviceTransport> moved, Callbacks given)
+        : transport(std::move(moved)), callbacks(std::move(given)), api(device_api(transport->device())) {}
+
+    void launch(const Request& request, Launch launch, const DeviceEvent* after);
+    void watch();
+    // What is done, taken out, and the first operation that failed.
+    struct Found {
+        std::list<PendingPtr> done;
+        PendingPtr failed;
+        std::optional<Error> error;
+    };
+    [[nodiscard]] Found look(bool ask);
+    // Whether whom the callbacks are of is still there: a completion callback may have destroyed it.
+    [[nodiscard]] bool has_owner() const {
+        const std::lock_guard lock(mutex);
+        return !stopping;
+    }
+    void fail(const PendingPtr& one, const Error& error);
+    void finish(const Pending& one, std::optional<Error> error) const;
+
+    const std::unique_ptr<DeviceTransport> transport;
+    const Callbacks callbacks;
+    DeviceApi& api;
+    std::shared_ptr<void> own_stream;  // the launching thread's
+
+    mutable std::mutex mutex;  // guards all below
+    std::condition_variable changed;
+    std::list<PendingPtr> pending;
+    std::optional<Error> failure;
+    bool stopping = false;
+};
+
+DeviceQueue::DeviceQueue(std::unique_ptr<DeviceTransport> transport, Callbacks callbacks)
+    : state_(std::make_shared<State>(std::move(transport), std::move(callbacks))) {}
+
+DeviceQueue::~DeviceQueue() {
+    {
+        const std::lock_guard lock(state_->mutex);
+        state_->stopping = true;
+    }
+    state_->changed.notify_all();
+    if (!thread_.joinable()) return;
+    if (thread_.get_id() == std::this_thread::get_id()) {
+        thread_.detach();  // in a completion callback: the thread ends when it comes back
+    } else {
+        thread_.join();
+    }
+}
+
+Device DeviceQueue::device() const { return state_->transport->device(); }
+std::string_view DeviceQueue::name() const { return state_->transport->name(); }
+
+void DeviceQueue::launch(const Request& request, Launch launch, const DeviceEvent* after) {
+    if (!thread_.joinable()) thread_ = start_thread("tsr-device", [state = state_] { state->watch(); });
+    state_->launch(request, std::move(launch), after);
+}
+
+// The operation is watched from before it is enqueued: the transport may wait for peers while it enqueues.
+void DeviceQueue::State::launch(const Request& request, Launch launched, const DeviceEvent* after) {
+    const Deadline deadline = Deadline::in(launched.timeout);
+    const auto one = std::make_shared<Pending>(Pending{std::move(launched), deadline, nullptr});
+    {
+        const std::lock_guard lock(mutex);
+        if (failure) throw Error(*failure);
+        pending.push_back(one);
+    }
+    changed.notify_all();
+    try {
+        StreamHandle stream = request.stream;
+        if (after != nullptr) {
+            if (!own_stream) own_stream = api.new_stream();
+            stream = own_stream.get();
+            api.wait(stream, *after);
+        }
+        transport->enqueue(request, stream);
+        const std::shared_ptr<const DeviceEvent> event = api.record(stream);
+        if (one->launch.work) one->launch.work->launched(api, event);
+        const std::lock_guard lock(mutex);
+        one->event = event;
+    } catch (...) {
+        const Error error = callbacks.named(current_error(), one->launch);
+        {
+            const std::lock_guard lock(mutex);
+            if (failure) throw Error(*failure);  // the watch has ended it
+        }
+        fail(one, error);
+        throw error;
+    }
+}
+
+void DeviceQueue::State::watch() {
+    auto pause = first_pause;
+    auto next_check = Clock::now() + check_interval;
+    while (true) {
+        {
+            std::unique_lock lock(mutex);
+            changed.wait(lock, [this] { return stopping || !pending.empty(); });
+            if (stopping) return;
+        }
+        const bool ask = Clock::now() >= next_check;
+        if (ask) next_check = Clock::now() + check_interval;
+        const Found found = look(ask);
+        for (const PendingPtr& one : found.done) finish(*one, std::nullopt);
+        if (found.failed && has_owner()) fail(found.failed, *found.error);
+        pause = found.done.empty() ? std::min(pause * 2, longest_pause) : first_pause;
+        std::unique_lock lock(mutex);
+        changed.wait_for(lock, pause, [this] { return stopping; });
+    }
+}
+
+DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
+    Found found;
+    const auto failed = [&](const PendingPtr& one) {
+        if (found.failed) return;
+        found.failed = one;
+        found.error = callbacks.named(current_error(), one->launch);
+    };
+    PendingPtr first;
+    {
+        const std::lock_guard lock(mutex);
+        for (auto next = pending.begin(); next != pending.end();) {
+            const auto one = next++;
+            const Pending& now = **one;
+            try {
+                if (now.event && now.event->done()) {
+                    found.done.splice(found.done.end(), pending, one);
+                } else if (now.deadline.expired()) {
+                    throw Error(Code::timeout, fmt::format("{} on {} did not finish within {} ms",
+                                                           headline(now.launch.operation, now.launch.sequence),
+                                                           api.name(), now.launch.timeout.count()));
+                }
+            } catch (...) {
+                failed(*one);
+            }
+        }
+        if (!pending.empty()) first = pending.front();
+    }
+    if (!ask || !first || found.failed) return found;
+    try {
+        transport->check();
+        if (const auto lost = callbacks.peer_error()) throw Error(*lost);
+    } catch (...) {
+        failed(first);
+    }
+    return found;
+}
+
+void DeviceQueue::State::fail(const PendingPtr& one, const Error& error) {
+    {
+        const std::lock_guard lock(mutex);
+        pending.remove(one);
+    }
+    callbacks.failed(error);
+    finish(*one, error);
+}
+
+void DeviceQueue::State::finish(const Pending& one, std::optional<Error> error) const {
+    if (has_owner()) callbacks.ended(one.launch, !error);
+    if (one.launch.work) one.launch.work->finish(std::move(error));
+}
+
+void DeviceQueue::drain(Deadline deadline) {
+    wait_until([this] { return is_idle(); }, deadline, "operations on the device");
+    const std::lock_guard lock(state_->mutex);
+    if (state_->failure) throw Error(*state_->failure);
+}
+
+bool DeviceQueue::is_idle() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->pending.empty();
+}
+
+void DeviceQueue::abort(const Error& error) {
+    std::list<State::PendingPtr> pending;
+    {
+        const std::lock_guard lock(state_->mutex);
+        if (!state_->failure) state_->failure = error;
+        pending.swap(state_->pending);
+    }
+    state_->transport->abort();
+    for (const State::PendingPtr& one : pending) state_->finish(*one, error);
+}
+
+}  // namespace tsr

@@ -1,0 +1,61 @@
+// The operations of a communicator on a device's streams: launches them, and watches until they are done. A thread, begun with
+// the first operation, notices what streams do not report: a deadline that passes, a peer that is lost, an error of the device
+// or of the transport. One thread at a time launches; the rest is thread-safe.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "comm/device_transport.hpp"
+#include "comm/work.hpp"
+
+namespace tsr {
+
+class DeviceQueue {
+   public:
+    // An operation as the communicator counts it.
+    struct Launch {
+        Operation operation;
+        uint64_t sequence = 0;
+        uint64_t ticket = 0;  // in the flight recorder
+        milliseconds timeout{0};
+        WorkPtr work;  // finished when the device is done; may be null
+    };
+    // Called by the watching thread, or by the one that launches.
+    struct Callbacks {
+        std::function<std::optional<Error>()> peer_error;
+        std::function<Error(const Error&, const Launch&)> named;  // adds to an error what it is about
+        std::function<void(const Error&)> failed;                 // the first failure; must call abort()
+        std::function<void(const Launch&, bool well)> ended;
+    };
+
+    DeviceQueue(std::unique_ptr<DeviceTransport> transport, Callbacks callbacks);
+    ~DeviceQueue();  // abort() first, if anything is launched
+    DeviceQueue(const DeviceQueue&) = delete;
+    DeviceQueue& operator=(const DeviceQueue&) = delete;
+
+    [[nodiscard]] Device device() const;
+    [[nodiscard]] std::string_view name() const;
+
+    // Enqueues on the request's stream: what the stream has later sees the result; or, after an event, on a stream of the queue.
+    // Throws what failed; everything else that was launched has failed then too.
+    void launch(const Request& request, Launch launch, const DeviceEvent* after = nullptr);
+
+    // Returns when all that was launched is done. Throws TIMEOUT, INTERRUPTED or why the queue was aborted.
+    void drain(Deadline deadline);
+    [[nodiscard]] bool is_idle() const;
+    // Fails everything that was launched with `error`, and every later launch. Idempotent.
+    void abort(const Error& error);
+
+   private:
+    struct State;
+
+    const std::shared_ptr<State> state_;  // the thread's too
+    std::thread thread_;
+};
+
+}  // namespace tsr

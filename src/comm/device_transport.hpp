@@ -1,0 +1,45 @@
+// Moves tensors on one device between the ranks of a communicator, in the order of the device's streams: the interface that
+// NCCL implements. The communicator has a transport for the CPU beside it, which carries what this one needs to begin and
+// notices the deaths of peers.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "base/clock.hpp"
+#include "comm/request.hpp"
+#include "device/device.hpp"
+
+namespace tsr {
+
+class DeviceTransport {
+   public:
+    virtual ~DeviceTransport() = default;
+    [[nodiscard]] virtual std::string_view name() const = 0;
+    [[nodiscard]] virtual Device device() const = 0;
+
+    // Enqueues a validated operation, whose tensors are all on device(), on the stream and returns. Every rank enqueues the same
+    // operations in the same order; one thread at a time. Throws NCCL, CUDA or ABORTED.
+    virtual void enqueue(const Request& request, StreamHandle stream) = 0;
+    // Throws what has failed since in operations that were enqueued, as far as it is known. Any thread.
+    virtual void check() = 0;
+    // Ends everything that was enqueued, and makes later calls throw ABORTED. Idempotent, any thread.
+    virtual void abort() = 0;
+};
+
+// What rank 0 makes for all ranks before they connect. Plain bytes.
+using NcclId = std::array<char, 128>;
+
+// Both throw UNSUPPORTED where NCCL cannot be used.
+void require_nccl();
+[[nodiscard]] NcclId make_nccl_id();
+
+// Collective over `ranks` ranks with the same id, each with a device of its own. Waits until `deadline` for the others; `poll` is
+// called meanwhile and may throw to give up.
+[[nodiscard]] std::unique_ptr<DeviceTransport> make_nccl_transport(const NcclId& id, int rank, int ranks, Device device,
+                                                                   Deadline deadline,
+                                                                   const std::function<void()>& poll);
+
+}  // namespace tsr

@@ -1,0 +1,146 @@
+// A Group's part for tensors on a device.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "comm/device_transport.hpp"
+#include "comm/fingerprint.hpp"
+#include "comm/group.hpp"
+
+namespace tsr {
+
+namespace {
+
+// What a rank has for the others before they connect.
+struct Ready {
+    int32_t failed = 0;       // the code of its error,
+    uint32_t why_length = 0;  // and the length of the error's text in bytes
+    NcclId id{};              // of rank 0
+};
+
+}  // namespace
+
+void Group::open_device(int place) {
+    std::vector<Ready> own(1);
+    std::string why;
+    Device device{DeviceType::cuda, options_.device};
+    try {
+        const int count = cuda_device_count();
+        if (device.index < 0) device.index = place % count;
+        static_cast<void>(device_api(device));
+        require_nccl();
+        if (rank_ == 0) own[0].id = make_nccl_id();
+    } catch (...) {
+        const Error error = current_error();
+        why = error.what();
+        own[0].failed = static_cast<int32_t>(error.code());
+        own[0].why_length = static_cast<uint32_t>(why.size());
+    }
+    std::vector<Ready> all(static_cast<size_t>(world_size_));
+    const auto bytes_of = [](std::vector<Ready>& list) {
+        return tensor_of(std::span(reinterpret_cast<uint8_t*>(list.data()), list.size() * sizeof(Ready)), DType::u8);
+    };
+    const Tensor input = bytes_of(own);
+    const Tensor output = bytes_of(all);
+    run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = "devices"});
+    const auto bad = std::ranges::find_if(all, [](const Ready& one) { return one.failed != 0; });
+    if (bad != all.end()) {
+        throw_refusal(*this, "devices", static_cast<int>(bad - all.begin()), static_cast<Code>(bad->failed),
+                      bad->why_length, why);
+    }
+    const auto give_up_with_peers = [this] {
+        if (const auto lost = transport_->peer_error()) throw Error(*lost);
+    };
+    try {
+        device_ = std::make_unique<DeviceQueue>(
+            make_nccl_transport(all[0].id, rank_, world_size_, device, Deadline::in(timeout()), give_up_with_peers),
+            DeviceQueue::Callbacks{
+                .peer_error = [this] { return transport_->peer_error(); },
+                .named =
+                    [this](const Error& error, const DeviceQueue::Launch& launch) {
+                        Request request;
+                        request.collective = launch.operation.collective;
+                        return named(error, request, launch.sequence);
+                    },
+                .failed = [this](const Error& error) { poison(error); },
+                .ended = [this](const DeviceQueue::Launch& launch, bool well) { flight_.ended(launch.ticket, well); }});
+    } catch (...) {
+        const Error error = of_launcher(current_error().with_rank(rank_), launcher_ranks_);
+        poison(error);
+        throw error;
+    }
+}
+
+void Group::check(const Request& request) {
+    validate(request, rank_, world_size_, device_ ? std::optional(device_->device()) : std::nullopt);
+    if (!is_on_device(request)) return;
+    on_device(request.collective, [&](DeviceApi& api) {
+        api.check_stream(request.stream);
+        const auto check_all = [&](std::span<const Tensor> list, const char* what) {
+            for (size_t i = 0; i < list.size(); ++i) {
+                if (list[i].numel() == 0) continue;
+                try {
+                    api.check_memory(list[i].data);
+                } catch (const Error& error) {
+                    if (error.code() != Code::invalid_argument) throw;
+                    throw Error(Code::invalid_argument,
+                                fmt::format("{}: {}[{}] {}", name_of(request.collective), what, i, error.what()));
+                }
+            }
+        };
+        check_all(request.inputs, "input");
+        check_all(request.outputs, "output");
+    });
+}
+
+// A device that fails ends the communicator: peers would wait for this rank.
+void Group::on_device(Collective collective, FunctionRef<void(DeviceApi&)> body) {
+    try {
+        body(device_api(device_->device()));
+    } catch (const Error& error) {
+        if (error.code() != Code::cuda) throw;
+        Request request;
+        request.collective = collective;
+        const Error told = named(error, request, -1);
+        poison(told);
+        throw told;
+    }
+}
+
+void Group::launch(const Request& request, const Task& task) {
+    const uint64_t sequence = is_point_to_point(request.collective) ? ++transfers_ : ++collectives_;
+    flight_.started(task.ticket, sequence);
+    DeviceQueue::Launch operation{task.operation, sequence, task.ticket, task.timeout, task.on_device};
+    device_->launch(request, std::move(operation), task.after.get());
+}
+
+void Group::launch_now(const Request& request, const Operation& operation) {
+    Task task;
+    task.operation = operation;
+    task.ticket = flight_.queued(operation);
+    task.timeout = timeout();
+    launch(request, task);
+}
+
+// At once if nothing is queued; else in the order of the queue, as on every rank.
+void Group::launch_beside(const Request& request, const Operation& operation, const WorkPtr& work) {
+    Task task;
+    task.operation = operation;
+    on_device(request.collective, [&](DeviceApi& api) { task.after = api.record(request.stream); });
+    task.on_device = work;
+    task.ticket = flight_.queued(operation);
+    task.timeout = timeout();
+    if (unfinished_.load(std::memory_order_acquire) == 0) {
+        try {
+            launch(request, task);
+        } catch (...) {
+            work->finish(current_error());
+        }
+        return;
+    }
+    task.request = std::make_shared<const OwnedRequest>(request);
+    task.work = std::make_shared<Work>();
+    enqueue(std::move(task));
+}
+
+}  // namespace tsr

@@ -1,0 +1,72 @@
+import dev.tessera.Comm;
+import dev.tessera.CommOptions;
+import dev.tessera.DType;
+import dev.tessera.Device;
+import dev.tessera.ErrorCode;
+import dev.tessera.ReduceOp;
+import dev.tessera.State;
+import dev.tessera.Tensor;
+import dev.tessera.TesseraException;
+import dev.tessera.Work;
+
+/** A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, and what is refused. */
+public final class OnDevice {
+    private OnDevice() {}
+
+    private static native long allocate(int device, long size);
+
+    private static native void store(long address, float value);
+
+    private static native float load(long address);
+
+    private static void expect(boolean condition, String what) {
+        if (!condition) {
+            throw new AssertionError(what);
+        }
+    }
+
+    private static void refused(ErrorCode code, String words, Runnable call) {
+        try {
+            call.run();
+        } catch (TesseraException error) {
+            expect(error.code() == code && error.getMessage().contains(words), error.toString());
+            return;
+        }
+        throw new AssertionError(words);
+    }
+
+    public static void main(String[] arguments) {
+        System.load(arguments[0]); // the simulated libcuda.so.1
+        try (Comm comm = Comm.fromEnv(new CommOptions().backend("cpu:auto,cuda:nccl"))) {
+            final int rank = comm.rank();
+            final int ranks = comm.worldSize();
+            final long memory = allocate(rank, 8);
+            final Tensor x = Tensor.ofAddress(memory, DType.F32, Device.cuda(rank), 2);
+            store(memory, rank + 1);
+            store(memory + 4, 10);
+            comm.allReduce(x, ReduceOp.SUM);
+            expect(load(memory) == ranks * (ranks + 1) / 2, "the sum");
+            expect(load(memory + 4) == 10 * ranks, "the sum");
+            final Work work = comm.onStream(0).allReduceAsync(x, ReduceOp.MAX);
+            work.order(0);
+            expect(load(memory + 4) == 10 * ranks, "the maximum");
+            work.await();
+
+            final Tensor host = Tensor.zeros(DType.F32, 2);
+            final Tensor wrong = Tensor.ofAddress(host.address(), DType.F32, Device.cuda(rank), 2);
+            refused(ErrorCode.INVALID_ARGUMENT, "memory of the host", () -> comm.allReduce(wrong, ReduceOp.SUM));
+            final Tensor elsewhere = Tensor.ofAddress(memory, DType.F32, Device.cuda(rank + 1), 2);
+            refused(ErrorCode.INVALID_ARGUMENT, "communicates from CUDA device",
+                    () -> comm.allReduce(elsewhere, ReduceOp.SUM));
+            refused(ErrorCode.INVALID_ARGUMENT, "the tensors are on the CPU",
+                    () -> comm.onStream(1).allReduce(host, ReduceOp.SUM));
+            try (State state = new State()) {
+                refused(ErrorCode.INVALID_ARGUMENT, "is not on the CPU", () -> state.with("x", x));
+            }
+            comm.onStream(0).allReduce(x, ReduceOp.SUM);
+            expect(load(memory + 4) == 10 * ranks * ranks, "the last sum");
+            comm.finish();
+            System.out.println("rank " + rank + ": java is well");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+"""A rank on a simulated CUDA device, for test_devices.py: collectives over its memory, and what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import tessera as ts
+
+CUDA = ctypes.CDLL("libcuda.so.1")
+CUDA.simulated_cuda_allocate.restype = ctypes.c_void_p
+CUDA.simulated_cuda_allocate.argtypes = [ctypes.c_int, ctypes.c_size_t]
+CUDA.simulated_cuda_store.argtypes = [ctypes.c_void_p, ctypes.c_float]
+CUDA.simulated_cuda_load.restype = ctypes.c_float
+CUDA.simulated_cuda_load.argtypes = [ctypes.c_void_p]
+
+
+class _Tensor(ctypes.Structure):
+    """DLPack's managed tensor, version 0."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class Floats:
+    """float32 on a device, as PyTorch's and CuPy's arrays show themselves."""
+
+    def __init__(self, device: int, address: int, count: int) -> None:
+        self.device, self.address = device, address
+        self.shape = (ctypes.c_int64 * 1)(count)
+        self.tensor = _Tensor(address, 2, device, 1, 2, 32, 1, self.shape, None, 0, None, None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None) -> Any:
+        assert stream == -1, "the collective says on which stream it runs"
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        self.name = b"dltensor"
+        return new(ctypes.addressof(self.tensor), self.name, None)
+
+    def __getitem__(self, i: int) -> float:
+        return CUDA.simulated_cuda_load(self.address + 4 * i)
+
+    def __setitem__(self, i: int, value: float) -> None:
+        CUDA.simulated_cuda_store(self.address + 4 * i, value)
+
+
+class Stream:
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 0
+
+
+def refused(error: type[Exception], words: str, call: Any) -> None:
+    try:
+        call()
+    except error as refusal:
+        assert words in str(refusal), refusal
+    else:
+        raise AssertionError(words)
+
+
+def main() -> None:
+    with ts.init(backend="cpu:auto,cuda:nccl") as comm:
+        rank, ranks = comm.rank, comm.world_size
+        x = Floats(rank, CUDA.simulated_cuda_allocate(rank, 8), 2)
+        x[0], x[1] = rank + 1, 10
+        comm.all_reduce(x)
+        assert (x[0], x[1]) == (ranks * (ranks + 1) / 2, 10 * ranks)
+        work = comm.on_stream(Stream()).all_reduce(x, "max", async_op=True)
+        work.order()
+        assert x[1] == 10 * ranks
+        work.wait()
+
+        host = np.ones(2, np.float32)
+        invalid = ts.InvalidArgument
+        refused(invalid, "memory of the host", lambda: comm.all_reduce(Floats(rank, host.ctypes.data, 2)))
+        elsewhere = Floats(rank + 1, x.address, 2)
+        refused(invalid, "communicates from CUDA device", lambda: comm.all_reduce(elsewhere))
+        refused(invalid, "the tensors are on the CPU", lambda: comm.on_stream(1).all_reduce(host))
+        refused(TypeError, "must be a CUDA stream", lambda: comm.on_stream("first"))
+        comm.on_stream(0).all_reduce(x)
+        assert x[1] == 10 * ranks * ranks
+    print(f"rank {rank}: python is well")
+
+
+main()

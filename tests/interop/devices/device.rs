@@ -1,0 +1,63 @@
+//! A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, and what is refused.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use tessera::{Code, Comm, CommOptions, CudaTensor, DType, ReduceOp, Result};
+
+extern "C" {
+    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+fn function(name: &std::ffi::CStr) -> *mut c_void {
+    let found = unsafe { dlsym(dlopen(c"libcuda.so.1".as_ptr(), 2), name.as_ptr()) };
+    assert!(!found.is_null(), "{name:?}");
+    found
+}
+
+fn refused<T>(code: Code, words: &str, result: Result<T>) {
+    let error = result.err().expect(words);
+    assert_eq!(error.code(), code, "{error}");
+    assert!(error.message().contains(words), "{error}");
+}
+
+fn main() -> Result<()> {
+    let comm = Comm::from_env_with(&CommOptions::new().backend("cpu:auto,cuda:nccl"))?;
+    let (rank, ranks) = (comm.rank()?, comm.world_size()?);
+    let (allocate, store, load): (
+        extern "C" fn(c_int, usize) -> usize,
+        extern "C" fn(usize, f32),
+        extern "C" fn(usize) -> f32,
+    ) = unsafe {
+        (
+            std::mem::transmute(function(c"simulated_cuda_allocate")),
+            std::mem::transmute(function(c"simulated_cuda_store")),
+            std::mem::transmute(function(c"simulated_cuda_load")),
+        )
+    };
+    let memory = allocate(i32::try_from(rank).unwrap(), 8);
+    let tensor = |address: usize, device: usize| unsafe { CudaTensor::new(address, DType::F32, [2], device) };
+    let x = [tensor(memory, rank)?];
+    store(memory, rank as f32 + 1.0);
+    store(memory + 4, 10.0);
+    let on_stream = unsafe { comm.on_stream(ptr::null_mut()) };
+    on_stream.all_reduce(&x, ReduceOp::Sum)?;
+    assert_eq!(load(memory), (ranks * (ranks + 1) / 2) as f32);
+    assert_eq!(load(memory + 4), (10 * ranks) as f32);
+    let work = unsafe { comm.after_stream(ptr::null_mut()) }.all_reduce(&x, ReduceOp::Max)?;
+    unsafe { work.order(ptr::null_mut()) }?;
+    assert_eq!(load(memory + 4), (10 * ranks) as f32);
+    work.wait()?;
+
+    let host = [1.0f32, 2.0];
+    let wrong = [tensor(host.as_ptr() as usize, rank)?];
+    refused(Code::InvalidArgument, "memory of the host", on_stream.all_reduce(&wrong, ReduceOp::Sum));
+    let elsewhere = [tensor(memory, rank + 1)?];
+    refused(Code::InvalidArgument, "communicates from CUDA device", on_stream.all_reduce(&elsewhere, ReduceOp::Sum));
+    on_stream.all_reduce(&x, ReduceOp::Sum)?;
+    assert_eq!(load(memory + 4), (10 * ranks * ranks) as f32);
+    comm.finalize()?;
+    println!("rank {rank}: rust is well");
+    Ok(())
+}

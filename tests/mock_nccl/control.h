@@ -1,0 +1,29 @@
+/* A libnccl.so.2 for machines without a GPU: NCCL's functions over memory that the ranks share, with simulated CUDA devices
+ * (simulated_cuda/control.h). Ranks may be threads or processes of one host. As in NCCL, operations of a communicator run in the order
+ * in which they were called, whatever their streams; ranks whose calls do not match wait for each other until they abort;
+ * a rank that dies is noticed by nobody. Here a test says what goes wrong. All functions are for this process. */
+#ifndef TESSERA_TESTS_MOCK_NCCL_H
+#define TESSERA_TESTS_MOCK_NCCL_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ncclGetVersion: TESSERA_MOCK_NCCL_VERSION, or 22907. */
+
+/* The next call of `symbol` ("ncclAllReduce"), after `calls` more that succeed, returns `result`. NULL: no function does. */
+void mock_nccl_fail(const char* symbol, unsigned calls, int result);
+/* The next operation of rank `rank` of any communicator never ends, until it is aborted. */
+void mock_nccl_hang(int rank);
+/* From now on ncclCommGetAsyncError of rank `rank` reports `result`; 0: no more. */
+void mock_nccl_async_error(int rank, int result);
+/* Every call on a communicator that does not block stays in progress for `polls` questions after it. */
+void mock_nccl_slow(unsigned polls);
+/* Communicators that exist. */
+int mock_nccl_communicators(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
