@@ -91,7 +91,6 @@ void Group::refuse_own_job() const {
 // --- issuing
 
 void Group::run_inline(const Request& request) {
-    if (is_on_device(request)) return launch_now(request, operation_of(request));
     if (is_point_to_point(request.collective)) return transfer_inline(request);
     const Operation operation = operation_of(request);
     const uint64_t sequence = ++collectives_;

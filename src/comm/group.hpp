@@ -89,20 +89,20 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
     void run(const Request& request) override {
         const Call once = enter();
-        check(request);
+        if (validate(request, rank_, world_size_, own_device_)) [[unlikely]]
+            return run_on_device(request);
         if (runs_inline()) return run_inline(request);
         await(enqueue(request));
     }
 
     WorkPtr submit(const Request& request) override {
         const Call once = enter();
-        check(request);
+        const bool on_device = validate(request, rank_, world_size_, own_device_);
         refuse_own_job();
         throw_if_unusable();
-        if (!is_on_device(request)) return enqueue(request).work;
-        const auto work = std::make_shared<Work>();
-        launch_beside(request, operation_of(request), work);
-        return work;
+        if (on_device) [[unlikely]]
+            return submit_to_device(request);
+        return enqueue(request).work;
     }
 
     std::shared_ptr<Plan> prepare(const Request& request) override;
@@ -132,6 +132,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
    private:
     class Prepared;
+    class PreparedOnDevice;
+    struct DeviceRequest;
     // A communicator of this rank and all those split from it: another of them may show where a late rank is.
     class Relatives {
        public:
@@ -159,13 +161,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         uint64_t ticket = 0;  // in the flight recorder
         std::shared_ptr<const std::function<void()>> job;
         milliseconds timeout{0};  // when the task was queued
-        // Of an asynchronous operation on a device: what it comes after, and the work that ends with it; `work` ends when it is
-        // launched.
-        std::shared_ptr<DeviceEvent> after;
-        WorkPtr on_device;
-
         [[nodiscard]] bool is_transfer() const {
-            return request && is_point_to_point(request->view().collective) && !is_on_device(request->view());
+            return request && !request->is_on_device() && is_point_to_point(request->view().collective);
         }
     };
     struct ActiveTransfer {
@@ -219,12 +216,15 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
                         milliseconds timeout);
     void transfer_inline(const Request& request);
-    void check(const Request& request);
+    // Of requests on a device, which are not part of the CPU's calls.
+    [[gnu::cold]] void run_on_device(const Request& request);
+    [[gnu::cold]] WorkPtr submit_to_device(const Request& request);
+    [[nodiscard]] std::shared_ptr<Plan> prepare_on_device(const Request& request);
+    void check_memory(const Request& request);
     void on_device(Collective collective, FunctionRef<void(DeviceApi&)> body);
-    // Of a request on a device. The first returns when it is enqueued; what it fails with, the second puts into `work`.
-    void launch_now(const Request& request, const Operation& operation);
-    void launch_beside(const Request& request, const Operation& operation, const WorkPtr& work);
-    void launch(const Request& request, const Task& task);
+    void launch(const Request& request, const Task& task, const DeviceEvent* after, const WorkPtr& work);
+    void launch(const Task& task);
+    [[gnu::cold]] static void fail_on_device(const Task& task, const Error& error);
     void run_job(const std::function<void()>& job);
     Task enqueue(const Request& request);
     void enqueue(Task task);
@@ -260,7 +260,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     std::shared_ptr<Relatives> relatives_ = std::make_shared<Relatives>();
     FlightRecorder flight_;
     std::atomic<bool> flight_told_{false};
-    std::unique_ptr<DeviceQueue> device_;  // null: for tensors on the CPU alone
+    std::optional<Device> own_device_;     // none: for tensors on the CPU alone
+    std::unique_ptr<DeviceQueue> device_;  // of it
 
     // Counted by the thread that issues to the transport: the issuer while nothing is unfinished, else the progress
     // thread.

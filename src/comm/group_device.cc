@@ -2,10 +2,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "comm/device_transport.hpp"
 #include "comm/fingerprint.hpp"
 #include "comm/group.hpp"
+#include "comm/plan.hpp"
 
 namespace tsr {
 
@@ -64,6 +66,7 @@ void Group::open_device(int place) {
                     },
                 .failed = [this](const Error& error) { poison(error); },
                 .ended = [this](const DeviceQueue::Launch& launch, bool well) { flight_.ended(launch.ticket, well); }});
+        own_device_ = device;
     } catch (...) {
         const Error error = of_launcher(current_error().with_rank(rank_), launcher_ranks_);
         poison(error);
@@ -71,9 +74,7 @@ void Group::open_device(int place) {
     }
 }
 
-void Group::check(const Request& request) {
-    validate(request, rank_, world_size_, device_ ? std::optional(device_->device()) : std::nullopt);
-    if (!is_on_device(request)) return;
+void Group::check_memory(const Request& request) {
     on_device(request.collective, [&](DeviceApi& api) {
         api.check_stream(request.stream);
         const auto check_all = [&](std::span<const Tensor> list, const char* what) {
@@ -107,40 +108,112 @@ void Group::on_device(Collective collective, FunctionRef<void(DeviceApi&)> body)
     }
 }
 
-void Group::launch(const Request& request, const Task& task) {
+// What a task has of a request on a device. The work of the task ends when it is launched.
+struct Group::DeviceRequest : OwnedRequest {
+    explicit DeviceRequest(const Request& request) : OwnedRequest(request) {}
+
+    std::shared_ptr<DeviceEvent> after;  // of an asynchronous one: what it comes after,
+    WorkPtr work;                        // and the work that ends with it
+};
+
+void Group::launch(const Request& request, const Task& task, const DeviceEvent* after, const WorkPtr& work) {
     const uint64_t sequence = is_point_to_point(request.collective) ? ++transfers_ : ++collectives_;
     flight_.started(task.ticket, sequence);
-    DeviceQueue::Launch operation{task.operation, sequence, task.ticket, task.timeout, task.on_device};
-    device_->launch(request, std::move(operation), task.after.get());
+    device_->launch(request, {task.operation, sequence, task.ticket, task.timeout, work}, after);
 }
 
-void Group::launch_now(const Request& request, const Operation& operation) {
+void Group::launch(const Task& task) {
+    const auto& request = static_cast<const DeviceRequest&>(*task.request);
+    launch(request.view(), task, request.after.get(), request.work);
+}
+
+void Group::fail_on_device(const Task& task, const Error& error) {
+    const auto& request = static_cast<const DeviceRequest&>(*task.request);
+    if (request.work) request.work->finish(error);
+}
+
+void Group::run_on_device(const Request& request) {
+    check_memory(request);
+    const bool now = runs_inline();
     Task task;
-    task.operation = operation;
-    task.ticket = flight_.queued(operation);
+    task.operation = operation_of(request);
+    task.ticket = flight_.queued(task.operation);
     task.timeout = timeout();
-    launch(request, task);
+    if (now) return launch(request, task, nullptr, nullptr);
+    task.request = std::make_shared<const DeviceRequest>(request);
+    task.work = std::make_shared<Work>();
+    enqueue(task);
+    await(task);
 }
 
-// At once if nothing is queued; else in the order of the queue, as on every rank.
-void Group::launch_beside(const Request& request, const Operation& operation, const WorkPtr& work) {
+// Launches at once if nothing is queued; else in the order of the queue, as on every rank.
+WorkPtr Group::submit_to_device(const Request& request) {
+    check_memory(request);
+    std::shared_ptr<DeviceEvent> after;
+    on_device(request.collective, [&](DeviceApi& api) { after = api.record(request.stream); });
+    auto work = std::make_shared<Work>();
     Task task;
-    task.operation = operation;
-    on_device(request.collective, [&](DeviceApi& api) { task.after = api.record(request.stream); });
-    task.on_device = work;
-    task.ticket = flight_.queued(operation);
+    task.operation = operation_of(request);
+    task.ticket = flight_.queued(task.operation);
     task.timeout = timeout();
     if (unfinished_.load(std::memory_order_acquire) == 0) {
         try {
-            launch(request, task);
+            launch(request, task, after.get(), work);
         } catch (...) {
             work->finish(current_error());
         }
-        return;
+        return work;
     }
-    task.request = std::make_shared<const OwnedRequest>(request);
+    const auto owned = std::make_shared<DeviceRequest>(request);
+    owned->after = std::move(after);
+    owned->work = work;
+    task.request = owned;
     task.work = std::make_shared<Work>();
     enqueue(std::move(task));
+    return work;
+}
+
+class Group::PreparedOnDevice final : public Plan {
+   public:
+    PreparedOnDevice(std::shared_ptr<Group> group, const Request& request)
+        : group_(std::move(group)), request_(request) {}
+
+    void run() override { group_->run(request_.view()); }
+
+    void start() override {
+        const WorkPtr last = launched();
+        if (last && !last->done()) {
+            throw Error(
+                Code::invalid_state,
+                fmt::format("rank {}: a planned {} was launched before its previous launch finished; wait for it "
+                            "first",
+                            group_->rank_, name_of(request_.view().collective)))
+                .with_rank(group_->rank_);
+        }
+        WorkPtr work = group_->submit(request_.view());
+        const std::lock_guard lock(mutex_);
+        launched_ = std::move(work);
+    }
+
+    void wait(Deadline deadline) const override {
+        if (const WorkPtr last = launched()) last->wait(deadline);
+    }
+
+   private:
+    [[nodiscard]] WorkPtr launched() const {
+        const std::lock_guard lock(mutex_);
+        return launched_;
+    }
+
+    const std::shared_ptr<Group> group_;
+    const OwnedRequest request_;
+    mutable std::mutex mutex_;
+    WorkPtr launched_;  // last; null before the first start()
+};
+
+std::shared_ptr<Plan> Group::prepare_on_device(const Request& request) {
+    check_memory(request);
+    return std::make_shared<PreparedOnDevice>(shared_from_this(), request);
 }
 
 }  // namespace tsr

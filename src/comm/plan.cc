@@ -27,22 +27,19 @@ class Group::Prepared final : public Plan {
         const Call once = group_->enter();
         group_->refuse_own_job();
         group_->throw_if_unusable();
-        if (!is_on_device(task_.request->view())) return queue();
-        begin_work();
-        group_->launch_beside(task_.request->view(), task_.operation, task_.work);
+        queue();
     }
 
     void wait(Deadline deadline) const override { task_.work->wait(deadline); }
 
    private:
     void now() {
-        if (is_on_device(task_.request->view())) return group_->launch_now(task_.request->view(), task_.operation);
         const uint64_t sequence = ++group_->collectives_;
         group_->run_collective(task_.request->view(), task_.operation, sequence,
                                group_->flight_.started(task_.operation, sequence), group_->timeout());
     }
 
-    void begin_work() {
+    void queue() {
         if (!task_.work->done()) {
             throw Error(
                 Code::invalid_state,
@@ -51,10 +48,6 @@ class Group::Prepared final : public Plan {
                 .with_rank(group_->rank_);
         }
         task_.work->begin_again();
-    }
-
-    void queue() {
-        begin_work();
         task_.ticket = group_->flight_.queued(task_.operation);
         try {
             group_->enqueue(task_);
@@ -70,13 +63,14 @@ class Group::Prepared final : public Plan {
 
 std::shared_ptr<Plan> Group::prepare(const Request& request) {
     refuse_in_child();
-    check(request);
+    const bool on_device = validate(request, rank_, world_size_, own_device_);
     if (is_point_to_point(request.collective) || request.collective == Collective::allocate ||
         request.collective == Collective::finalize) {
         throw Error(Code::invalid_argument, fmt::format("cannot plan {}; only collectives over tensors can be planned",
                                                         name_of(request.collective)));
     }
     throw_if_unusable();
+    if (on_device) return prepare_on_device(request);
     return std::make_shared<Prepared>(shared_from_this(), request);
 }
 

@@ -35,8 +35,8 @@ void Group::progress() {
             try {
                 if (task.job) {
                     run_job(*task.job);
-                } else if (is_on_device(task.request->view())) {
-                    launch(task.request->view(), task);
+                } else if (task.request->is_on_device()) {
+                    launch(task);
                 } else {
                     const uint64_t sequence = ++collectives_;
                     flight_.started(task.ticket, sequence);
@@ -142,7 +142,7 @@ void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
 }
 
 void Group::complete(Task& task, std::optional<Error> error) {
-    if (error && task.on_device) task.on_device->finish(error);
+    if (error && task.request && task.request->is_on_device()) fail_on_device(task, *error);
     task.job.reset();  // releases what the job holds before the waiter continues
     if (task.is_transfer()) flight_.ended(task.ticket, !error);
     // Decrement the count first, so that a returning waiter finds the queue empty and runs its next call inline.

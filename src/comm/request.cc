@@ -67,6 +67,7 @@ const Tensor& only(const Request& request, std::span<const Tensor> list, const c
 
 void check_device(const Request& request, const Tensor& tensor, const char* what, size_t index,
                   const std::optional<Device>& device) {
+    if (tensor.device.type == DeviceType::cpu) return;
     if (tensor.device.type != DeviceType::cuda) {
         refuse(request, "{}[{}] is on a device of unknown type {}", what, index, static_cast<int>(tensor.device.type));
     }
@@ -82,13 +83,22 @@ void check_device(const Request& request, const Tensor& tensor, const char* what
            tensor.device.index, device->index);
 }
 
-void check_tensor(const Request& request, const Tensor& tensor, const char* what, size_t index,
-                  const std::optional<Device>& device) {
+// That a request with tensors on a device, or with a stream, can be made in a communicator that has `device`.
+void check_places(const Request& request, const std::optional<Device>& device) {
+    for (size_t i = 0; i < request.inputs.size(); ++i) check_device(request, request.inputs[i], "input", i, device);
+    for (size_t i = 0; i < request.outputs.size(); ++i) check_device(request, request.outputs[i], "output", i, device);
+    if (is_on_device(request)) return;
+    if (!device) {
+        refuse<Code::unsupported>(request, "a CUDA stream was given, but this communicator has no CUDA transport");
+    }
+    refuse(request, "a stream was passed, but the tensors are on the CPU, which has none; pass NULL");
+}
+
+void check_tensor(const Request& request, const Tensor& tensor, const char* what, size_t index, DeviceType place) {
     if (!is_known(tensor.dtype)) {
         refuse(request, "{}[{}] has unknown dtype {}", what, index, static_cast<int>(tensor.dtype));
     }
-    if (tensor.device.type != DeviceType::cpu) check_device(request, tensor, what, index, device);
-    if ((tensor.device.type != DeviceType::cpu) != is_on_device(request)) {
+    if (tensor.device.type != place) {
         refuse(request, "{}[{}] is on another device than the first tensor; all must be on one", what, index);
     }
     if (tensor.data == nullptr && tensor.numel() > 0) refuse(request, "{}[{}] has no data", what, index);
@@ -215,15 +225,13 @@ void check_all_gather_v(const Request& request, int rank, int world_size) {
 
 }  // namespace
 
-void validate(const Request& request, int rank, int world_size, const std::optional<Device>& device) {
+namespace {
+
+[[gnu::always_inline]] inline void check_request(const Request& request, int rank, int world_size, DeviceType place) {
     const Collective c = request.collective;
-    for (size_t i = 0; i < request.inputs.size(); ++i) check_tensor(request, request.inputs[i], "input", i, device);
-    for (size_t i = 0; i < request.outputs.size(); ++i) check_tensor(request, request.outputs[i], "output", i, device);
-    if (request.stream != nullptr && !is_on_device(request)) {
-        if (!device) {
-            refuse<Code::unsupported>(request, "a CUDA stream was given, but this communicator has no CUDA transport");
-        }
-        refuse(request, "a stream was passed, but the tensors are on the CPU, which has none; pass NULL");
+    for (size_t i = 0; i < request.inputs.size(); ++i) check_tensor(request, request.inputs[i], "input", i, place);
+    for (size_t i = 0; i < request.outputs.size(); ++i) {
+        check_tensor(request, request.outputs[i], "output", i, place);
     }
     check_peer(request, rank, world_size);
     if (reduces(c)) check_reduction(request);
@@ -288,6 +296,19 @@ void validate(const Request& request, int rank, int world_size, const std::optio
         case Collective::recv: only(request, request.outputs, "output"); return;
     }
     refuse(request, "unknown operation {}", static_cast<int>(c));
+}
+
+}  // namespace
+
+bool validate(const Request& request, int rank, int world_size, const std::optional<Device>& device) {
+    const Tensor* const first = !request.outputs.empty()  ? request.outputs.data()
+                                : !request.inputs.empty() ? request.inputs.data()
+                                                          : nullptr;
+    const DeviceType place = first == nullptr ? DeviceType::cpu : first->device.type;
+    if (place != DeviceType::cpu || request.stream != nullptr) [[unlikely]]
+        check_places(request, device);
+    check_request(request, rank, world_size, place);
+    return place != DeviceType::cpu;
 }
 
 uint64_t Operation::size_bytes() const {
@@ -424,7 +445,8 @@ std::string headline(const Operation& operation, uint64_t sequence) {
 OwnedRequest::OwnedRequest(const Request& request)
     : fields_(request),
       inputs_(request.inputs.begin(), request.inputs.end()),
-      outputs_(request.outputs.begin(), request.outputs.end()) {}
+      outputs_(request.outputs.begin(), request.outputs.end()),
+      on_device_(tsr::is_on_device(request)) {}
 
 Request OwnedRequest::view() const {
     Request result = fields_;

@@ -60,8 +60,8 @@ struct Request {
 
 // Throws INVALID_ARGUMENT or UNSUPPORTED for a request that rank `rank` of `world_size` cannot make in a communicator for
 // tensors on the CPU and, if there is one, on `device`. Faults that show only across ranks (different counts) are detected by
-// the transport.
-void validate(const Request& request, int rank, int world_size, const std::optional<Device>& device);
+// the transport. Returns whether its tensors are on the device.
+bool validate(const Request& request, int rank, int world_size, const std::optional<Device>& device);
 
 // How a rank describes its current operation to its peers: plain data. The fingerprints are equal if and only if the
 // ranks agree (except for hash collisions, 2^-64); they cover the length of each tensor of a list, and the label.
@@ -96,11 +96,13 @@ struct OwnedRequest {
     explicit OwnedRequest(const Request& request);
 
     [[nodiscard]] Request view() const;
+    [[nodiscard]] bool is_on_device() const { return on_device_; }
 
    private:
     Request fields_;
     std::vector<Tensor> inputs_;
     std::vector<Tensor> outputs_;
+    bool on_device_;
 };
 
 }  // namespace tsr

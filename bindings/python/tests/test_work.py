@@ -28,9 +28,12 @@ def test_a_wait_that_expires_leaves_the_work_alive(ranks):
             work.wait(0.05)
         with pytest.raises(TimeoutError):
             work.wait(0)
+        with pytest.raises(ts.NotReady):
+            work.order(timeout=0.05)  # no stream can wait for the CPU
         waited.set()
-        work.wait()
+        work.order()
         assert work.done()
+        work.wait()
         return repr(work)
 
     assert ranks(2, body)[0] == "<tessera.Work done>"

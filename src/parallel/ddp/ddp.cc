@@ -323,11 +323,12 @@ void Ddp::reset_step() {
     step_.launched = 0;
     step_.begun = step_.closed = step_.all_said = false;
     std::fill(step_.ready.begin(), step_.ready.end(), char{0});
-    step_.missing.assign(buckets_.size(), 0);
+    step_.missing.resize(buckets_.size());
     for (size_t b = 0; b < buckets_.size(); ++b) {
-        for (const auto& slot : buckets_[b].slots) {
-            if (expected_.empty() || expected_[slot.param] != 0) ++step_.missing[b];
-        }
+        const auto& slots = buckets_[b].slots;
+        const auto expected = [this](const auto& slot) { return expected_[slot.param] != 0; };
+        const auto all = static_cast<ptrdiff_t>(slots.size());
+        step_.missing[b] = static_cast<size_t>(expected_.empty() ? all : std::ranges::count_if(slots, expected));
     }
 }
 
