@@ -59,14 +59,15 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         if (options_.flight_requests) options_.flight_requests->remove(this);
         tell_flight();
         if (thread_.joinable() || device_) Group::leave();
-        device_.reset();  // its thread calls this object
-        if (!thread_.joinable()) return;
-        {
-            const std::lock_guard lock(mutex_);
-            stopping_ = true;
+        if (thread_.joinable()) {
+            {
+                const std::lock_guard lock(mutex_);
+                stopping_ = true;
+            }
+            changed_.notify_all();
+            thread_.join();
         }
-        changed_.notify_all();
-        thread_.join();
+        device_.reset();  // before what its thread and the progress thread use
     }
 
     [[nodiscard]] int rank() const override { return rank_; }
