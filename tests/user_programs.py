@@ -9,11 +9,25 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from patience import patience
 
-__all__ = ["AS_IN_THE_BINDING", "JAVAC", "JVM", "PREFIX", "ROOT", "c", "cargo", "java", "python", "run", "rust"]
+__all__ = [
+    "AS_IN_THE_BINDING",
+    "JAVAC",
+    "JVM",
+    "PREFIX",
+    "ROOT",
+    "c",
+    "cargo",
+    "java",
+    "of_each_language",
+    "python",
+    "run",
+    "rust",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFIX = ROOT / "build" / "prefix"
@@ -79,6 +93,17 @@ def rust(at: Path, source: str) -> list[str]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cargo("build", "--locked", at=at)
         return [str(shutil.copy(RUST_TARGET / "debug" / "digits_rs", at / "program_rs"))]
+
+
+def of_each_language(
+    folder: Path, sources: Mapping[str, str], new_directory: Callable[[str], Path]
+) -> dict[str, list[str]]:
+    """The command of each language in `sources`, whose program is a file of `folder`."""
+    builders = {"c": c, "python": python, "java": java, "rust": rust}
+    return {
+        language: builders[language](new_directory(language), (folder / name).read_text(encoding="utf-8"))
+        for language, name in sources.items()
+    }
 
 
 def cargo(command: str, *options: str, at: Path) -> str:

@@ -79,6 +79,7 @@ DeviceQueue::~DeviceQueue() {
 }
 
 Device DeviceQueue::device() const { return state_->transport->device(); }
+DeviceApi& DeviceQueue::api() const { return state_->api; }
 std::string_view DeviceQueue::name() const { return state_->transport->name(); }
 
 void DeviceQueue::launch(const Request& request, Launch launch, const DeviceEvent* after) {

@@ -39,6 +39,7 @@ class DeviceQueue {
     DeviceQueue& operator=(const DeviceQueue&) = delete;
 
     [[nodiscard]] Device device() const;
+    [[nodiscard]] DeviceApi& api() const;
     [[nodiscard]] std::string_view name() const;
 
     // Enqueues on the request's stream: what the stream has later sees the result; or, after an event, on a stream of the queue.

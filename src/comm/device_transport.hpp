@@ -36,7 +36,7 @@ using NcclId = std::array<char, 128>;
 void require_nccl();
 [[nodiscard]] NcclId make_nccl_id();
 
-// Collective over `ranks` ranks with the same id, each with a device of its own. Waits until `deadline` for the others; `poll` is
+// Collective over `ranks` ranks with the same id, each on a different device. Waits until `deadline` for the others; `poll` is
 // called meanwhile and may throw to give up.
 [[nodiscard]] std::unique_ptr<DeviceTransport> make_nccl_transport(const NcclId& id, int rank, int ranks, Device device,
                                                                    Deadline deadline,

@@ -97,7 +97,7 @@ void Group::check_memory(const Request& request) {
 // A device that fails ends the communicator: peers would wait for this rank.
 void Group::on_device(Collective collective, FunctionRef<void(DeviceApi&)> body) {
     try {
-        body(device_api(device_->device()));
+        body(device_->api());
     } catch (const Error& error) {
         if (error.code() != Code::cuda) throw;
         Request request;

@@ -36,7 +36,7 @@ void Work::begin_again() {
     error_.reset();
 }
 
-void Work::wait_for(const std::function<bool()>& ready, Deadline deadline, std::unique_lock<std::mutex>& lock) const {
+void Work::wait_for(FunctionRef<bool()> ready, Deadline deadline, std::unique_lock<std::mutex>& lock) const {
     while (!ready()) {
         if (deadline.expired()) throw Error(Code::not_ready, "the work is not done yet").retry_may_help();
         changed_.wait_for(lock, deadline.slice());

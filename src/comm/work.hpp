@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/function_ref.hpp"
 
 namespace tsr {
 
@@ -52,7 +53,7 @@ class Work {
     std::optional<Error> error_;
     std::function<void(const std::optional<Error>&)> callback_;
 
-    void wait_for(const std::function<bool()>& ready, Deadline deadline, std::unique_lock<std::mutex>& lock) const;
+    void wait_for(FunctionRef<bool()> ready, Deadline deadline, std::unique_lock<std::mutex>& lock) const;
 };
 
 using WorkPtr = std::shared_ptr<Work>;

@@ -18,10 +18,7 @@ DRIVER, NCCL = TESTS / "simulated_cuda" / "libcuda.so.1", TESTS / "mock_nccl" / 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    built = {}
-    for language in LANGUAGES:
-        source = (Path(__file__).parent / "devices" / SOURCES[language]).read_text(encoding="utf-8")
-        built[language] = getattr(user_programs, language)(tmp_path_factory.mktemp(language), source)
+    built = user_programs.of_each_language(Path(__file__).parent / "devices", SOURCES, tmp_path_factory.mktemp)
     built["java"].append(str(DRIVER))
     return built
 

@@ -21,11 +21,7 @@ COUNT = 34
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    built = {}
-    for language in LANGUAGES:
-        source = (Path(__file__).parent / "values" / SOURCES[language]).read_text(encoding="utf-8")
-        built[language] = getattr(user_programs, language)(tmp_path_factory.mktemp(language), source)
-    return built
+    return user_programs.of_each_language(Path(__file__).parent / "values", SOURCES, tmp_path_factory.mktemp)
 
 
 def run_job(programs: dict[str, list[str]], languages: list[str], *arguments: str | Path) -> None:

@@ -26,7 +26,8 @@ class Current {
    public:
     Current(const Driver& functions, Context context) : functions_(functions), context_(context) {
         functions_.context_get(&before_);
-        if (before_ != context_) check(functions_.context_set(context_), "making a CUDA context current");
+        if (before_ != context_)
+            check(functions_.context_set(context_), [&] { return std::string("making a CUDA context current"); });
     }
     ~Current() {
         if (before_ != context_) functions_.context_set(before_);
@@ -45,7 +46,7 @@ class CudaEvent final : public DeviceEvent {
     CudaEvent(const Driver& functions, Context context, std::string device)
         : functions_(functions), context_(context), device_(std::move(device)) {
         const Current current(functions_, context_);
-        check(functions_.event_create(&event_, event_disable_timing), device_ + ": creating an event");
+        check(functions_.event_create(&event_, event_disable_timing), [&] { return device_ + ": creating an event"; });
     }
     ~CudaEvent() override { functions_.event_destroy(event_); }  // fails only when the process ends, or after a fault
     CudaEvent(const CudaEvent&) = delete;
@@ -56,7 +57,7 @@ class CudaEvent final : public DeviceEvent {
     [[nodiscard]] bool done() const override {
         const Result result = functions_.event_query(event_);
         if (result == not_ready) return false;
-        check(result, device_ + ": an operation on a stream failed");
+        check(result, [&] { return device_ + ": an operation on a stream failed"; });
         return true;
     }
     void wait(Deadline deadline) const override {
@@ -75,8 +76,8 @@ class Cuda final : public DeviceApi {
    public:
     explicit Cuda(int index) : functions_(driver()), index_(index), name_(fmt::format("CUDA device {}", index)) {
         Number number = 0;
-        check(functions_.device_get(&number, index), name_);
-        check(functions_.primary_context_retain(&context_, number), name_ + ": creating its context");
+        check(functions_.device_get(&number, index), [&] { return name_; });
+        check(functions_.primary_context_retain(&context_, number), [&] { return name_ + ": creating its context"; });
     }
 
     [[nodiscard]] std::string_view name() const override { return name_; }
@@ -84,7 +85,7 @@ class Cuda final : public DeviceApi {
     [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size) override {
         const Current current(functions_, context_);
         Address address = 0;
-        check(functions_.allocate(&address, std::max(size, size_t{1})), no_room(size, "memory"));
+        check(functions_.allocate(&address, std::max(size, size_t{1})), [&] { return no_room(size, "memory"); });
         return {reinterpret_cast<std::byte*>(address), [this](std::byte* data) {  // NOLINT(performance-no-int-to-ptr)
                     const Current owner(functions_, context_);
                     functions_.free(address_of(data));
@@ -102,7 +103,7 @@ class Cuda final : public DeviceApi {
         const Current current(functions_, context_);
         void* memory = nullptr;
         check(functions_.host_allocate(&memory, std::max(size, size_t{1}), host_portable),
-              no_room(size, "pinned memory"));
+              [&] { return no_room(size, "pinned memory"); });
         return {static_cast<std::byte*>(memory), [this](std::byte* data) {
                     const Current owner(functions_, context_);
                     functions_.host_free(data);
@@ -112,7 +113,7 @@ class Cuda final : public DeviceApi {
     [[nodiscard]] std::shared_ptr<void> register_host(std::byte* data, size_t size) override {
         const Current current(functions_, context_);
         check(functions_.host_register(data, size, host_portable),
-              fmt::format("{}: registering {} bytes of the host", name_, size));
+              [&] { return fmt::format("{}: registering {} bytes of the host", name_, size); });
         return {data, [this](void* registered) {
                     const Current owner(functions_, context_);
                     functions_.host_unregister(registered);
@@ -122,7 +123,7 @@ class Cuda final : public DeviceApi {
     [[nodiscard]] std::shared_ptr<void> new_stream() override {
         const Current current(functions_, context_);
         Stream stream = nullptr;
-        check(functions_.stream_create(&stream, stream_non_blocking, 0), name_ + ": creating a stream");
+        check(functions_.stream_create(&stream, stream_non_blocking, 0), [&] { return name_ + ": creating a stream"; });
         return {stream, [this](void* handle) { functions_.stream_destroy(stream_of(handle)); }};
     }
 
@@ -135,7 +136,7 @@ class Cuda final : public DeviceApi {
         if (stream == nullptr) return;
         const Current current(functions_, context_);
         Context context = nullptr;
-        check(functions_.stream_context(stream_of(stream), &context), name_ + ": looking at a stream");
+        check(functions_.stream_context(stream_of(stream), &context), [&] { return name_ + ": looking at a stream"; });
         if (context == context_) return;
         throw Error(Code::invalid_argument,
                     fmt::format("a stream of another device was passed for a tensor on {}; pass a "
@@ -149,11 +150,11 @@ class Cuda final : public DeviceApi {
         int index = -1;
         const Result known = functions_.pointer_attribute(&type, pointer_memory_type, address_of(data));
         if (known != invalid_value)
-            check(known, name_);  // which is the answer for memory that the driver does not know
+            check(known, [&] { return name_; });  // which is the answer for memory that the driver does not know
         if (known != success || type != memory_type_device) {
             throw Error(Code::invalid_argument, fmt::format("is memory of the host, not of {}", name_));
         }
-        check(functions_.pointer_attribute(&index, pointer_device_ordinal, address_of(data)), name_);
+        check(functions_.pointer_attribute(&index, pointer_device_ordinal, address_of(data)), [&] { return name_; });
         if (index == index_) return;
         throw Error(Code::invalid_argument, fmt::format("is memory of CUDA device {}, not of {}", index, name_));
     }
@@ -162,7 +163,7 @@ class Cuda final : public DeviceApi {
         if (size == 0) return;
         const Current current(functions_, context_);
         check(functions_.copy(address_of(to), address_of(from), size, stream_of(stream)),
-              fmt::format("{}: copying {} bytes", name_, size));
+              [&] { return fmt::format("{}: copying {} bytes", name_, size); });
     }
 
     void copy_rows(ByteRows to, ConstByteRows from, size_t rows, size_t row_size, StreamHandle stream) override {
@@ -184,20 +185,21 @@ class Cuda final : public DeviceApi {
         request.width = row_size;
         request.height = rows;
         check(functions_.copy_rows(&request, stream_of(stream)),
-              fmt::format("{}: copying {} rows of {} bytes", name_, rows, row_size));
+              [&] { return fmt::format("{}: copying {} rows of {} bytes", name_, rows, row_size); });
     }
 
     void zero(std::byte* to, size_t size, StreamHandle stream) override {
         if (size == 0) return;
         const Current current(functions_, context_);
         check(functions_.set_bytes(address_of(to), 0, size, stream_of(stream)),
-              fmt::format("{}: zeroing {} bytes", name_, size));
+              [&] { return fmt::format("{}: zeroing {} bytes", name_, size); });
     }
 
     [[nodiscard]] std::unique_ptr<DeviceEvent> record(StreamHandle stream) override {
         auto event = std::make_unique<CudaEvent>(functions_, context_, name_);
         const Current current(functions_, context_);
-        check(functions_.event_record(event->handle(), stream_of(stream)), name_ + ": recording an event");
+        check(functions_.event_record(event->handle(), stream_of(stream)),
+              [&] { return name_ + ": recording an event"; });
         return event;
     }
 
@@ -205,7 +207,8 @@ class Cuda final : public DeviceApi {
         const auto* other = dynamic_cast<const CudaEvent*>(&event);
         if (other == nullptr) return;  // of the CPU: done
         const Current current(functions_, context_);
-        check(functions_.stream_wait(stream_of(stream), other->handle(), 0), name_ + ": waiting for an event");
+        check(functions_.stream_wait(stream_of(stream), other->handle(), 0),
+              [&] { return name_ + ": waiting for an event"; });
     }
 
    private:
@@ -226,7 +229,7 @@ class Cuda final : public DeviceApi {
 
 int cuda_device_count() {
     int count = 0;
-    check(driver().device_count(&count), "counting CUDA devices");
+    check(driver().device_count(&count), [&] { return std::string("counting CUDA devices"); });
     return count;
 }
 

@@ -106,9 +106,10 @@ bool is_sticky(Result result) {
 
 }  // namespace
 
-void check(Result result, const std::string& what) {
+void check(Result result, FunctionRef<std::string()> what) {
     if (result == success) return;
-    Error error(result == out_of_memory ? Code::no_memory : Code::cuda, fmt::format("{}: {}", what, describe(result)));
+    Error error(result == out_of_memory ? Code::no_memory : Code::cuda,
+                fmt::format("{}: {}", what(), describe(result)));
     error = error.with_native(NativeDomain::cuda, result);
     if (is_sticky(result)) {
         throw error.with_advice(

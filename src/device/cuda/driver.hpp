@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/function_ref.hpp"
+
 struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
@@ -104,8 +106,8 @@ struct Driver {
 // "CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered"
 [[nodiscard]] std::string describe(Result result);
 
-// Throws for a failed call; `what` begins the message ("CUDA device 0: copying 4096 bytes"). NO_MEMORY for a device that has
+// Throws for a failed call; `what`, called only then, begins the message ("CUDA device 0: copying 4096 bytes"). NO_MEMORY for a device that has
 // no memory left, else CUDA, with the driver's number as the native code.
-void check(Result result, const std::string& what);
+void check(Result result, FunctionRef<std::string()> what);
 
 }  // namespace tsr::cuda

@@ -57,6 +57,17 @@ Tensor on_device(const DeviceMemory& memory, int64_t count, DType dtype, int dev
     return {memory.data() + offset, Dims{count}, dtype, {DeviceType::cuda, device}};
 }
 
+// The sum over `comm` of what each rank has on its device: its number in the job, counted from 1.
+int sum_of_numbers(Communicator& comm, int rank) {
+    DeviceMemory memory(rank, 4);
+    std::vector<std::byte> value(4);
+    value[0] = static_cast<std::byte>(rank + 1);
+    memory.write(value);
+    const Tensor tensor = on_device(memory, 1, DType::i32, rank);
+    comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
+    return std::to_integer<int>(memory.read()[0]);
+}
+
 class Nccl : public ::testing::Test {
    protected:
     void TearDown() override {
@@ -360,13 +371,7 @@ TEST_F(Nccl, GroupsSplitOffHaveTheDevicesOfTheirRanks) {
     expect_all_well(run_ranks(4, nccl_options(), [](Communicator& comm) {
         const int rank = comm.rank();
         const auto half = comm.split(rank % 2, 0, comm.options());
-        DeviceMemory memory(rank, 4);
-        std::vector<std::byte> value(4);
-        value[0] = static_cast<std::byte>(rank + 1);
-        memory.write(value);
-        const Tensor tensor = on_device(memory, 1, DType::i32, rank);
-        half->run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
-        EXPECT_EQ(std::to_integer<int>(memory.read()[0]), rank % 2 == 0 ? 4 : 6);
+        EXPECT_EQ(sum_of_numbers(*half, rank), rank % 2 == 0 ? 4 : 6);
     }));
 }
 
@@ -378,13 +383,7 @@ TEST_F(Nccl, MeshesAreForDevicesTooAndWhatTheLibrarySplitsOffIsNot) {
         EXPECT_EQ(mock_nccl_communicators(), 4);
         comm.run({.collective = Collective::barrier});
         const DeviceMesh mesh(comm, MeshShape({"dp", "tp"}, {2, 2}));
-        DeviceMemory memory(comm.rank(), 4);
-        std::vector<std::byte> value(4);
-        value[0] = static_cast<std::byte>(comm.rank() + 1);
-        memory.write(value);
-        const Tensor tensor = on_device(memory, 1, DType::i32, comm.rank());
-        mesh.comm(1)->run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
-        EXPECT_EQ(std::to_integer<int>(memory.read()[0]), comm.rank() < 2 ? 3 : 7);
+        EXPECT_EQ(sum_of_numbers(*mesh.comm(1), comm.rank()), comm.rank() < 2 ? 3 : 7);
     }));
 }
 
@@ -394,13 +393,7 @@ TEST_F(Nccl, TheRemainingRanksKeepTheirDevices) {
         comm.run({.collective = Collective::barrier});  // all have connected
         if (rank == 1) return;                          // leaves
         const auto rest = comm.shrink(comm.options());
-        DeviceMemory memory(rank, 4);
-        std::vector<std::byte> value(4);
-        value[0] = static_cast<std::byte>(rank + 1);
-        memory.write(value);
-        const Tensor tensor = on_device(memory, 1, DType::i32, rank);
-        rest->run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
-        EXPECT_EQ(std::to_integer<int>(memory.read()[0]), 4);
+        EXPECT_EQ(sum_of_numbers(*rest, rank), 4);
     });
     expect_all_well(outcomes);
 }

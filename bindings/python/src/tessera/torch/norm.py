@@ -1,7 +1,7 @@
 """`clip_grad_norm_` for gradients that the ranks hold in different ways.
 
-Each rank sums the powers of its own elements, separately for each set of mesh dimensions that shards a gradient, and
-reduces each sum over exactly those dimensions. So every element counts once.
+Each rank sums the powers of its elements, with one sum for each set of mesh dimensions that shards a gradient. Each sum
+is reduced over exactly those dimensions, so every element counts once.
 """
 
 from __future__ import annotations
