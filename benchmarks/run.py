@@ -74,6 +74,8 @@ def main() -> int:
     read_path = commands.add_parser("read_path", help="a load of a warm checkpoint beside pread and checksums")
     read_path.add_argument("--rounds", type=int, default=11)
     read_path.add_argument("--ranks", type=numbers, default=[1, 2])
+    gpu = commands.add_parser("gpu", help="all_reduce of CUDA tensors beside NCCL alone (needs a GPU)")
+    gpu.add_argument("--rounds", type=int, default=7)
     build = commands.add_parser("build", help="cold builds without ccache beside those of another commit")
     build.add_argument("--rounds", type=int, default=1)
     build.add_argument("--beside", default="a5a3189", help="a commit; empty: none")
@@ -164,6 +166,10 @@ def main() -> int:
         import read_path as read_bench
 
         cases = read_bench.bench(arguments.binaries, arguments.rounds, arguments.ranks)
+    elif arguments.name == "gpu":
+        import gpu as gpu_bench
+
+        cases = gpu_bench.bench(arguments.binaries, arguments.binaries.parent / "tessera", arguments.rounds)
     elif arguments.name == "plan":
         import plan as plan_bench
 

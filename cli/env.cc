@@ -9,6 +9,7 @@
 #include <climits>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -19,8 +20,10 @@
 #include "base/json.hpp"
 #include "checkpoint/io/file_system.hpp"
 #include "comm/communicator.hpp"
+#include "comm/device_transport.hpp"
 #include "comm/host.hpp"
 #include "commands.hpp"
+#include "device/device.hpp"
 #include "launch/environment.hpp"
 #include "store/store.hpp"
 #include "store/token.hpp"
@@ -88,6 +91,35 @@ Json transports() {
     return found;
 }
 
+std::string or_why_not(const std::function<std::string()>& fact) {
+    try {
+        return fact();
+    } catch (const Error& error) {
+        return fmt::format("unusable: {}", error.what());
+    }
+}
+
+// The driver, its devices and NCCL.
+void add_cuda(Json& facts) {
+    Json::Array devices;
+    facts.set("cuda_driver", or_why_not([&] {
+                  const CudaFacts found = cuda_facts();
+                  for (const CudaFacts::OfDevice& one : found.devices) {
+                      Json device{Json::Object{}};
+                      device.set("name", one.name);
+                      device.set("memory_bytes", Json(static_cast<int64_t>(one.memory)));
+                      device.set("reaches", Json::Array(one.peers.begin(), one.peers.end()));
+                      devices.push_back(std::move(device));
+                  }
+                  return fmt::format("for CUDA {}", found.driver);
+              }));
+    facts.set("cuda_devices", Json(std::move(devices)));
+    facts.set("nccl", or_why_not([] {
+                  const NcclFacts found = nccl_facts();
+                  return fmt::format("{}, {}", found.version, found.path);
+              }));
+}
+
 // The kernel's name for the file system type of `path`; "" if unknown.
 std::string file_system_type(const std::string& path) {
     struct stat status{};
@@ -135,6 +167,7 @@ Json gather(const std::string& directory) {
     facts.set("usable_cores", usable_cores());
     if (const auto memory = available_memory()) facts.set("available_memory_bytes", Json(*memory));
     facts.set("transports", transports());
+    add_cuda(facts);
     add_storage(facts, directory);
     std::error_code unknown;
     const std::filesystem::path temporary = std::filesystem::temp_directory_path(unknown);
@@ -167,8 +200,12 @@ Json gather(const std::string& directory) {
 
 std::string as_text(const Json& value) {
     if (value.is(Json::Kind::string)) return value.as_string();
-    if (!value.is(Json::Kind::object)) return value.dump();
     std::string text;
+    if (value.is(Json::Kind::array)) {
+        for (const Json& one : value.as_array()) text += fmt::format("{}{}", text.empty() ? "" : "; ", as_text(one));
+        return text.empty() ? "none" : text;
+    }
+    if (!value.is(Json::Kind::object)) return value.dump();
     for (const Json::Member& member : value.as_object()) {
         text += fmt::format("{}{} {}", text.empty() ? "" : ", ", member.key, as_text(member.value));
     }

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <list>
 #include <mutex>
+#include <vector>
 
 #include "base/thread.hpp"
 
@@ -18,6 +19,9 @@ constexpr std::chrono::microseconds first_pause{20};
 constexpr std::chrono::microseconds longest_pause{1000};
 // Between two questions to the transport and about the peers.
 constexpr milliseconds check_interval{50};
+// How long a process of a device may take to end, or to say why it gives up, after it has closed its connections.
+constexpr milliseconds time_to_end{5000};
+constexpr size_t most_spare = 64;  // events
 
 }  // namespace
 
@@ -25,7 +29,7 @@ struct DeviceQueue::State {
     struct Pending {
         Launch launch;
         Deadline deadline;
-        std::shared_ptr<const DeviceEvent> event;  // null while it is being launched
+        std::shared_ptr<DeviceEvent> event;  // null while it is being launched
     };
     using PendingPtr = std::shared_ptr<Pending>;
 
@@ -46,8 +50,10 @@ struct DeviceQueue::State {
         const std::lock_guard lock(mutex);
         return !stopping;
     }
+    [[nodiscard]] Error explained(const Error& error) const;
     void fail(const PendingPtr& one, const Error& error);
     void finish(const Pending& one, std::optional<Error> error) const;
+    void keep(std::shared_ptr<DeviceEvent> event);
 
     const std::unique_ptr<DeviceTransport> transport;
     const Callbacks callbacks;
@@ -57,6 +63,7 @@ struct DeviceQueue::State {
     mutable std::mutex mutex;  // guards all below
     std::condition_variable changed;
     std::list<PendingPtr> pending;
+    std::vector<std::shared_ptr<DeviceEvent>> spare;  // done and not used by anybody: to be recorded again
     std::optional<Error> failure;
     bool stopping = false;
 };
@@ -91,12 +98,17 @@ void DeviceQueue::launch(const Request& request, Launch launch, const DeviceEven
 void DeviceQueue::State::launch(const Request& request, Launch launched, const DeviceEvent* after) {
     const Deadline deadline = Deadline::in(launched.timeout);
     const auto one = std::make_shared<Pending>(Pending{std::move(launched), deadline, nullptr});
+    std::shared_ptr<DeviceEvent> event;
     {
         const std::lock_guard lock(mutex);
         if (failure) throw Error(*failure);
+        if (pending.empty()) changed.notify_all();  // else the thread is watching
         pending.push_back(one);
+        if (!spare.empty()) {
+            event = std::move(spare.back());
+            spare.pop_back();
+        }
     }
-    changed.notify_all();
     try {
         StreamHandle stream = request.stream;
         if (after != nullptr) {
@@ -105,12 +117,16 @@ void DeviceQueue::State::launch(const Request& request, Launch launched, const D
             api.wait(stream, *after);
         }
         transport->enqueue(request, stream);
-        const std::shared_ptr<const DeviceEvent> event = api.record(stream);
+        if (event) {
+            api.record_again(*event, stream);
+        } else {
+            event = api.record(stream);
+        }
         if (one->launch.work) one->launch.work->launched(api, event);
         const std::lock_guard lock(mutex);
-        one->event = event;
+        one->event = std::move(event);
     } catch (...) {
-        const Error error = callbacks.named(current_error(), one->launch);
+        const Error error = callbacks.named(explained(current_error()), one->launch);
         {
             const std::lock_guard lock(mutex);
             if (failure) throw Error(*failure);  // the watch has ended it
@@ -132,7 +148,10 @@ void DeviceQueue::State::watch() {
         const bool ask = Clock::now() >= next_check;
         if (ask) next_check = Clock::now() + check_interval;
         const Found found = look(ask);
-        for (const PendingPtr& one : found.done) finish(*one, std::nullopt);
+        for (const PendingPtr& one : found.done) {
+            finish(*one, std::nullopt);
+            keep(std::move(one->event));
+        }
         if (found.failed && has_owner()) fail(found.failed, *found.error);
         pause = found.done.empty() ? std::min(pause * 2, longest_pause) : first_pause;
         std::unique_lock lock(mutex);
@@ -145,7 +164,7 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
     const auto failed = [&](const PendingPtr& one) {
         if (found.failed) return;
         found.failed = one;
-        found.error = callbacks.named(current_error(), one->launch);
+        found.error = current_error();
     };
     PendingPtr first;
     {
@@ -167,14 +186,35 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
         }
         if (!pending.empty()) first = pending.front();
     }
-    if (!ask || !first || found.failed) return found;
-    try {
-        transport->check();
-        if (const auto lost = callbacks.peer_error()) throw Error(*lost);
-    } catch (...) {
-        failed(first);
+    if (ask && first && !found.failed) {
+        try {
+            transport->check();
+            if (const auto lost = callbacks.peer_error()) throw Error(*lost);
+        } catch (...) {
+            failed(first);
+        }
     }
+    if (found.failed) found.error = callbacks.named(explained(*found.error), found.failed->launch);
     return found;
+}
+
+// A transport that lost a connection does not know why. Who closed it is about to end, which the other transport notices, or
+// to tell its reason there.
+Error DeviceQueue::State::explained(const Error& error) const {
+    if (error.code() != Code::peer_lost || error.record()->peer >= 0) return error;
+    const Deadline deadline = Deadline::in(time_to_end);
+    while (!deadline.expired() && has_owner()) {
+        if (auto reason = callbacks.peer_error()) return *std::move(reason);
+        std::this_thread::sleep_for(longest_pause);
+    }
+    return error;
+}
+
+// An event is created by the driver: that takes longer than all else here.
+void DeviceQueue::State::keep(std::shared_ptr<DeviceEvent> event) {
+    if (event.use_count() != 1) return;  // a work's, which may still order a stream by it
+    const std::lock_guard lock(mutex);
+    if (spare.size() < most_spare) spare.push_back(std::move(event));
 }
 
 void DeviceQueue::State::fail(const PendingPtr& one, const Error& error) {

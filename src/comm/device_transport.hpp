@@ -6,6 +6,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "base/clock.hpp"
@@ -21,7 +22,8 @@ class DeviceTransport {
     [[nodiscard]] virtual Device device() const = 0;
 
     // Enqueues a validated operation, whose tensors are all on device(), on the stream and returns. Every rank enqueues the same
-    // operations in the same order; one thread at a time. Throws NCCL, CUDA or ABORTED.
+    // operations in the same order; one thread at a time. Throws NCCL, CUDA or ABORTED; PEER_LOST, without naming it, if
+    // a connection to a peer has ended.
     virtual void enqueue(const Request& request, StreamHandle stream) = 0;
     // Throws what has failed since in operations that were enqueued, as far as it is known. Any thread.
     virtual void check() = 0;
@@ -33,7 +35,11 @@ class DeviceTransport {
 using NcclId = std::array<char, 128>;
 
 // Both throw UNSUPPORTED where NCCL cannot be used.
-void require_nccl();
+struct NcclFacts {
+    std::string version;  // "2.28.9"
+    std::string path;     // of the library that was loaded
+};
+[[nodiscard]] NcclFacts nccl_facts();
 [[nodiscard]] NcclId make_nccl_id();
 
 // Collective over `ranks` ranks with the same id, each on a different device. Waits until `deadline` for the others; `poll` is

@@ -30,7 +30,7 @@ void Group::open_device(int place) {
         const int count = cuda_device_count();
         if (device.index < 0) device.index = place % count;
         static_cast<void>(device_api(device));
-        require_nccl();
+        static_cast<void>(nccl_facts());
         if (rank_ == 0) own[0].id = make_nccl_id();
     } catch (...) {
         const Error error = current_error();

@@ -62,6 +62,7 @@ class Cpu final : public DeviceApi {
         check_stream(stream);
         return std::make_unique<DoneEvent>();
     }
+    void record_again(DeviceEvent& /*event*/, StreamHandle stream) override { check_stream(stream); }
 
     void wait(StreamHandle stream, const DeviceEvent& /*event*/) override { check_stream(stream); }
 

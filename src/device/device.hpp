@@ -8,7 +8,9 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/function_ref.hpp"
@@ -74,6 +76,8 @@ class DeviceApi {
     virtual void zero(std::byte* to, size_t size, StreamHandle stream) = 0;
 
     [[nodiscard]] virtual std::unique_ptr<DeviceEvent> record(StreamHandle stream) = 0;
+    // Moves an event of this device, which nobody waits for, to where the stream is now.
+    virtual void record_again(DeviceEvent& event, StreamHandle stream) = 0;
     // Makes the stream wait for an event of another.
     virtual void wait(StreamHandle stream, const DeviceEvent& event) = 0;
 };
@@ -83,6 +87,17 @@ class DeviceApi {
 // for a number that no device has.
 [[nodiscard]] DeviceApi& cuda_device(int index);
 [[nodiscard]] int cuda_device_count();  // throws UNSUPPORTED
+// What the driver knows of the devices, without occupying them. Throws UNSUPPORTED.
+struct CudaFacts {
+    struct OfDevice {
+        std::string name;
+        size_t memory = 0;       // bytes
+        std::vector<int> peers;  // devices whose memory it reaches itself
+    };
+    std::string driver;  // "13.0": the newest CUDA that it supports
+    std::vector<OfDevice> devices;
+};
+[[nodiscard]] CudaFacts cuda_facts();
 [[nodiscard]] DeviceApi& device_api(Device device);
 
 }  // namespace tsr

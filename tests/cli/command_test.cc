@@ -1,4 +1,5 @@
 // The `tessera` command itself: commands it does not know, usage, and what `tessera env` finds.
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -25,9 +26,11 @@ struct Result {
     std::string out;  // and standard error
 };
 
-Result tessera(const std::string& arguments) {
+// `variables`: "NAME=value ".
+Result tessera(const std::string& arguments, const std::string& variables = "") {
     Result result;
-    FILE* pipe = ::popen((tsr::testing::binary_dir() + "/tessera " + arguments + " 2>&1 < /dev/null").c_str(), "r");
+    const std::string command = variables + tsr::testing::binary_dir() + "/tessera " + arguments;
+    FILE* pipe = ::popen((command + " 2>&1 < /dev/null").c_str(), "r");
     char bytes[4096];
     for (size_t got; (got = std::fread(bytes, 1, sizeof bytes, pipe)) > 0;) result.out.append(bytes, got);
     result.code = WEXITSTATUS(::pclose(pipe));
@@ -112,6 +115,25 @@ TEST(Command, EnvTriesTransportsAndDirectIo) {
     EXPECT_EQ(of_memory.at("temporary_directory").at("directory").as_string(),
               std::filesystem::temp_directory_path().string());
     EXPECT_THAT(tessera("env").out, HasSubstr("shm usable, gloo usable"));
+}
+
+TEST(Command, EnvFindsTheDriverItsDevicesAndNccl) {
+    const std::string tests = testing::binary_dir() + "/tests/";
+    const auto with = [&](int devices) {
+        return fmt::format("LD_LIBRARY_PATH={0}simulated_cuda:{0}mock_nccl TESSERA_SIMULATED_CUDA_DEVICES={1} ", tests,
+                           devices);
+    };
+    const Json facts = Json::parse(tessera("env --json", with(2)).out, "env");
+    const Json without = Json::parse(tessera("env --json", with(0)).out, "env");
+    EXPECT_THAT(tessera("env", with(2)).out, HasSubstr("name Simulated GPU 1, memory_bytes 17179869184, reaches 0"));
+    EXPECT_EQ(facts.at("cuda_driver").as_string(), "for CUDA 13.0");
+    ASSERT_EQ(facts.at("cuda_devices").as_array().size(), 2U);
+    EXPECT_EQ(facts.at("cuda_devices").as_array()[0].at("memory_bytes").as_int(), int64_t{16} << 30);
+    EXPECT_EQ(facts.at("cuda_devices").as_array()[0].at("reaches").dump(), "[1]");
+    EXPECT_EQ(facts.at("nccl").as_string(), "2.29.7, " + tests + "mock_nccl/libnccl.so.2");
+    EXPECT_THAT(without.at("cuda_driver").as_string(),
+                AllOf(StartsWith("unusable: "), HasSubstr("the NVIDIA driver finds no device")));
+    EXPECT_TRUE(without.at("cuda_devices").as_array().empty());
 }
 
 // As a save finds it (WritePath in tests/checkpoint/), on a file system that takes no O_DIRECT.

@@ -17,6 +17,8 @@ void mock_nccl_fail(const char* symbol, unsigned calls, int result);
 void mock_nccl_hang(int rank);
 /* From now on ncclCommGetAsyncError of rank `rank` reports `result`; 0: no more. */
 void mock_nccl_async_error(int rank, int result);
+/* How often it has reported that since. */
+int mock_nccl_reported(void);
 /* Every call on a communicator that does not block stays in progress for `polls` questions after it. */
 void mock_nccl_slow(unsigned polls);
 /* Communicators that exist. */

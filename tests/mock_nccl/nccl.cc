@@ -99,6 +99,7 @@ struct World {
     Failure failure;
     int hanging_rank = -1;
     std::map<int, Result> async_errors;
+    int reported = 0;  // of these
     unsigned polls = 0;
     int communicators = 0;
 };
@@ -485,6 +486,11 @@ EXPORTED void mock_nccl_hang(int rank) {
 EXPORTED void mock_nccl_async_error(int rank, int result) {
     const std::lock_guard lock(world().mutex);
     world().async_errors[rank] = result;
+    world().reported = 0;
+}
+EXPORTED int mock_nccl_reported(void) {
+    const std::lock_guard lock(world().mutex);
+    return world().reported;
 }
 EXPORTED void mock_nccl_slow(unsigned polls) {
     const std::lock_guard lock(world().mutex);
@@ -555,6 +561,7 @@ EXPORTED Result ncclCommGetAsyncError(ncclComm* comm, Result* error) {
         const auto found = world().async_errors.find(state.rank);
         if (found != world().async_errors.end() && found->second != success) {
             *error = found->second;
+            ++world().reported;
             return success;
         }
     }

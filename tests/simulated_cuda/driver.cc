@@ -604,6 +604,12 @@ EXPORTED Result cuDeviceTotalMem_v2(size_t* bytes, Number /*device*/) {
     return tsr::cuda::success;
 }
 
+EXPORTED Result cuDeviceCanAccessPeer(int* reaches, Number device, Number peer) {
+    if (const Result error = entered("cuDeviceCanAccessPeer")) return error;
+    *reaches = device == peer ? 0 : 1;
+    return tsr::cuda::success;
+}
+
 EXPORTED Result cuDevicePrimaryCtxRetain(CUctx_st** context, Number device) {
     if (const Result error = entered("cuDevicePrimaryCtxRetain")) return error;
     *context = &world().devices[static_cast<size_t>(device)]->context;

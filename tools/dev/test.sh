@@ -8,12 +8,12 @@
 #
 # Groups, by the same words everywhere (ctest labels, pytest markers, JUnit tags, the reason of a Rust #[ignore]):
 #   long  only with --long      slow  not with --quick      frameworks  only with --frameworks
-#   clusters  alone, with --clusters
+#   clusters  alone, with --clusters      tests/gpu  alone, with --gpu
 
 RESULTS=$ROOT/build/results
 
 cmd_test() {
-  local quick=no long=no frameworks=no clusters=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no
+  local quick=no long=no frameworks=no clusters=no gpu=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no
   while (($#)); do
     case $1 in
       --quick) quick=yes ;;
@@ -21,12 +21,13 @@ cmd_test() {
       --seed) need_value "$@" && export TESSERA_TEST_SEED=$2 && shift ;;
       --frameworks) frameworks=yes ;;
       --clusters) clusters=yes ;;
+      --gpu) gpu=yes ;;
       --preset) need_value "$@" && preset=$2 && shift ;;
       --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled for them
       --strict-skips) strict=yes ;;   # .ci/run: a skipped test that does not need a GPU is a failure
       --formatting) formatting=yes ;; # .ci/run: and the formatting of C++ and Python
       --fail-fast) fail_fast=yes ;;   # .ci/run: after a failure no jobs of all languages and no sanitizers
-      -*) die "test: unknown option $1 (known: --quick --long --seed N --frameworks --clusters --preset P --sanitizers
+      -*) die "test: unknown option $1 (known: --quick --long --seed N --frameworks --clusters --gpu --preset P --sanitizers
     --strict-skips --formatting --fail-fast)" ;;
       *) filter=$1 ;;
     esac
@@ -52,6 +53,8 @@ cmd_test() {
   [[ $formatting == no ]] || section "Formatting" checks run_formatting
   if [[ $clusters == yes ]]; then
     section "Clusters" junit run_clusters
+  elif [[ $gpu == yes ]]; then
+    section "GPU" junit run_gpu
   elif build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
     section "ABI" junit run_cpp "$preset" abi ""
     section "C and C++" junit run_cpp "$preset" "" abi
@@ -189,7 +192,7 @@ run_together() {
   RESULT=$RESULTS/tests-python.xml
   build_python && build_java && build_examples || return
   [[ $frameworks == no ]] || build_frameworks || return
-  run_pytest tests tests-python --ignore=tests/clusters # imports what only ./dev setup --clusters installs
+  run_pytest tests tests-python --ignore=tests/clusters --ignore=tests/gpu # what only ./dev setup --clusters installs; a GPU
 }
 
 # Real launchers and schedulers, and a job that is killed again and again; tests/clusters/ and nothing else.
@@ -198,6 +201,11 @@ run_clusters() {
   build_core "$preset" EXAMPLES && install_core "$preset" || return
   build_python && build_java && build_examples || return
   minutes=$((40 + 2 * ${TESSERA_CHAOS_MINUTES:-5})) run_pytest tests/clusters clusters
+}
+
+# tests/gpu/ and nothing else.
+run_gpu() {
+  build_core "$preset" TESTS && install_core "$preset" && build_python && run_pytest tests/gpu gpu
 }
 
 run_java() {

@@ -74,7 +74,8 @@ Error error_of(Result result, Comm comm, const std::string& what) {
     std::string message = fmt::format("{}: NCCL {} failed: {} ({})", what, version_text(nccl.version),
                                       text == nullptr ? "unknown error" : text, result);
     if (last != nullptr && *last != '\0') message += fmt::format("; it says: {}", last);
-    return Error(Code::nccl, message).with_native(NativeDomain::nccl, result);
+    return Error(result == remote_error ? Code::peer_lost : Code::nccl, message)
+        .with_native(NativeDomain::nccl, result);
 }
 
 int number_of(DType dtype) {

@@ -40,6 +40,7 @@ struct Config {
 };
 
 constexpr Result success = 0;
+constexpr Result remote_error = 6;
 constexpr Result in_progress = 7;
 
 enum class Type : int { i8, u8, i32, u32, i64, u64, f16, f32, f64, bf16, f8_e4m3, f8_e5m2 };  // ncclDataType_t
@@ -91,7 +92,8 @@ struct Library {
 
 [[nodiscard]] std::string version_text(int version);  // "2.29.7"
 
-// Of a failed call: NCCL's text, and what it wrote about its last error; the number is the native code.
+// Of a failed call: NCCL's text, and what it wrote about its last error; the number is the native code. PEER_LOST if NCCL
+// blames a remote process, which it cannot name.
 [[nodiscard]] Error error_of(Result result, Comm comm, const std::string& what);
 
 // Throws UNSUPPORTED for what NCCL lacks.

@@ -220,7 +220,7 @@ class NcclTransport final : public DeviceTransport {
 
 }  // namespace
 
-void require_nccl() { static_cast<void>(nccl::library()); }
+NcclFacts nccl_facts() { return {nccl::version_text(nccl::library().version), nccl::library().path}; }
 
 NcclId make_nccl_id() {
     nccl::UniqueId unique{};

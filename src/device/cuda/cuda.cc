@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -197,10 +198,14 @@ class Cuda final : public DeviceApi {
 
     [[nodiscard]] std::unique_ptr<DeviceEvent> record(StreamHandle stream) override {
         auto event = std::make_unique<CudaEvent>(functions_, context_, name_);
-        const Current current(functions_, context_);
-        check(functions_.event_record(event->handle(), stream_of(stream)),
-              [&] { return name_ + ": recording an event"; });
+        record_again(*event, stream);
         return event;
+    }
+
+    void record_again(DeviceEvent& event, StreamHandle stream) override {
+        const Current current(functions_, context_);
+        check(functions_.event_record(dynamic_cast<const CudaEvent&>(event).handle(), stream_of(stream)),
+              [&] { return name_ + ": recording an event"; });
     }
 
     void wait(StreamHandle stream, const DeviceEvent& event) override {
@@ -231,6 +236,30 @@ int cuda_device_count() {
     int count = 0;
     check(driver().device_count(&count), [&] { return std::string("counting CUDA devices"); });
     return count;
+}
+
+CudaFacts cuda_facts() {
+    const Driver& functions = driver();
+    const auto well = [](Result result) { check(result, [] { return std::string("asking about CUDA devices"); }); };
+    int version = 0;
+    well(functions.driver_version(&version));
+    CudaFacts facts{fmt::format("{}.{}", version / 1000, version % 1000 / 10), {}};
+    std::vector<Number> numbers(static_cast<size_t>(cuda_device_count()));
+    for (size_t i = 0; i < numbers.size(); ++i) well(functions.device_get(&numbers[i], static_cast<int>(i)));
+    for (const Number device : numbers) {
+        CudaFacts::OfDevice one;
+        std::array<char, 256> name{};
+        well(functions.device_name(name.data(), static_cast<int>(name.size()), device));
+        one.name = name.data();
+        well(functions.device_total_memory(&one.memory, device));
+        for (size_t i = 0; i < numbers.size(); ++i) {
+            int reaches = 0;
+            if (numbers[i] != device) well(functions.device_reaches(&reaches, device, numbers[i]));
+            if (reaches != 0) one.peers.push_back(static_cast<int>(i));
+        }
+        facts.devices.push_back(std::move(one));
+    }
+    return facts;
 }
 
 // Devices are never destroyed: the driver may end before the library's objects do.

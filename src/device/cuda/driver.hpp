@@ -69,6 +69,7 @@ constexpr int oldest_version = 12000;
     X(device_get, cuDeviceGet, (Number * device, int index))                                      \
     X(device_name, cuDeviceGetName, (char* name, int size, Number device))                        \
     X(device_total_memory, cuDeviceTotalMem_v2, (size_t* bytes, Number device))                   \
+    X(device_reaches, cuDeviceCanAccessPeer, (int* reaches, Number device, Number peer))          \
     X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context * context, Number device))       \
     X(context_get, cuCtxGetCurrent, (Context * context))                                          \
     X(context_set, cuCtxSetCurrent, (Context context))                                            \

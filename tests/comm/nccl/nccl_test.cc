@@ -483,15 +483,35 @@ TEST_F(Nccl, AnErrorThatNcclReportsLaterFailsTheWork) {
         }
         const WorkPtr work =
             comm.submit({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
-        mock_nccl_async_error(0, 6);
+        mock_nccl_async_error(0, 2);
         work->wait(soon());
     });
     const Error error = only_error(outcomes, 0);
     EXPECT_EQ(error.code(), Code::nccl);
     EXPECT_EQ(error.record()->native_domain, NativeDomain::nccl);
-    EXPECT_EQ(error.record()->native_code, 6);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("NCCL 2.29.7"), HasSubstr("remote process exited")));
+    EXPECT_EQ(error.record()->native_code, 2);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("NCCL 2.29.7"), HasSubstr("unhandled system error")));
     EXPECT_THAT(only_error(outcomes, 1).code(), AnyOf(Code::aborted, Code::peer_lost, Code::nccl));
+}
+
+// NCCL sees a connection end before anybody knows why: it does as soon as a process begins to end.
+TEST_F(Nccl, WhyAConnectionEndedIsWhatThePeerSaysLater) {
+    const auto outcomes = run_ranks(2, nccl_options(), [](Communicator& comm) {
+        DeviceMemory memory(comm.rank(), 8);
+        const Tensor tensor = on_device(memory, 1, DType::f64, comm.rank());
+        if (comm.rank() == 1) {
+            wait_until([] { return mock_nccl_reported() > 0; }, soon(), "NCCL to report it");
+            comm.abort("out of paper");
+            return;
+        }
+        mock_nccl_async_error(0, 6);
+        const WorkPtr work =
+            comm.submit({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
+        work->wait(soon());
+    });
+    const Error error = only_error(outcomes, 0);
+    EXPECT_EQ(error.code(), Code::aborted) << error.what();
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("out of paper")));
 }
 
 TEST_F(Nccl, ACallThatFailsFailsTheCommunicator) {

@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "device/device.hpp"
+#include "device/on_device.hpp"
 #include "simulated_cuda/control.h"
 #include "soon.hpp"
 
@@ -28,9 +29,7 @@ using ::testing::Not;
 constexpr int invalid_context = 201;
 constexpr int illegal_address = 700;
 
-std::byte* bytes_of(std::vector<uint8_t>& v) { return reinterpret_cast<std::byte*>(v.data()); }
-
-class CudaDevice : public ::testing::Test {
+class CudaDevice : public OnDevice {
    protected:
     void TearDown() override {
         simulated_cuda_delay(0, 0);
@@ -45,69 +44,7 @@ class CudaDevice : public ::testing::Test {
         EXPECT_EQ(left.events, 0U);
         EXPECT_EQ(left.pinned, 0U);
     }
-
-    static DeviceApi& device(int index = 0) { return device_api({DeviceType::cuda, index}); }
-
-    static void synchronize(DeviceApi& on, const std::shared_ptr<void>& stream) {
-        on.record(stream.get())->wait(soon());
-    }
-
-    // What is in the device's memory.
-    static std::vector<uint8_t> content(DeviceApi& on, const std::byte* data, size_t size,
-                                        StreamHandle stream = nullptr) {
-        std::vector<uint8_t> result(size);
-        on.copy(bytes_of(result), data, size, stream);
-        on.record(stream)->wait(soon());
-        return result;
-    }
-
-    static Error failure(const std::function<void()>& body) {
-        try {
-            body();
-        } catch (const Error& error) {
-            return error;
-        }
-        ADD_FAILURE() << "no error";
-        return {Code::internal, ""};
-    }
 };
-
-TEST_F(CudaDevice, CopiesToAndFromTheHost) {
-    std::vector<uint8_t> values(10000);
-    std::iota(values.begin(), values.end(), uint8_t{0});
-    const auto memory = device().allocate(values.size());
-    device().copy(memory.get(), bytes_of(values), values.size(), nullptr);
-    EXPECT_EQ(content(device(), memory.get(), values.size()), values);
-    const auto zeroed = device().allocate_zeroed(100);
-    EXPECT_EQ(content(device(), zeroed.get(), 100), std::vector<uint8_t>(100));
-    device().copy(memory.get() + 50, zeroed.get(), 100, nullptr);
-    std::fill_n(values.begin() + 50, 100, uint8_t{0});
-    EXPECT_EQ(content(device(), memory.get(), values.size()), values);
-}
-
-TEST_F(CudaDevice, CopiesRowsAtTheirDistances) {
-    std::vector<uint8_t> from(12);
-    std::iota(from.begin(), from.end(), uint8_t{0});
-    const auto stream = device().new_stream();
-    const auto memory = device().allocate_zeroed(20);
-    device().copy_rows({memory.get() + 1, 9}, {bytes_of(from), 6}, 2, 3, stream.get());
-    EXPECT_EQ(content(device(), memory.get(), 14, stream.get()),
-              (std::vector<uint8_t>{0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0}));
-    std::vector<uint8_t> back(8, 99);
-    device().copy_rows({bytes_of(back), 4}, {memory.get() + 1, 9}, 2, 3, stream.get());
-    synchronize(device(), stream);
-    EXPECT_EQ(back, (std::vector<uint8_t>{0, 1, 2, 99, 6, 7, 8, 99}));
-}
-
-TEST_F(CudaDevice, ItsMemoryIsNotTheHosts) {
-    const auto memory = device().allocate(4096);
-    int ends[2];
-    ASSERT_EQ(::pipe(ends), 0);
-    EXPECT_EQ(::write(ends[1], memory.get(), 1), -1);
-    EXPECT_EQ(errno, EFAULT);
-    ::close(ends[0]);
-    ::close(ends[1]);
-}
 
 TEST_F(CudaDevice, ARecordedEventIsDoneAfterWhatTheStreamHadBefore) {
     simulated_cuda_delay(2000, 1);
@@ -235,24 +172,6 @@ TEST_F(CudaDevice, LeavesTheThreadsContextAsItWas) {
     synchronize(device(1), stream);
     // What the program does on its current device, which is none, fails as it did before.
     EXPECT_EQ(simulated_cuda_launch(nullptr, [](void*) { return 0; }, nullptr), invalid_context);
-}
-
-TEST_F(CudaDevice, AForkedChildIsRefused) {
-    (void)device();
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-        bool well = false;
-        try {
-            (void)device();
-        } catch (const Error& error) {
-            well = error.code() == Code::unsupported && std::string(error.what()).find("forked") != std::string::npos;
-        }
-        ::_exit(well ? 0 : 1);
-    }
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
 }
 
 }  // namespace

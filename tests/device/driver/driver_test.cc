@@ -1,0 +1,122 @@
+// What every driver has to do, a simulated one and, by ./dev test --gpu, that of a GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "device/on_device.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CudaDriver : public OnDevice {};
+
+TEST_F(CudaDriver, CopiesToAndFromTheHost) {
+    std::vector<uint8_t> values(10000);
+    std::iota(values.begin(), values.end(), uint8_t{0});
+    const auto memory = device().allocate(values.size());
+    device().copy(memory.get(), bytes_of(values), values.size(), nullptr);
+    EXPECT_EQ(content(device(), memory.get(), values.size()), values);
+    const auto zeroed = device().allocate_zeroed(100);
+    EXPECT_EQ(content(device(), zeroed.get(), 100), std::vector<uint8_t>(100));
+    device().copy(memory.get() + 50, zeroed.get(), 100, nullptr);
+    std::fill_n(values.begin() + 50, 100, uint8_t{0});
+    EXPECT_EQ(content(device(), memory.get(), values.size()), values);
+}
+
+TEST_F(CudaDriver, CopiesRowsAtTheirDistances) {
+    std::vector<uint8_t> from(12);
+    std::iota(from.begin(), from.end(), uint8_t{0});
+    const auto stream = device().new_stream();
+    const auto memory = device().allocate_zeroed(20);
+    device().copy_rows({memory.get() + 1, 9}, {bytes_of(from), 6}, 2, 3, stream.get());
+    EXPECT_EQ(content(device(), memory.get(), 14, stream.get()),
+              (std::vector<uint8_t>{0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0}));
+    std::vector<uint8_t> back(8, 99);
+    device().copy_rows({bytes_of(back), 4}, {memory.get() + 1, 9}, 2, 3, stream.get());
+    synchronize(device(), stream);
+    EXPECT_EQ(back, (std::vector<uint8_t>{0, 1, 2, 99, 6, 7, 8, 99}));
+}
+
+TEST_F(CudaDriver, ItsMemoryIsNotTheHosts) {
+    const auto memory = device().allocate(4096);
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    EXPECT_EQ(::write(ends[1], memory.get(), 1), -1);
+    EXPECT_EQ(errno, EFAULT);
+    ::close(ends[0]);
+    ::close(ends[1]);
+}
+
+TEST_F(CudaDriver, AStreamWaitsForTheEventOfAnother) {
+    constexpr size_t size = 64 << 20;
+    const auto writer = device().new_stream();
+    const auto reader = device().new_stream();
+    const auto host = device().allocate_host(size);
+    const auto memory = device().allocate_zeroed(size);
+    const auto copy = device().allocate_zeroed(size);
+    for (int round = 1; round <= 3; ++round) {
+        std::fill_n(host.get(), size, static_cast<std::byte>(round));
+        device().copy(memory.get(), host.get(), size, writer.get());
+        device().wait(reader.get(), *device().record(writer.get()));
+        device().copy(copy.get(), memory.get(), size, reader.get());
+        EXPECT_EQ(content(device(), copy.get() + size - 3, 3, reader.get()),
+                  std::vector<uint8_t>(3, static_cast<uint8_t>(round)));
+    }
+}
+
+TEST_F(CudaDriver, TellsItsMemoryFromTheHosts) {
+    const auto memory = device().allocate(100);
+    EXPECT_NO_THROW(device().check_memory(memory.get()));
+    EXPECT_NO_THROW(device().check_memory(memory.get() + 99));
+    std::vector<std::byte> host(8);
+    const auto pinned = device().allocate_host(8);
+    const auto registered = device().register_host(host.data(), host.size());
+    for (const std::byte* data :
+         {static_cast<const std::byte*>(host.data()), static_cast<const std::byte*>(pinned.get())}) {
+        EXPECT_THAT(failure([&] { device().check_memory(data); }).what(),
+                    HasSubstr("is memory of the host, not of CUDA device 0"));
+    }
+    const auto stream = device().new_stream();
+    EXPECT_NO_THROW(device().check_stream(stream.get()));
+    EXPECT_NO_THROW(device().check_stream(nullptr));
+}
+
+TEST_F(CudaDriver, WithoutMemoryIsNoMemory) {
+    const Error error = failure([] { (void)device().allocate(size_t{1} << 46); });
+    EXPECT_EQ(error.code(), Code::no_memory);
+    EXPECT_EQ(error.record()->native_code, 2);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("CUDA device 0"), HasSubstr("70368744177664 bytes")));
+    EXPECT_NO_THROW((void)device().allocate(100));
+}
+
+TEST_F(CudaDriver, AForkedChildIsRefused) {
+    (void)device();
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+        bool well = false;
+        try {
+            (void)device();
+        } catch (const Error& error) {
+            well = error.code() == Code::unsupported && std::string(error.what()).find("forked") != std::string::npos;
+        }
+        ::_exit(well ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace tsr::testing
