@@ -1,9 +1,9 @@
 """On a GPU: an all_reduce of ours beside NCCL's own.
 
 NCCL's blocks until it is launched, and therefore until its peers are connected; ours is polled, and so is the one of
-NCCL that it is compared with on the host. With one GPU, two ranks share it and meet over loopback sockets: the rate says
-nothing of a network, but the ratio says what we add. One rank alone shows what a call adds on the host, since NCCL then
-has nothing to do.
+NCCL that it is compared with on the host. With one GPU, two ranks share it and meet over loopback sockets: the rate
+says nothing of a network, but the ratio says what we add. One rank alone shows what a call adds on the host, since NCCL
+then has nothing to do.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ def run_ranks(program: str, ranks: int, directory: Path, *arguments: str) -> lis
     try:
         for rank, log in enumerate(logs):
             environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+            environment["PYTHONPATH"] = os.pathsep.join([str(RANKS.parents[1]), os.environ.get("PYTHONPATH", "")])
             with log.open("w") as out:
                 processes.append(
                     subprocess.Popen(

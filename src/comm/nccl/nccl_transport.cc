@@ -74,6 +74,7 @@ class NcclTransport final : public DeviceTransport {
             throw_if_aborted();
             api_.in_use([&] {
                 const Call call{*this, comm_, stream};
+                if (is_one_call(request)) return call.issue(request);
                 call.check(nccl_.group_start());
                 try {
                     call.issue(request);
@@ -103,6 +104,20 @@ class NcclTransport final : public DeviceTransport {
     }
 
    private:
+    // Of NCCL; the others are a group of calls.
+    static bool is_one_call(const Request& request) {
+        switch (request.collective) {
+            case Collective::all_reduce:
+            case Collective::reduce_scatter:
+            case Collective::all_gather:
+            case Collective::broadcast: return request.outputs.size() == 1;
+            case Collective::reduce:
+            case Collective::send:
+            case Collective::recv: return true;
+            default: return false;
+        }
+    }
+
     // One enqueue.
     struct Call {
         NcclTransport& transport;

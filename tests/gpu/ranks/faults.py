@@ -17,16 +17,10 @@ from pathlib import Path
 import one_gpu  # noqa: F401  first
 import tessera as ts
 import torch
+from patience import until
 
 DIRECTORY, MODE = Path(sys.argv[1]), sys.argv[2]
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
 
 
 def fails(kind: type[ts.errors.TesseraError], call: Callable[[], object]) -> ts.errors.TesseraError:
@@ -47,7 +41,7 @@ def goes_on_with_the_cpu(store: ts.Store, ranks: int = RANKS) -> None:
 def late(comm: ts.Comm, x: torch.Tensor) -> None:
     """Rank 1 does not take part: the operation ends at its deadline, and with it what waits on the stream."""
     if RANK == 1:
-        until(lambda: comm.error)
+        until(lambda: comm.error, 60, "the failure of rank 0")
         return
     comm.timeout = 3.0
     begin = time.monotonic()
@@ -65,7 +59,7 @@ def late(comm: ts.Comm, x: torch.Tensor) -> None:
 
 def killed(comm: ts.Comm, x: torch.Tensor) -> None:
     if RANK == 1:
-        until(lambda: (DIRECTORY / "launched").exists())
+        until(lambda: (DIRECTORY / "launched").exists(), 60, "the operation of rank 0")
         os.kill(os.getpid(), signal.SIGKILL)
     work = comm.all_reduce(x, async_op=True)
     (DIRECTORY / "launched").touch()
