@@ -176,6 +176,10 @@ tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer* optimizer, double most) 
     return guard([&] { object_of(optimizer, "optimizer")->clip_grad_value(most); });
 }
 
+tsr_status tsr_optimizer_set_stream(tsr_optimizer* optimizer, void* stream) {
+    return guard([&] { object_of(optimizer, "optimizer")->set_stream(stream); });
+}
+
 tsr_status tsr_optimizer_lr(const tsr_optimizer* optimizer, double* lr) {
     return guard([&] { required(lr, "lr") = object_of(optimizer, "optimizer")->lr(); });
 }

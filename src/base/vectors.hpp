@@ -6,8 +6,10 @@
 #include <cpuid.h>
 #endif
 
+#include "base/host_device.hpp"
+
 // For functions called by kernels: a kernel is compiled once per instruction set, together with everything it calls.
-#define TSR_INLINE [[gnu::always_inline]] inline
+#define TSR_INLINE [[gnu::always_inline]] TSR_HD inline
 
 namespace tsr {
 

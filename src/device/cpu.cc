@@ -66,6 +66,9 @@ class Cpu final : public DeviceApi {
 
     void wait(StreamHandle stream, const DeviceEvent& /*event*/) override { check_stream(stream); }
 
+    void require_kernels() override { throw Error(Code::unsupported, "the CPU has no kernels of devices"); }
+    void launch(const Launch& /*launch*/, StreamHandle /*stream*/) override { require_kernels(); }
+
    private:
     static std::shared_ptr<std::byte> mapped(size_t size, int flags) {
         const size_t length = std::max(round_up(size, page_size), page_size);

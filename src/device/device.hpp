@@ -18,6 +18,10 @@
 
 namespace tsr {
 
+namespace kernels {
+enum class KernelId : unsigned;  // kernels/list.hpp
+}
+
 using StreamHandle = void*;
 
 // A point in a stream: done when all operations that the stream had before it are.
@@ -40,6 +44,14 @@ struct ConstByteRows {
 
     ConstByteRows(const std::byte* first, size_t distance) : data(first), stride(distance) {}
     ConstByteRows(const ByteRows& rows) : data(rows.data), stride(rows.stride) {}
+};
+
+// A grid of threads that run a kernel. device/launch.hpp makes one.
+struct Launch {
+    kernels::KernelId kernel{};
+    unsigned blocks = 0;
+    unsigned threads = 0;             // of a block
+    const void* arguments = nullptr;  // the kernel's struct, copied by the call
 };
 
 class DeviceApi {
@@ -80,6 +92,10 @@ class DeviceApi {
     virtual void record_again(DeviceEvent& event, StreamHandle stream) = 0;
     // Makes the stream wait for an event of another.
     virtual void wait(StreamHandle stream, const DeviceEvent& event) = 0;
+
+    // Throws UNSUPPORTED where this device has no kernels: the plug-in is not there or not for it. The CPU has none.
+    virtual void require_kernels() = 0;
+    virtual void launch(const Launch& launch, StreamHandle stream) = 0;
 };
 
 [[nodiscard]] DeviceApi& cpu_device();

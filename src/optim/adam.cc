@@ -53,6 +53,8 @@ std::string_view Adam::kind() const { return options_.decay == Decay::decoupled 
 void Adam::update(int64_t step, std::span<const ParamSlice> slices) {
     const auto in_float = prepared<float>(options_, lr(), step);
     const auto in_double = prepared<double>(options_, lr(), step);
+    if (OnDevice* device = on_device()) [[unlikely]]
+        return device->adam(updated(slices), in_float, in_double);
     for (const ParamSlice& slice : slices) {
         before_write(slice.param);
         const auto run = [&]<class T>(const AdamStep<T>& prepared_step) {

@@ -1,19 +1,14 @@
 #include "optim/kernels.hpp"
 
-#include <cmath>
-
 namespace tsr {
 
 namespace {
 
+using kernels::decayed;
+
 // Each loop is plain code, inlined into one function per instruction set, where the compiler vectorises it. Measured on
 // one core: Adam over 10,000 elements takes 0.9 ns an element plain, 0.45 with AVX2, 0.2 with AVX-512; over 4 million,
 // limited by memory, 1.15, 1.05, 0.9. __restrict holds: an optimizer's tensors do not overlap.
-template <class T>
-TSR_INLINE T decayed(T grad, T param, T weight_decay) {
-    return weight_decay != 0 ? grad + weight_decay * param : grad;
-}
-
 template <class T>
 TSR_INLINE void sgd_loops(T* __restrict param, const T* __restrict grad, T* __restrict buffer, size_t n,
                           const SgdStep<T>& step) {
@@ -42,18 +37,7 @@ template <class T>
 TSR_INLINE void adam_loop(T* __restrict param, const T* __restrict grad, T* __restrict exp_avg,
                           T* __restrict exp_avg_sq, size_t n, const AdamStep<T>& step) {
     const AdamStep<T> c = step;  // a local copy: stores through T* cannot change it
-    // torch.lerp uses the form that is exact at the nearer end.
-    const bool near_average = c.one_minus_beta1 < T(0.5);
-    for (size_t i = 0; i < n; ++i) {
-        const T old = param[i] * c.keep;
-        const T gradient = decayed(grad[i], old, c.weight_decay);
-        const T toward = gradient - exp_avg[i];
-        const T average = near_average ? exp_avg[i] + c.one_minus_beta1 * toward : gradient - toward * c.beta1;
-        const T square = c.beta2 * exp_avg_sq[i] + c.one_minus_beta2 * gradient * gradient;
-        exp_avg[i] = average;
-        exp_avg_sq[i] = square;
-        param[i] = old - c.step_size * average / (std::sqrt(square) / c.bias_correction2_sqrt + c.eps);
-    }
+    for (size_t i = 0; i < n; ++i) kernels::adam_element(param[i], grad[i], exp_avg[i], exp_avg_sq[i], c);
 }
 
 #if defined(__x86_64__)

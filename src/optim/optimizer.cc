@@ -22,14 +22,21 @@ constexpr size_t alignment = 64;  // a cache line, and the widest vector
 
 size_t aligned(size_t size) { return (size + alignment - 1) / alignment * alignment; }
 
-void check(const OptimizerParam& param) {
+std::string text_of(Device device) {
+    return device.type == DeviceType::cpu ? "the CPU" : fmt::format("CUDA device {}", device.index);
+}
+
+void check(const OptimizerParam& param, Device device) {
     const auto refuse = [&](const std::string& why) {
         throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" {}", param.name, why));
     };
     if (param.value.dtype != DType::f32 && param.value.dtype != DType::f64) {
         refuse(fmt::format("is {}; optimizers update only f32 and f64", name_of(param.value.dtype)));
     }
-    if (param.value.device.type != DeviceType::cpu) refuse("is not on the CPU");
+    if (param.value.device != device) {
+        refuse(fmt::format("is on {}, but the first one is on {}; an optimizer takes parameters of one device",
+                           text_of(param.value.device), text_of(device)));
+    }
     if (param.grad.dtype != param.value.dtype || param.grad.device != param.value.device) {
         refuse(fmt::format("is {}, but its gradient is {} or on another device", name_of(param.value.dtype),
                            name_of(param.grad.dtype)));
@@ -44,7 +51,7 @@ Memory memory_of(const Tensor& tensor) { return {tensor.data, tensor.size_bytes(
 
 Tensor moment_like(const Tensor& value, std::string_view name) {
     Tensor tensor = value;
-    if (name == step_moment) tensor = Tensor{nullptr, Dims{}, DType::f32, value.device};
+    if (name == step_moment) tensor = Tensor{nullptr, Dims{}, DType::f32, {}};
     return tensor;
 }
 
@@ -64,27 +71,42 @@ Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<co
     left_out_.assign(params_.size(), 0);
     check_not_negative("lr", lr);
     std::unordered_set<std::string_view> names;
-    size_t size = 0;
     for (const OptimizerParam& param : params_) {
-        check(param);
+        check(param, params_[0].value.device);
         if (!names.insert(param.name).second) {
             throw Error(Code::invalid_argument, fmt::format("two parameters are named \"{}\"", param.name));
         }
         for (const std::string_view name : moment_names) {
             moments_.push_back({param.name, std::string(name), moment_like(param.value, name),
                                 name == step_moment ? std::nullopt : param.held});
-            size += aligned(moments_.back().tensor.size_bytes());
         }
     }
+    allocate_moments();
+}
+
+// Those on a device lie there, all others on the CPU.
+void Optimizer::allocate_moments() {
+    const Device device = params_[0].value.device;
+    if (device.type != DeviceType::cpu) on_device_ = std::make_unique<OnDevice>(device, params_);
+    size_t size = 0;
+    size_t device_size = 0;
+    const auto size_for = [&](const Moment& moment) -> size_t& {
+        return moment.tensor.device.type == DeviceType::cpu ? size : device_size;
+    };
+    for (const Moment& moment : moments_) size_for(moment) += aligned(moment.tensor.size_bytes());
     if (size > 0) memory_ = copy_ ? copy_->allocate(size) : own_memory(size);
-    size_t offset = 0;
-    for (Moment& moment : moments_) {
-        moment.tensor.data = memory_.get() + offset;
-        offset += aligned(moment.tensor.size_bytes());
-    }
-    std::vector<Memory> owned{{memory_.get(), size}};
+    if (device_size > 0) device_memory_ = on_device_->api().allocate_zeroed(device_size);
+    std::vector<Memory> owned{{memory_.get(), size}, {device_memory_.get(), device_size}};
     for (const OptimizerParam& param : params_) owned.push_back(memory_of(param.value));
     barrier_ = std::make_shared<WriteBarrier>(std::move(owned));
+
+    size = device_size = 0;  // from here on offsets
+    for (Moment& moment : moments_) {
+        const auto& memory = moment.tensor.device.type == DeviceType::cpu ? memory_ : device_memory_;
+        size_t& offset = size_for(moment);
+        moment.tensor.data = memory.get() + offset;
+        offset += aligned(moment.tensor.size_bytes());
+    }
 }
 
 Optimizer::~Optimizer() { barrier_->before_write_all(); }
@@ -104,6 +126,23 @@ std::byte* Optimizer::value_data(const ParamSlice& slice) const {
 std::byte* Optimizer::moment_data(const ParamSlice& slice, size_t moment) const {
     const Tensor& tensor = moments_[slice.param * moments_per_param_ + moment].tensor;
     return tensor.data + slice.begin * size_of(tensor.dtype);
+}
+
+std::vector<OnDevice::Updated> Optimizer::updated(std::span<const ParamSlice> slices) {
+    std::vector<OnDevice::Updated> result;
+    result.reserve(slices.size());
+    for (const ParamSlice& slice : slices) {
+        before_write(slice.param);
+        OnDevice::Updated& one = result.emplace_back();
+        one.dtype = params_[slice.param].value.dtype;
+        one.elements = slice.count;
+        one.param = value_data(slice);
+        one.grad = slice.grad;
+        for (size_t i = 0; i < std::min(moments_per_param_, one.moments.size()); ++i) {
+            one.moments[i] = moment_data(slice, i);
+        }
+    }
+    return result;
 }
 
 std::vector<ParamSlice> Optimizer::whole(std::span<const size_t> params) const {
@@ -157,8 +196,12 @@ void Optimizer::write_step_moments(int64_t step) {
 
 void Optimizer::zero_grad() {
     if (gate_) gate_();
-    for (const OptimizerParam& param : params_) {
-        if (param.grad.size_bytes() > 0) std::memset(param.grad.data, 0, param.grad.size_bytes());
+    if (on_device_) [[unlikely]] {
+        on_device_->zero_grads(params_);
+    } else {
+        for (const OptimizerParam& param : params_) {
+            if (param.grad.size_bytes() > 0) std::memset(param.grad.data, 0, param.grad.size_bytes());
+        }
     }
     if (zeroed_) zeroed_();
 }
@@ -184,13 +227,15 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
         throw Error(Code::invalid_argument, fmt::format("the norm's p is {}; it must be at least 1 or infinite", p));
     refuse_if_others_step("its gradients cannot be clipped");
     if (before_clip_) before_clip_();
-    double sum = power_sum(params_, p);
+    double sum = on_device_ ? on_device_->power_sum(params_, p) : power_sum(params_, p);
     if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // as the maximum over the ranks is, too
     sum = joined(sum, std::isinf(p) ? Over::max : Over::sum);
     const double norm = std::isinf(p) || p == 1 ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
     constexpr double eps = 1e-6;  // PyTorch's
     const double factor = max_norm / (norm + eps);
-    if (std::isfinite(norm) && factor < 1) scale_grads(params_, factor);
+    if (std::isfinite(norm) && factor < 1) {
+        on_device_ ? on_device_->scale_grads(params_, factor) : scale_grads(params_, factor);
+    }
     return norm;
 }
 
@@ -198,7 +243,7 @@ void Optimizer::clip_grad_value(double most) {
     check_not_negative("the clip value", most);
     refuse_if_others_step("its gradients cannot be clipped");
     if (before_clip_) before_clip_();
-    bound_grads(params_, most);
+    on_device_ ? on_device_->bound_grads(params_, most) : bound_grads(params_, most);
 }
 
 bool Optimizer::unscale_grads(double scale) {
@@ -206,10 +251,20 @@ bool Optimizer::unscale_grads(double scale) {
     if (gate_) gate_();
     double overflow = 0;
     in_one_call(together_, [&] {
-        overflow = scale_grads_finitely(params_, 1 / scale) ? 0 : 1;
+        const bool finite = on_device_ ? on_device_->scale_grads_finitely(params_, 1 / scale)
+                                       : scale_grads_finitely(params_, 1 / scale);
+        overflow = finite ? 0 : 1;
         overflow = joined(overflow, Over::max);
     });
     return overflow == 0;
+}
+
+void Optimizer::set_stream(StreamHandle stream) {
+    if (on_device_) {
+        on_device_->set_stream(stream);
+    } else {
+        cpu_device().check_stream(stream);
+    }
 }
 
 void Optimizer::set_lr(double lr) {
@@ -225,6 +280,12 @@ Settings Optimizer::settings() const {
     return result;
 }
 
+bool Optimizer::is_used(const Moment& moment) const {
+    const Memory memory = memory_of(moment.tensor);
+    if (moment.tensor.device.type != DeviceType::cpu) return on_device_->is_any_set(memory);
+    return std::ranges::any_of(memory, [](std::byte b) { return b != std::byte{0}; });
+}
+
 // The step count stored in the moments of a parameter; if they store none, `steps`, or 0 if the moments were never
 // written.
 int64_t Optimizer::steps_of(size_t param, int64_t steps) const {
@@ -232,7 +293,7 @@ int64_t Optimizer::steps_of(size_t param, int64_t steps) const {
     for (size_t i = param * moments_per_param_; i < (param + 1) * moments_per_param_; ++i) {
         const Moment& moment = moments_[i];
         if (moment.name == step_moment) return std::min(steps, static_cast<int64_t>(moment.tensor.as<float>()[0]));
-        is_written |= std::ranges::any_of(memory_of(moment.tensor), [](std::byte b) { return b != std::byte{0}; });
+        is_written = is_written || is_used(moment);
     }
     return is_written ? steps : 0;
 }
@@ -251,10 +312,8 @@ int64_t Optimizer::of_moments(int64_t steps) const {
         shown = std::max(shown.value_or(0), count);
     }
     if (shown) return *shown == static_cast<float>(steps) ? steps : static_cast<int64_t>(*shown);
-    const auto is_used = [](const Moment& moment) {
-        return std::ranges::any_of(memory_of(moment.tensor), [](std::byte b) { return b != std::byte{0}; });
-    };
-    return steps == 0 && std::ranges::any_of(moments_, is_used) ? 1 : steps;  // so that momentum is not overwritten
+    const auto used = [this](const Moment& moment) { return is_used(moment); };
+    return steps == 0 && std::ranges::any_of(moments_, used) ? 1 : steps;  // so that momentum is not overwritten
 }
 
 void Optimizer::load_settings(const Settings& settings) {

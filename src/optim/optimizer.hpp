@@ -1,7 +1,8 @@
 // The base of all optimizers. Parameters and gradients are the caller's memory; moments belong to the optimizer, in one
 // allocation (which ranks of a host may share); settings are named values. A checkpoint saves moments and settings, and
 // a load writes them in place. The formulas are PyTorch's (torch.optim, single-tensor forms), computed element by
-// element without fused multiply-add, so that every machine gets the same bits. Owned by one thread.
+// element without fused multiply-add, so that every machine gets the same bits. Parameters are on the CPU, or all on one
+// CUDA device, where moments, steps and norms are then too (on_device.hpp). Owned by one thread.
 #pragma once
 
 #include <cstdint>
@@ -16,28 +17,14 @@
 #include <vector>
 
 #include "base/function_ref.hpp"
+#include "optim/on_device.hpp"
+#include "optim/param.hpp"
 #include "tensor/layout.hpp"
 #include "tensor/shared_copy.hpp"
 #include "tensor/tensor.hpp"
 #include "tensor/write_barrier.hpp"
 
 namespace tsr {
-
-// Describes a tensor that is a part of a larger one, with its boxes one after another: the layout, and the rank that
-// holds this part.
-struct Held {
-    Layout layout;
-    int rank = 0;
-    int replica = 0;  // index among the ranks that hold the same part
-};
-
-struct OptimizerParam {
-    std::string name;
-    Tensor value;
-    Tensor grad;
-    std::optional<Held> held{};  // none: the full parameter
-    bool counted = true;         // in the norm of the gradients
-};
 
 // State that belongs to one parameter: "exp_avg" of "fc1.weight". `tensor` lives as long as the optimizer and covers
 // the same part as the parameter.
@@ -90,6 +77,11 @@ class Optimizer {
     // Divides all gradients by `scale`. Returns whether all results are finite, over all ranks that hold parts of them.
     // Collective if ranks hold parts.
     bool unscale_grads(double scale);
+
+    // The stream of a device in whose order all calls above run; nullptr is its default stream, and the CPU's only one. What the
+    // former stream, which still exists, has of this optimizer comes first. Throws INVALID_ARGUMENT for a stream of another
+    // device.
+    void set_stream(StreamHandle stream);
 
     [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
     [[nodiscard]] double lr() const { return lr_; }
@@ -161,6 +153,10 @@ class Optimizer {
     [[nodiscard]] virtual Settings own_settings() const = 0;
     virtual void load_own_settings(const Settings& settings) = 0;
 
+    // nullptr: on the CPU.
+    [[nodiscard]] OnDevice* on_device() const { return on_device_.get(); }
+    // What a device updates for these slices, after before_write() of each parameter.
+    [[nodiscard]] std::vector<OnDevice::Updated> updated(std::span<const ParamSlice> slices);
     // The address of a slice's first element.
     [[nodiscard]] std::byte* value_data(const ParamSlice& slice) const;
     [[nodiscard]] std::byte* moment_data(const ParamSlice& slice, size_t moment) const;
@@ -172,11 +168,15 @@ class Optimizer {
     [[nodiscard]] int64_t steps_of(size_t param, int64_t steps) const;
     [[nodiscard]] int64_t of_moments(int64_t steps) const;
     void refuse_if_others_step(const char* why) const;
+    void allocate_moments();
+    [[nodiscard]] bool is_used(const Moment& moment) const;  // not all zeros
 
     std::vector<OptimizerParam> params_;
     std::vector<Moment> moments_;
     size_t moments_per_param_;
-    std::shared_ptr<std::byte> memory_;  // of all moments
+    std::unique_ptr<OnDevice> on_device_;
+    std::shared_ptr<std::byte> memory_;         // of all moments on the CPU; with a device these are the "step" moments
+    std::shared_ptr<std::byte> device_memory_;  // of all others
     std::shared_ptr<SharedCopy> copy_;
     double lr_;
     int64_t steps_ = 0;

@@ -45,6 +45,8 @@ Sgd::Sgd(std::vector<OptimizerParam> params, const SgdOptions& options, std::sha
 void Sgd::update(int64_t step, std::span<const ParamSlice> slices) {
     const auto in_float = prepared<float>(options_, lr(), step);
     const auto in_double = prepared<double>(options_, lr(), step);
+    if (OnDevice* device = on_device()) [[unlikely]]
+        return device->sgd(updated(slices), in_float, in_double);
     for (const ParamSlice& slice : slices) {
         before_write(slice.param);
         const auto run = [&]<class T>(const SgdStep<T>& prepared_step) {

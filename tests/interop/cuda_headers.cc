@@ -41,6 +41,8 @@ static_assert(tsr::cuda::out_of_memory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(tsr::cuda::not_initialized == CUDA_ERROR_NOT_INITIALIZED);
 static_assert(tsr::cuda::no_device == CUDA_ERROR_NO_DEVICE);
 static_assert(tsr::cuda::invalid_context == CUDA_ERROR_INVALID_CONTEXT);
+static_assert(tsr::cuda::no_binary == CUDA_ERROR_NO_BINARY_FOR_GPU);
+static_assert(tsr::cuda::newer_ptx == CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
 static_assert(tsr::cuda::not_ready == CUDA_ERROR_NOT_READY);
 static_assert(tsr::cuda::memory_type_unified == CU_MEMORYTYPE_UNIFIED);
 static_assert(tsr::cuda::memory_type_device == CU_MEMORYTYPE_DEVICE);

@@ -14,6 +14,7 @@ from patience import patience
 SOURCES = {"c": "device.c", "python": "device.py", "java": "OnDevice.java", "rust": "device.rs"}
 TESTS = ROOT / "build" / "release" / "tests"
 DRIVER, NCCL = TESTS / "simulated_cuda" / "libcuda.so.1", TESTS / "mock_nccl" / "libnccl.so.2"
+KERNELS = DRIVER.parent / "libtessera_cuda.so"
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,7 @@ def run_job(command: list[str], **variables: str) -> subprocess.CompletedProcess
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(filter(None, places)),
         "TESSERA_SIMULATED_CUDA_DEVICES": "4",
+        "TESSERA_CUDA_KERNELS": str(KERNELS),
         **variables,
     }
     whole = [str(TESSERA), "run", *command]
@@ -53,8 +55,10 @@ def test_one_job_of_four_languages_on_four_devices(programs: dict[str, list[str]
         ({"TESSERA_MOCK_NCCL_VERSION": "21406"}, "is version 2.14.6, but 2.18.0 is the oldest"),
         ({"TESSERA_NCCL": "/nowhere/libnccl.so.2"}, "set TESSERA_NCCL to the path of a libnccl.so.2"),
         ({"TESSERA_NCCL": str(DRIVER)}, "has no nccl"),
+        ({"TESSERA_CUDA_KERNELS": "/nowhere/x.so"}, "build them with ./dev build --cuda, or set TESSERA_CUDA_KERNELS"),
+        ({"TESSERA_CUDA_KERNELS": str(DRIVER)}, "has no tessera_cuda_plugin"),
     ],
-    ids=["old driver", "no device", "old NCCL", "no NCCL", "not NCCL"],
+    ids=["old driver", "no device", "old NCCL", "no NCCL", "not NCCL", "no kernels", "not kernels"],
 )
 def test_what_is_missing_is_said(programs: dict[str, list[str]], variables: dict[str, str], words: str) -> None:
     done = run_job(["-n", "2", *programs["c"]], **variables)

@@ -5,7 +5,8 @@
  * that a program sees (a fault), only operations on streams reach the bytes, through the second mapping. Which address is not
  * of a live allocation when an operation runs makes the device fail for good, as an illegal address does on a GPU. Copies
  * from and to memory of the host that is pinned run beside the host; other memory of the host is read before the call
- * returns, and written before it returns. */
+ * returns, and written before it returns. A module's kernels are those of src/kernels, compiled for the host (kernels.cc); the
+ * plug-in beside this library, libtessera_cuda.so, holds an image that says so, and no code. */
 #ifndef TESSERA_TESTS_SIMULATED_CUDA_H
 #define TESSERA_TESTS_SIMULATED_CUDA_H
 

@@ -19,11 +19,13 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "device/cuda/driver.hpp"
 #include "simulated_cuda/control.h"
+#include "simulated_cuda/kernels.hpp"
 
 extern "C" tsr::cuda::Result cuInit(unsigned flags);
 
@@ -36,15 +38,19 @@ using tsr::cuda::invalid_value;
 using tsr::cuda::Number;
 using tsr::cuda::Result;
 
-// The handles that the driver's functions pass around.
+// The handles that the driver's functions pass around. A function is a kernel of the host's.
 struct CUctx_st {
     int index = 0;
 };
+struct CUmod_st {};
 
 namespace {
 
 constexpr Result invalid_device = 101;
 constexpr Result invalid_handle = 400;
+constexpr Result not_found = 500;
+// What the image of a module begins with, whose kernels run on the host (image.txt).
+constexpr std::string_view image_text = "tessera: kernels that the simulated driver runs on the host";
 constexpr Result illegal_address = 700;
 constexpr Result already_registered = 712;
 constexpr Result not_registered = 713;
@@ -427,7 +433,7 @@ struct Named {
     const char* name;
     const char* text;
 };
-constexpr std::array<Named, 17> names{{
+constexpr std::array<Named, 20> names{{
     {0, "CUDA_SUCCESS", "no error"},
     {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -435,8 +441,11 @@ constexpr std::array<Named, 17> names{{
     {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
     {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
+    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain."},
     {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {600, "CUDA_ERROR_NOT_READY", "device not ready"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the memory is registered already"},
@@ -847,6 +856,46 @@ EXPORTED Result cuLaunchHostFunc(CUstream_st* stream, HostFunction function, voi
     enqueue(device, stream, [=] {
         function(argument);
         return tsr::cuda::success;
+    });
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuModuleLoadData(CUmod_st** loaded, const void* image) {
+    Device* device = nullptr;
+    if (const Result error = entered("cuModuleLoadData", &device)) return error;
+    if (std::memcmp(image, image_text.data(), image_text.size()) != 0) return tsr::cuda::no_binary;
+    static CUmod_st one;
+    *loaded = &one;
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuModuleGetFunction(CUfunc_st** function, CUmod_st* /*module*/, const char* name) {
+    Device* device = nullptr;
+    if (const Result error = entered("cuModuleGetFunction", &device)) return error;
+    const simulated_cuda::Kernel* const kernel = simulated_cuda::kernel_of(name);
+    if (kernel == nullptr) return not_found;
+    *function = reinterpret_cast<CUfunc_st*>(const_cast<simulated_cuda::Kernel*>(kernel));
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuLaunchKernel(CUfunc_st* function, unsigned blocks, unsigned blocks_y, unsigned blocks_z,
+                               unsigned threads, unsigned threads_y, unsigned threads_z, unsigned /*shared_bytes*/,
+                               CUstream_st* stream, void** arguments, void** /*extra*/) {
+    Device* device = nullptr;
+    if (const Result error = entered("cuLaunchKernel", &device)) return error;
+    if (const Result error = checked(device, stream)) return error;
+    if (blocks == 0 || threads == 0 || blocks_y != 1 || blocks_z != 1 || threads_y != 1 || threads_z != 1) {
+        return invalid_value;
+    }
+    const auto* kernel = reinterpret_cast<const simulated_cuda::Kernel*>(function);
+    const auto* begin = static_cast<const std::byte*>(arguments[0]);
+    const auto copied = std::make_shared<std::vector<std::byte>>(begin, begin + kernel->size);
+    enqueue(device, stream, [=] {
+        return kernel->run(copied->data(), blocks, threads, [device](const void* address, size_t bytes) -> void* {
+            const auto at = reinterpret_cast<Address>(address);
+            if (device->memory.covers(at)) return device->memory.bytes(at, bytes);
+            return is_pinned(at, bytes) ? const_cast<void*>(address) : nullptr;
+        });
     });
     return tsr::cuda::success;
 }

@@ -3,19 +3,22 @@
 # exactly as a user's own build would find it. A binding is built again only when its sources or the prefix changed.
 
 cmd_build() {
-  local preset=release
+  local preset=release cuda=no
   while (($#)); do
     case $1 in
       --preset) need_value "$@" && preset=$2 && shift ;;
-      *) die "build: unknown option $1 (known: --preset P)" ;;
+      --cuda) cuda=yes ;;
+      *) die "build: unknown option $1 (known: --preset P --cuda)" ;;
     esac
     shift
   done
   source tools/dev/setup.sh
   SETUP_QUIET=1 cmd_setup --no-torch
+  [[ $cuda == no ]] || SETUP_QUIET=1 cmd_setup --no-torch --cuda
   use_tools
   build_core "$preset" TESTS EXAMPLES || die "the core did not build"
   install_core "$preset"
+  [[ $cuda == no ]] || { build_cuda tessera_cuda && install_cuda; } || die "the kernels did not build"
   local part failed=()
   for part in python java rust examples; do
     "build_$part" || failed+=("$part")
@@ -48,6 +51,17 @@ build_core() {
 install_core() {
   run_logged "install-$1" cmake --install "build/$1" --prefix "$TESSERA_PREFIX" || die "the core could not be installed"
 }
+
+# build_cuda TARGET: of cuda/, with nvcc: tessera_cuda (the plug-in with kernels for every device) or kernels_ptx.
+build_cuda() {
+  say "CUDA: building $1 with $(find_nvcc)"
+  run_logged configure-cuda cmake -S cuda -B build/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_LIBDIR=lib \
+    -DTESSERA_NVCC="$(find_nvcc)" || return
+  run_logged "build-cuda-$1" cmake --build build/cuda --target "$1"
+}
+
+# Beside libtessera.so, which looks for it there.
+install_cuda() { run_logged install-cuda cmake --install build/cuda --prefix "$TESSERA_PREFIX"; }
 
 # What a binding sees of the core.
 prefix_hash() { hash_of "$TESSERA_PREFIX"/lib/libtessera*.so* "$TESSERA_PREFIX"/include/tessera/*.h; }

@@ -156,6 +156,20 @@ find_cargo_dir() {
   return 1
 }
 
+# find_nvcc: the first nvcc that is new enough: of CUDA_HOME, PATH, the usual place, then that of deps/cuda.txt.
+find_nvcc() {
+  local want nvcc version
+  want=$(minimum nvcc)
+  for nvcc in ${CUDA_HOME:+"$CUDA_HOME/bin/nvcc"} "$(command -v nvcc || echo /none/nvcc)" /usr/local/cuda/bin/nvcc \
+    "$(nvcc_cache)"/lib/python*/site-packages/nvidia/cu13/bin/nvcc; do
+    [[ -x $nvcc ]] || continue
+    version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p') || continue
+    version_ge "${version:-0}" "$want" && { echo "$nvcc"; return; }
+  done
+  return 1
+}
+nvcc_cache() { echo "$TESSERA_CACHE/nvcc-$(hash_of deps/cuda.txt)"; }
+
 # put_first VARIABLE ENTRY: heads that list of paths, once however often it is evaluated.
 put_first() {
   local rest=:${!1:-}:

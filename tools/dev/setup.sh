@@ -13,8 +13,9 @@ cmd_setup() {
       --lint) group=lint ;;
       --format) group=format ;;
       --clusters) group=clusters torch=yes ;;
+      --cuda) group=cuda ;;
       --quiet) SETUP_QUIET=1 ;;
-      *) die "setup: unknown option $1 (known: --no-torch --force --bench --clang --lint --format --clusters --quiet)" ;;
+      *) die "setup: unknown option $1 (known: --no-torch --force --bench --clang --lint --format --clusters --cuda --quiet)" ;;
     esac
     shift
   done
@@ -25,6 +26,7 @@ cmd_setup() {
   [[ $group == bench ]] && ensure_peers
   [[ $group == lint ]] && ensure_lint
   [[ $group == format ]] && ensure_format
+  [[ $group == cuda ]] && ensure_nvcc
   [[ $torch == yes ]] && ensure_torch
   [[ $group == clusters ]] && ensure_clusters
   [[ ${SETUP_QUIET:-0} == 1 ]] || say "set up in $((SECONDS - before)) s: $("$VENV/bin/python" --version), JDK at $(find_jdk), Rust at $(find_cargo_dir)"
@@ -81,6 +83,24 @@ ensure_format() {
   stamp_ok format "$key" && return
   pip_install format-tools -c deps/lint.txt clang-format ruff
   stamp_set format "$key"
+}
+
+# The machine's nvcc, or that of PyPI: once a machine.
+ensure_nvcc() {
+  local cache
+  find_nvcc >/dev/null && return
+  cache=$(nvcc_cache)
+  mkdir -p "$TESSERA_CACHE"
+  exec {nvcc_lock}>"$cache.lock"
+  flock "$nvcc_lock" # another clone may be installing it
+  if ! find_nvcc >/dev/null; then
+    say "CUDA: installing deps/cuda.txt into $cache (about 400 MB, once a machine)"
+    "$("$VENV/bin/python" -c 'import sys; print(sys._base_executable)')" -m venv --clear "$cache"
+    run_logged pip-cuda retry 3 "$cache/bin/python" -m pip install --disable-pip-version-check --no-input --no-cache-dir \
+      --retries 5 --timeout 120 --no-deps -r deps/cuda.txt || die "pip could not install nvcc; the whole log is build/logs/pip-cuda.log"
+  fi
+  exec {nvcc_lock}>&-
+  find_nvcc >/dev/null || die "there is no nvcc of at least $(minimum nvcc); install a CUDA toolkit and set CUDA_HOME"
 }
 
 # The services that the cluster tests start by themselves, and the launchers of PyPI: once a machine, as PyTorch is.

@@ -13,7 +13,7 @@
 RESULTS=$ROOT/build/results
 
 cmd_test() {
-  local quick=no long=no frameworks=no clusters=no gpu=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no
+  local quick=no long=no frameworks=no clusters=no gpu=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no cuda=no
   while (($#)); do
     case $1 in
       --quick) quick=yes ;;
@@ -25,10 +25,11 @@ cmd_test() {
       --preset) need_value "$@" && preset=$2 && shift ;;
       --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled for them
       --strict-skips) strict=yes ;;   # .ci/run: a skipped test that does not need a GPU is a failure
+      --cuda) cuda=yes ;;             # .ci/run: nvcc compiles the kernels; with --long all that a release has
       --formatting) formatting=yes ;; # .ci/run: and the formatting of C++ and Python
       --fail-fast) fail_fast=yes ;;   # .ci/run: after a failure no jobs of all languages and no sanitizers
       -*) die "test: unknown option $1 (known: --quick --long --seed N --frameworks --clusters --gpu --preset P --sanitizers
-    --strict-skips --formatting --fail-fast)" ;;
+    --strict-skips --formatting --cuda --fail-fast)" ;;
       *) filter=$1 ;;
     esac
     shift
@@ -51,6 +52,7 @@ cmd_test() {
   FAILED_SECTIONS=0
 
   [[ $formatting == no ]] || section "Formatting" checks run_formatting
+  [[ $cuda == no ]] || section "CUDA kernels" checks run_kernels
   if [[ $clusters == yes ]]; then
     section "Clusters" junit run_clusters
   elif [[ $gpu == yes ]]; then
@@ -136,11 +138,27 @@ run_formatting() {
   return "$rc"
 }
 
+# Needs no device. PTX names its entries, which are the kernels that the core looks up.
+run_kernels() {
+  RESULT=$RESULTS/kernels.txt
+  SETUP_QUIET=1 cmd_setup --no-torch --cuda
+  local rc=0
+  note "nvcc" build_cuda kernels_ptx || return
+  note "every kernel" every_kernel || rc=1
+  [[ $long == no ]] || note "plug-in" build_cuda tessera_cuda || rc=1
+  return "$rc"
+}
+
+every_kernel() {
+  diff <(sed -n 's/^ *X(\([a-z0-9_]*\),.*/tessera_\1/p' src/kernels/list.hpp | sort) \
+    <(sed -n 's/.*\.entry \(tessera_[a-z0-9_]*\).*/\1/p' build/cuda/kernels.ptx | sort)
+}
+
 # note NAME COMMAND...: a line of the report of a section of the kind `checks`.
 note() {
   local name=$1 verdict=passed
   shift
-  run_logged "formatting-${name/ /-}" "$@" || verdict=failed
+  run_logged "check-${name/ /-}" "$@" || verdict=failed
   printf '%s %s\n' "$verdict" "$name" >>"$RESULT"
   [[ $verdict == passed ]]
 }

@@ -497,6 +497,7 @@ cdef extern from "tessera/optim.h" nogil:
     tsr_status tsr_optimizer_join(tsr_optimizer *optimizer, tsr_comm *comm)
     tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p, double *norm)
     tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer *optimizer, double most)
+    tsr_status tsr_optimizer_set_stream(tsr_optimizer *optimizer, void *stream)
     tsr_status tsr_optimizer_lr(const tsr_optimizer *optimizer, double *lr)
     tsr_status tsr_optimizer_set_lr(tsr_optimizer *optimizer, double lr)
     tsr_status tsr_optimizer_steps(const tsr_optimizer *optimizer, int64_t *steps)

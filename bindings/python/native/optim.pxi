@@ -130,6 +130,12 @@ def optimizer_clip_grad_value(Optimizer optimizer not None, object most):
         check(tsr_optimizer_clip_grad_value(<tsr_optimizer *>lease.ptr, bound))
 
 
+def optimizer_set_stream(Optimizer optimizer not None, size_t stream):
+    cdef Lease lease = use(optimizer)
+    with nogil:
+        check(tsr_optimizer_set_stream(<tsr_optimizer *>lease.ptr, <void *>stream))
+
+
 def optimizer_lr(Optimizer optimizer not None):
     cdef Lease lease = share(optimizer)
     cdef double lr = 0

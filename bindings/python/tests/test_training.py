@@ -138,6 +138,15 @@ def test_a_ddp_needs_a_communicator():
 # ---------------------------------------------------------------- optimizers
 
 
+def test_the_cpu_has_one_stream():
+    opt = ts.SGD({"w": np.zeros(2)}, {"w": np.ones(2)})
+    opt.set_stream(None)
+    with pytest.raises(ts.InvalidArgument, match="the CPU has no streams"):
+        opt.set_stream(1)
+    with pytest.raises(TypeError, match="must be a CUDA stream"):
+        opt.set_stream("first")
+
+
 def test_gradients_are_bounded():
     w, g = np.zeros(2), np.array([3.0, -4.0])
     opt = ts.SGD({"w": w}, {"w": g})

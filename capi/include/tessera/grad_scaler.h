@@ -52,7 +52,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_grad_scaler_scale(const tsr_grad_scaler *sca
  *          optimizer steps in backward); over a tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which
  *          fails the communicator). After INVALID_ARGUMENT and INVALID_STATE this rank has not entered the collective:
  *          it may call again; the others wait for it until their deadline and then name it
- *  @threadsafety exclusive, both  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp
+ *  @threadsafety exclusive, both  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp or on a device
  *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_grad_scaler_unscale(tsr_grad_scaler *scaler, tsr_optimizer *optimizer);
 
@@ -63,7 +63,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_grad_scaler_unscale(tsr_grad_scaler *scaler,
  *  @param optimizer  borrowed for the call
  *  @param stepped    out, may be NULL: 1 if the step was made, 0 if it was skipped
  *  @return as tsr_grad_scaler_unscale; INVALID_STATE also for a second step before the update
- *  @threadsafety exclusive, both  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp
+ *  @threadsafety exclusive, both  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp or on a device
  *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_grad_scaler_step(tsr_grad_scaler *scaler, tsr_optimizer *optimizer,
                                                      tsr_flag *stepped);

@@ -26,12 +26,13 @@ typedef struct tsr_sgd_options {
 TSR_API TSR_MUST_USE tsr_status tsr_sgd_options_init(tsr_sgd_options *options, size_t struct_size);
 
 /** Stochastic gradient descent as PyTorch defines it (momentum after Sutskever et al. 2013).
- *  @param params   n contiguous f32 or f64 tensors with unique names; memory borrowed until destroy
+ *  @param params   n contiguous f32 or f64 tensors with unique names, on the CPU or all on one CUDA device; memory
+ *                  borrowed until destroy
  *  @param grads    n tensors of the same shapes and dtypes; memory borrowed until destroy
  *  @param n        at least 1
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the optimizer
- *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY; on a device also UNSUPPORTED (no kernels for it), CUDA
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_sgd_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                                                const tsr_sgd_options *options, tsr_optimizer **out);
@@ -84,12 +85,13 @@ typedef struct tsr_adam_options {
 TSR_API TSR_MUST_USE tsr_status tsr_adam_options_init(tsr_adam_options *options, size_t struct_size);
 
 /** Adam (Kingma and Ba 2015), with bias correction.
- *  @param params   n contiguous f32 or f64 tensors with unique names; memory borrowed until destroy
+ *  @param params   n contiguous f32 or f64 tensors with unique names, on the CPU or all on one CUDA device; memory
+ *                  borrowed until destroy
  *  @param grads    n tensors of the same shapes and dtypes; memory borrowed until destroy
  *  @param n        at least 1
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the optimizer
- *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY; on a device also UNSUPPORTED (no kernels for it), CUDA
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_adam_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                                                 const tsr_adam_options *options, tsr_optimizer **out);
@@ -142,12 +144,13 @@ typedef struct tsr_adamw_options {
 TSR_API TSR_MUST_USE tsr_status tsr_adamw_options_init(tsr_adamw_options *options, size_t struct_size);
 
 /** AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
- *  @param params   n contiguous f32 or f64 tensors with unique names; memory borrowed until destroy
+ *  @param params   n contiguous f32 or f64 tensors with unique names, on the CPU or all on one CUDA device; memory
+ *                  borrowed until destroy
  *  @param grads    n tensors of the same shapes and dtypes; memory borrowed until destroy
  *  @param n        at least 1
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the optimizer
- *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY; on a device also UNSUPPORTED (no kernels for it), CUDA
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_adamw_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                                                  const tsr_adamw_options *options, tsr_optimizer **out);
@@ -182,7 +185,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adamw(tsr_fsdp *fsdp, const tsr_adamw_o
  *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_adamw(tsr_tp *tp, const tsr_adamw_options *options, tsr_optimizer **out);
 
-/** Update every parameter from its gradient. Gradients stay unchanged.
+/** Update every parameter from its gradient. Gradients stay unchanged. On a CUDA device the call returns once the step
+ *  is on the stream (tsr_optimizer_set_stream), with CUDA if it cannot get there.
  *  @param optimizer  borrowed for the call
  *  @return TSR_OK, INVALID_STATE (DDP: gradients are being reduced or, with synchronisation, none were reduced since
  *          the last step; FSDP: a unit is not sharded, or no gradients were reduced into the shards since the last
@@ -208,7 +212,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_join(tsr_optimizer *optimizer, tsr
 
 /** Scale all gradients so that their norm is at most `max_norm`, like torch.nn.utils.clip_grad_norm_. Over a tsr_fsdp
  *  it is the norm of all shards, and every rank scales by the same factor; over a tsr_ddp, whose gradients are the same
- *  on every rank, it is local. Call it before the step.
+ *  on every rank, it is local. On a CUDA device it waits for the stream. Call it before the step.
  *  @param optimizer  borrowed for the call
  *  @param max_norm   finite, not negative
  *  @param p          the order of the norm: 2, any other number from 1, or infinity for the largest magnitude
@@ -218,9 +222,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_join(tsr_optimizer *optimizer, tsr
  *          parallelism: as tsr_optimizer_step); over a tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED
  *          (which, as with other collectives, fails the communicator). After INVALID_ARGUMENT and INVALID_STATE this
  *          rank has not entered the collective: it may call again; the others wait for it until their deadline and then
- *          name it
+ *          name it. On a device also CUDA
  *  @threadsafety exclusive  @collective yes over a tsr_fsdp or tsr_tp, or if joined
- *  @blocking only over a tsr_fsdp or tsr_tp, or if joined  @since 0.1 experimental */
+ *  @blocking only over a tsr_fsdp or tsr_tp, if joined, or on a device  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p,
                                                              double *norm);
 
@@ -230,6 +234,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *opti
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (as tsr_optimizer_clip_grad_norm)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer *optimizer, double most);
+
+/** Set the CUDA stream in whose order all later calls of the optimizer run; before the first call it is the default
+ *  stream of the parameters' device. What the former stream has of this optimizer runs before what the new one gets.
+ *  @param optimizer  borrowed for the call
+ *  @param stream     of the parameters' device, borrowed until another one is set or destroy; NULL: the default stream,
+ *                    and the only one on the CPU
+ *  @return TSR_OK, INVALID_ARGUMENT (a stream of another device, or parameters on the CPU), CUDA
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_set_stream(tsr_optimizer *optimizer, void *stream);
 
 /** The learning rate of the next step.
  *  @param optimizer  borrowed for the call

@@ -11,7 +11,9 @@
 
 #include "base/error.hpp"
 #include "device/cuda/driver.hpp"
+#include "device/cuda/kernel_module.hpp"
 #include "device/device.hpp"
+#include "kernels/list.hpp"
 
 namespace tsr {
 
@@ -216,6 +218,20 @@ class Cuda final : public DeviceApi {
               [&] { return name_ + ": waiting for an event"; });
     }
 
+    void require_kernels() override {
+        const Current current(functions_, context_);
+        kernels_.load();
+    }
+
+    void launch(const Launch& launch, StreamHandle stream) override {
+        const Current current(functions_, context_);
+        const Function function = kernels_.function(launch.kernel);
+        std::array arguments{const_cast<void*>(launch.arguments)};
+        check(functions_.launch_kernel(function, launch.blocks, 1, 1, launch.threads, 1, 1, 0, stream_of(stream),
+                                       arguments.data(), nullptr),
+              [&] { return fmt::format("{}: launching {}", name_, kernels::info_of(launch.kernel).symbol); });
+    }
+
    private:
     static constexpr milliseconds zero_deadline{60000};
     static constexpr size_t max_pitch = INT32_MAX;  // of the driver's copies of rows
@@ -228,6 +244,7 @@ class Cuda final : public DeviceApi {
     const int index_;
     const std::string name_;
     Context context_ = nullptr;
+    KernelModule kernels_{functions_, name_};
 };
 
 }  // namespace

@@ -12,6 +12,8 @@
 struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
+struct CUmod_st;
+struct CUfunc_st;
 
 namespace tsr::cuda {
 
@@ -21,6 +23,8 @@ using Address = uint64_t;  // CUdeviceptr
 using Context = CUctx_st*;
 using Stream = CUstream_st*;
 using EventHandle = CUevent_st*;
+using Module = CUmod_st*;
+using Function = CUfunc_st*;
 using HostFunction = void (*)(void*);
 
 // CUDA_MEMCPY2D: rows at equal distances, with `memory_type_unified` on both sides.
@@ -49,6 +53,8 @@ constexpr Result out_of_memory = 2;      // CUDA_ERROR_OUT_OF_MEMORY
 constexpr Result not_initialized = 3;    // CUDA_ERROR_NOT_INITIALIZED
 constexpr Result no_device = 100;        // CUDA_ERROR_NO_DEVICE
 constexpr Result invalid_context = 201;  // CUDA_ERROR_INVALID_CONTEXT
+constexpr Result no_binary = 209;        // CUDA_ERROR_NO_BINARY_FOR_GPU
+constexpr Result newer_ptx = 222;        // CUDA_ERROR_UNSUPPORTED_PTX_VERSION
 constexpr Result not_ready = 600;        // CUDA_ERROR_NOT_READY
 constexpr int memory_type_unified = 4;   // CU_MEMORYTYPE_UNIFIED
 constexpr unsigned stream_non_blocking = 1;
@@ -60,39 +66,44 @@ constexpr unsigned memory_type_device = 2;  // CU_MEMORYTYPE_DEVICE
 constexpr int oldest_version = 12000;
 
 // (member, symbol, parameters)
-#define TSR_CUDA_DRIVER(X)                                                                        \
-    X(init, cuInit, (unsigned flags))                                                             \
-    X(driver_version, cuDriverGetVersion, (int* version))                                         \
-    X(error_name, cuGetErrorName, (Result error, const char** name))                              \
-    X(error_string, cuGetErrorString, (Result error, const char** text))                          \
-    X(device_count, cuDeviceGetCount, (int* count))                                               \
-    X(device_get, cuDeviceGet, (Number * device, int index))                                      \
-    X(device_name, cuDeviceGetName, (char* name, int size, Number device))                        \
-    X(device_total_memory, cuDeviceTotalMem_v2, (size_t* bytes, Number device))                   \
-    X(device_reaches, cuDeviceCanAccessPeer, (int* reaches, Number device, Number peer))          \
-    X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context * context, Number device))       \
-    X(context_get, cuCtxGetCurrent, (Context * context))                                          \
-    X(context_set, cuCtxSetCurrent, (Context context))                                            \
-    X(memory_info, cuMemGetInfo_v2, (size_t* free, size_t* total))                                \
-    X(allocate, cuMemAlloc_v2, (Address * address, size_t size))                                  \
-    X(free, cuMemFree_v2, (Address address))                                                      \
-    X(host_allocate, cuMemHostAlloc, (void** memory, size_t size, unsigned flags))                \
-    X(host_free, cuMemFreeHost, (void* memory))                                                   \
-    X(host_register, cuMemHostRegister_v2, (void* memory, size_t size, unsigned flags))           \
-    X(host_unregister, cuMemHostUnregister, (void* memory))                                       \
-    X(copy, cuMemcpyAsync, (Address to, Address from, size_t size, Stream stream))                \
-    X(copy_rows, cuMemcpy2DAsync_v2, (const Copy2D* copy, Stream stream))                         \
-    X(set_bytes, cuMemsetD8Async, (Address to, unsigned char value, size_t size, Stream stream))  \
-    X(stream_create, cuStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority)) \
-    X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                        \
-    X(stream_context, cuStreamGetCtx, (Stream stream, Context * context))                         \
-    X(stream_wait, cuStreamWaitEvent, (Stream stream, EventHandle event, unsigned flags))         \
-    X(event_create, cuEventCreate, (EventHandle * event, unsigned flags))                         \
-    X(event_destroy, cuEventDestroy_v2, (EventHandle event))                                      \
-    X(event_record, cuEventRecord, (EventHandle event, Stream stream))                            \
-    X(event_query, cuEventQuery, (EventHandle event))                                             \
-    X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))    \
-    X(launch_host_function, cuLaunchHostFunc, (Stream stream, HostFunction function, void* argument))
+#define TSR_CUDA_DRIVER(X)                                                                             \
+    X(init, cuInit, (unsigned flags))                                                                  \
+    X(driver_version, cuDriverGetVersion, (int* version))                                              \
+    X(error_name, cuGetErrorName, (Result error, const char** name))                                   \
+    X(error_string, cuGetErrorString, (Result error, const char** text))                               \
+    X(device_count, cuDeviceGetCount, (int* count))                                                    \
+    X(device_get, cuDeviceGet, (Number * device, int index))                                           \
+    X(device_name, cuDeviceGetName, (char* name, int size, Number device))                             \
+    X(device_total_memory, cuDeviceTotalMem_v2, (size_t* bytes, Number device))                        \
+    X(device_reaches, cuDeviceCanAccessPeer, (int* reaches, Number device, Number peer))               \
+    X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context * context, Number device))            \
+    X(context_get, cuCtxGetCurrent, (Context * context))                                               \
+    X(context_set, cuCtxSetCurrent, (Context context))                                                 \
+    X(memory_info, cuMemGetInfo_v2, (size_t* free, size_t* total))                                     \
+    X(allocate, cuMemAlloc_v2, (Address * address, size_t size))                                       \
+    X(free, cuMemFree_v2, (Address address))                                                           \
+    X(host_allocate, cuMemHostAlloc, (void** memory, size_t size, unsigned flags))                     \
+    X(host_free, cuMemFreeHost, (void* memory))                                                        \
+    X(host_register, cuMemHostRegister_v2, (void* memory, size_t size, unsigned flags))                \
+    X(host_unregister, cuMemHostUnregister, (void* memory))                                            \
+    X(copy, cuMemcpyAsync, (Address to, Address from, size_t size, Stream stream))                     \
+    X(copy_rows, cuMemcpy2DAsync_v2, (const Copy2D* copy, Stream stream))                              \
+    X(set_bytes, cuMemsetD8Async, (Address to, unsigned char value, size_t size, Stream stream))       \
+    X(stream_create, cuStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority))      \
+    X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                             \
+    X(stream_context, cuStreamGetCtx, (Stream stream, Context * context))                              \
+    X(stream_wait, cuStreamWaitEvent, (Stream stream, EventHandle event, unsigned flags))              \
+    X(event_create, cuEventCreate, (EventHandle * event, unsigned flags))                              \
+    X(event_destroy, cuEventDestroy_v2, (EventHandle event))                                           \
+    X(event_record, cuEventRecord, (EventHandle event, Stream stream))                                 \
+    X(event_query, cuEventQuery, (EventHandle event))                                                  \
+    X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))         \
+    X(launch_host_function, cuLaunchHostFunc, (Stream stream, HostFunction function, void* argument))  \
+    X(module_load, cuModuleLoadData, (Module * loaded, const void* image))                             \
+    X(module_function, cuModuleGetFunction, (Function * function, Module module, const char* name))    \
+    X(launch_kernel, cuLaunchKernel,                                                                   \
+      (Function function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z, unsigned threads_x, \
+       unsigned threads_y, unsigned threads_z, unsigned shared_bytes, Stream stream, void** arguments, void** extra))
 
 struct Driver {
 #define TSR_MEMBER(member, symbol, parameters) Result(*member) parameters = nullptr;

@@ -3,11 +3,14 @@ import dev.tessera.CommOptions;
 import dev.tessera.DType;
 import dev.tessera.Device;
 import dev.tessera.ErrorCode;
+import dev.tessera.Optimizer;
+import dev.tessera.Params;
 import dev.tessera.ReduceOp;
 import dev.tessera.State;
 import dev.tessera.Tensor;
 import dev.tessera.TesseraException;
 import dev.tessera.Work;
+import java.util.List;
 
 /** A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, and what is refused. */
 public final class OnDevice {
@@ -65,6 +68,23 @@ public final class OnDevice {
             }
             comm.onStream(0).allReduce(x, ReduceOp.SUM);
             expect(load(memory + 4) == 10 * ranks * ranks, "the last sum");
+
+            final long gradient = allocate(rank, 8);
+            final Tensor grad = Tensor.ofAddress(gradient, DType.F32, Device.cuda(rank), 2);
+            try (Optimizer optimizer = Optimizer.sgd(Params.of("x", x), List.of(grad)).lr(0.5).build()) {
+                optimizer.setStream(0);
+                store(memory, 1);
+                store(gradient, 2);
+                store(gradient + 4, 0);
+                optimizer.step();
+                expect(load(memory) == 0, "the step");
+                expect(optimizer.clipGradNorm(1) == 2, "the norm");
+                expect(load(gradient) < 1 && load(gradient) > 0.999, "the clipped gradient");
+                optimizer.zeroGrad();
+                expect(load(gradient) == 0, "no gradient");
+            }
+            refused(ErrorCode.INVALID_ARGUMENT, "or on another device",
+                    () -> Optimizer.sgd(Params.of("x", x), List.of(host)).build());
             comm.finish();
             System.out.println("rank " + rank + ": java is well");
         }

@@ -77,6 +77,32 @@ int main(void) {
     EXPECT(load(memory + 1) == 10.0F * (float)(ranks * ranks));
     CHECK(tsr_comm_finalize(comm));
     tsr_comm_destroy(comm);
+
+    /* An optimizer on the device: 1 - 0.5 * 2, and a gradient of norm 2 clipped to 1. */
+    float *grad_memory = allocate(rank, 2 * sizeof(float));
+    tsr_param param = {"x", tensor};
+    tsr_tensor grad = tensor;
+    grad.data = grad_memory;
+    tsr_sgd_options sgd;
+    tsr_optimizer *optimizer = NULL;
+    double norm = 0;
+    CHECK(tsr_sgd_options_init(&sgd, sizeof sgd));
+    sgd.lr = 0.5;
+    CHECK(tsr_sgd_create(&param, &grad, 1, &sgd, &optimizer));
+    store(memory, 1.0F);
+    store(grad_memory, 2.0F);
+    store(grad_memory + 1, 0.0F);
+    CHECK(tsr_optimizer_set_stream(optimizer, NULL));
+    CHECK(tsr_optimizer_step(optimizer));
+    EXPECT(load(memory) == 0.0F);
+    CHECK(tsr_optimizer_clip_grad_norm(optimizer, 1, 2, &norm));
+    EXPECT(norm == 2 && load(grad_memory) < 1.0F && load(grad_memory) > 0.999F);
+    CHECK(tsr_optimizer_zero_grad(optimizer));
+    EXPECT(load(grad_memory) == 0.0F);
+    tsr_optimizer_destroy(optimizer);
+    grad.data = host;
+    EXPECT(tsr_sgd_create(&param, &grad, 1, &sgd, &optimizer) == TSR_E_INVALID_ARGUMENT);
+    EXPECT(strstr(tsr_error_message(tsr_error_last()), "is memory of the host") != NULL);
     printf("rank %d: c is well\n", rank);
     return 0;
 }

@@ -95,6 +95,19 @@ def main() -> None:
         refused(TypeError, "must be a CUDA stream", lambda: comm.on_stream("first"))
         comm.on_stream(0).all_reduce(x)
         assert x[1] == 10 * ranks * ranks
+
+    grad = Floats(rank, CUDA.simulated_cuda_allocate(rank, 8), 2)
+    optimizer = ts.SGD({"x": x}, {"x": grad}, lr=0.5)
+    optimizer.set_stream(Stream())
+    x[0], grad[0], grad[1] = 1, 2, 0
+    optimizer.step()
+    assert x[0] == 0
+    assert optimizer.clip_grad_norm(1) == 2
+    assert 0.999 < grad[0] < 1
+    optimizer.zero_grad()
+    assert grad[0] == 0
+    refused(invalid, "is on the CPU", lambda: ts.SGD({"x": x, "y": host}, {"x": grad, "y": host}))
+    refused(invalid, "the CPU has no streams", lambda: ts.SGD({"y": host}, {"y": host}).set_stream(1))
     print(f"rank {rank}: python is well")
 
 

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use tessera::{Code, Comm, CommOptions, CudaTensor, DType, ReduceOp, Result};
+use tessera::{Code, Comm, CommOptions, CudaParams, CudaTensor, DType, ReduceOp, Result, Sgd};
 
 extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
@@ -58,6 +58,22 @@ fn main() -> Result<()> {
     on_stream.all_reduce(&x, ReduceOp::Sum)?;
     assert_eq!(load(memory + 4), (10 * ranks * ranks) as f32);
     comm.finalize()?;
+
+    let gradient = allocate(i32::try_from(rank).unwrap(), 8);
+    let mut model = CudaParams::new().with("x", tensor(memory, rank)?, tensor(gradient, rank)?);
+    let mut optimizer = Sgd::new(&mut model).lr(0.5).build()?;
+    unsafe { optimizer.set_stream(ptr::null_mut()) }?;
+    store(memory, 1.0);
+    store(gradient, 2.0);
+    store(gradient + 4, 0.0);
+    optimizer.step()?;
+    assert_eq!(load(memory), 0.0);
+    assert_eq!(optimizer.clip_grad_norm(1.0, 2.0)?, 2.0);
+    assert!((0.999..1.0).contains(&load(gradient)));
+    optimizer.zero_grad()?;
+    assert_eq!(load(gradient), 0.0);
+    let mut wrong = CudaParams::new().with("x", tensor(host.as_ptr() as usize, rank)?, tensor(gradient, rank)?);
+    refused(Code::InvalidArgument, "is memory of the host", Sgd::new(&mut wrong).build());
     println!("rank {rank}: rust is well");
     Ok(())
 }

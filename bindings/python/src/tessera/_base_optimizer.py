@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import _core
 from ._base import Closable, checked
 from .comm import Comm
+from .work import Stream, stream_of
 
 __all__ = ["Optimizer"]
 
@@ -78,6 +79,25 @@ class Optimizer(Closable):
     def clip_grad_value(self, most: float) -> None:
         """Clamp every gradient to [-most, most]; NaN is unchanged."""
         _core.optimizer_clip_grad_value(self._handle, most)
+
+    def set_stream(self, stream: Stream) -> None:
+        """Run all later calls in the order of a CUDA stream, for parameters on a device.
+
+        Before the first call they run on the device's default stream. `step` and `zero_grad` return once they are on
+        the stream; calls that return a number wait for it.
+
+        Parameters
+        ----------
+        stream : stream
+            Of the parameters' device, as for `Comm.on_stream`; None is the default stream. Keep it, and the former one
+            until this call has returned.
+
+        Raises
+        ------
+        InvalidArgument
+            The stream is of another device, or the parameters are in CPU memory.
+        """
+        _core.optimizer_set_stream(self._handle, stream_of(stream))
 
     @property
     def lr(self) -> float:

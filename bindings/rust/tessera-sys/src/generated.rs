@@ -1293,6 +1293,7 @@ functions! {
     fn tsr_optimizer_join(optimizer: *mut tsr_optimizer, comm: *mut tsr_comm) -> tsr_status;
     fn tsr_optimizer_clip_grad_norm(optimizer: *mut tsr_optimizer, max_norm: f64, p: f64, norm: *mut f64) -> tsr_status;
     fn tsr_optimizer_clip_grad_value(optimizer: *mut tsr_optimizer, most: f64) -> tsr_status;
+    fn tsr_optimizer_set_stream(optimizer: *mut tsr_optimizer, stream: *mut c_void) -> tsr_status;
     fn tsr_optimizer_lr(optimizer: *const tsr_optimizer, lr: *mut f64) -> tsr_status;
     fn tsr_optimizer_set_lr(optimizer: *mut tsr_optimizer, lr: f64) -> tsr_status;
     fn tsr_optimizer_steps(optimizer: *const tsr_optimizer, steps: *mut i64) -> tsr_status;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use tessera_sys as sys;
 
 use crate::comm::{Borrowed, Comm};
+use crate::cuda_params::{CudaGroup, CudaParams};
 use crate::ddp::{Ddp, Inner};
 use crate::error::{check, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
@@ -24,6 +25,7 @@ mod sealed {
         Fsdp(std::rc::Rc<super::FsdpInner>),
         TensorParallel(std::rc::Rc<super::TpInner>),
         Local(std::rc::Rc<super::Group>),
+        Cuda(std::rc::Rc<super::CudaGroup>),
     }
 
     pub trait Sealed {
@@ -39,12 +41,13 @@ impl Source {
             Source::Fsdp(inner) => &inner.trained,
             Source::TensorParallel(inner) => inner.trained()?,
             Source::Local(group) => group,
+            Source::Cuda(group) => &group.views,
         })
     }
 }
 
-/// What an optimizer updates: a [`Ddp`], the shards of an [`Fsdp`], the floating-point slices of a [`TensorParallel`], or
-/// a [`Local`]. `'c` is the lifetime for which its communicator or mesh is borrowed.
+/// What an optimizer updates: a [`Ddp`], the shards of an [`Fsdp`], the floating-point slices of a [`TensorParallel`], a
+/// [`Local`], or [`CudaParams`]. `'c` is the lifetime for which its communicator or mesh is borrowed.
 pub trait Trainable<'c>: Sealed {}
 
 impl Sealed for Ddp<'_> {
@@ -74,6 +77,13 @@ impl Sealed for Local {
     }
 }
 impl<'c> Trainable<'c> for Local {}
+
+impl Sealed for CudaParams {
+    fn source(&self) -> Source {
+        Source::Cuda(Rc::clone(&self.group))
+    }
+}
+impl<'c> Trainable<'c> for CudaParams {}
 
 macro_rules! builder {
     (
@@ -123,6 +133,10 @@ macro_rules! builder {
                         // SAFETY: the optimizer keeps parameters and gradients.
                         check(unsafe { sys::$create(params.as_ptr(), grads.as_ptr(), grads.len(), raw, &mut handle) })
                     }
+                    Source::Cuda(group) => group.with_raw(|params, grads| {
+                        // SAFETY: whoever made the tensors keeps their memory until the optimizer is dropped.
+                        check(unsafe { sys::$create(params.as_ptr(), grads.as_ptr(), grads.len(), raw, &mut handle) })
+                    }),
                 })?;
                 let handle = created(handle)?;
                 Ok(Optimizer { inner: Rc::new(OptimizerInner { handle, source: self.source }), _comm: self.comm })
@@ -257,6 +271,20 @@ impl<'c> Optimizer<'c> {
     pub fn clip_grad_value(&mut self, most: f64) -> Result<()> {
         let _grads = self.hold_grads()?;
         check(unsafe { sys::tsr_optimizer_clip_grad_value(self.inner.as_ptr(), most) })
+    }
+
+    /// Runs all later calls in the order of a CUDA stream, for [`CudaParams`]. Before the first call they run on the
+    /// device's default stream. [`step`](Self::step) and [`zero_grad`](Self::zero_grad) return once they are on the
+    /// stream; calls that return a number wait for it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the stream is of another device, or the parameters are in host memory; `Cuda`.
+    ///
+    /// # Safety
+    /// `stream` is a CUDA stream (`cudaStream_t`), or null for the default one. It exists until the optimizer has another
+    /// one or is dropped.
+    pub unsafe fn set_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
+        check(unsafe { sys::tsr_optimizer_set_stream(self.inner.as_ptr(), stream) })
     }
 
     /// The learning rate of the next step.

@@ -99,7 +99,7 @@ impl RawParams {
 }
 
 /// Parameters and their gradients, as optimizers see them. Shared by the objects whose C side points into them.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Group {
     pub(crate) params: Vec<(String, Tensor)>,
     pub(crate) grads: Vec<Tensor>,

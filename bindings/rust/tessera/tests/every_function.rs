@@ -174,6 +174,7 @@ fn training(comm: &Comm) {
     ddp.ready_all().unwrap();
     ddp.wait().unwrap();
     for opt in &mut opts {
+        unsafe { opt.set_stream(std::ptr::null_mut()) }.unwrap();
         opt.set_lr(0.5).unwrap();
         assert!(opt.clip_grad_norm(1.0, 2.0).unwrap() <= 2.0);
         opt.clip_grad_value(0.5).unwrap();

@@ -1116,6 +1116,12 @@ void optimizer_clip_grad_value(JNIEnv* env, jclass, jlong optimizer, jdouble mos
     });
 }
 
+void optimizer_set_stream(JNIEnv* env, jclass, jlong optimizer, jlong stream) {
+    shim(env, [&] {
+        check(env, tsr_optimizer_set_stream(as<tsr_optimizer>(optimizer), as<void>(stream)));
+    });
+}
+
 jdouble optimizer_lr(JNIEnv* env, jclass, jlong optimizer) {
     return shim(env, [&]() -> jdouble {
         double lr_out = 0;
@@ -1743,6 +1749,7 @@ Methods plain_methods() {
         method<optimizer_join>("optimizerJoin"),
         method<optimizer_clip_grad_norm>("optimizerClipGradNorm"),
         method<optimizer_clip_grad_value>("optimizerClipGradValue"),
+        method<optimizer_set_stream>("optimizerSetStream"),
         method<optimizer_lr>("optimizerLr"),
         method<optimizer_set_lr>("optimizerSetLr"),
         method<optimizer_steps>("optimizerSteps"),

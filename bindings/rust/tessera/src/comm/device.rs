@@ -40,7 +40,7 @@ impl CudaTensor {
         Ok(CudaTensor { address, dtype, shape, device: raw::int32("the device", device)? })
     }
 
-    fn into_views(self, views: Views) -> Views {
+    pub(crate) fn into_views(self, views: Views) -> Views {
         let mut tensor = raw_tensor(ptr::with_exposed_provenance_mut(self.address), &[], self.dtype);
         tensor.device_type = sys::TSR_DEVICE_CUDA;
         tensor.device_index = self.device;

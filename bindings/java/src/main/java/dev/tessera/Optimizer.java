@@ -316,6 +316,19 @@ public final class Optimizer extends NativeObject {
         ref.runExclusive(h -> Native.optimizerClipGradValue(h, most));
     }
 
+    /**
+     * Run all later calls in the order of a CUDA stream, for parameters on a device. Before the first call they run on
+     * the device's default stream. {@link #step} and {@link #zeroGrad} return once they are on the stream; calls that
+     * return a number wait for it.
+     *
+     * @param stream the address of a stream of the parameters' device, which exists until the optimizer has another one or
+     *     is closed; 0 is the default stream
+     * @throws TesseraInvalidArgumentException if the stream is of another device, or the parameters are in host memory
+     */
+    public void setStream(long stream) {
+        ref.runExclusive(h -> Native.optimizerSetStream(h, stream));
+    }
+
     /** Set every gradient to zero. */
     public void zeroGrad() {
         ref.runExclusive(Native::optimizerZeroGrad);

@@ -176,6 +176,7 @@ abstract class PlainNatives {
     static native void optimizerJoin(long optimizer, long comm);
     static native double optimizerClipGradNorm(long optimizer, double maxNorm, double p);
     static native void optimizerClipGradValue(long optimizer, double most);
+    static native void optimizerSetStream(long optimizer, long stream);
     static native double optimizerLr(long optimizer);
     static native void optimizerSetLr(long optimizer, double lr);
     static native long optimizerSteps(long optimizer);

@@ -47,6 +47,14 @@ class OptimizerTest {
     }
 
     @Test
+    void theCpuHasOneStream() {
+        try (Optimizer sgd = Optimizer.sgd(params, List.of(grad)).lr(1).build()) {
+            sgd.setStream(0);
+            assertThrows(TesseraInvalidArgumentException.class, () -> sgd.setStream(1));
+        }
+    }
+
+    @Test
     void gradientsAreBoundedByTheirNorm() {
         try (Optimizer sgd = Optimizer.sgd(params, List.of(grad)).lr(1).build()) {
             assertEquals(Math.hypot(0.5, 0.25), sgd.clipGradNorm(10), 1e-7);
