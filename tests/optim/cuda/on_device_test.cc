@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cmath>
 #include <deque>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <random>
@@ -155,16 +154,6 @@ class OptimizerOnDevice : public DeviceTest {
         expect_same();
         expect_same_moments(cpu, cuda);
         EXPECT_EQ(cuda.steps(), 3);
-    }
-
-    static Error failure(const std::function<void()>& body) {
-        try {
-            body();
-        } catch (const Error& error) {
-            return error;
-        }
-        ADD_FAILURE() << "no error";
-        return {Code::internal, ""};
     }
 
     Part<float> floats_;
