@@ -236,7 +236,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *opti
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer *optimizer, double most);
 
 /** Set the CUDA stream in whose order all later calls of the optimizer run; before the first call it is the default
- *  stream of the parameters' device. What the former stream has of this optimizer runs before what the new one gets.
+ *  stream of the parameters' device. What the previous stream has of this optimizer runs before what the new one gets.
  *  @param optimizer  borrowed for the call
  *  @param stream     of the parameters' device, borrowed until another one is set or destroy; NULL: the default stream,
  *                    and the only one on the CPU

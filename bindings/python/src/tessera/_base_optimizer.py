@@ -89,8 +89,8 @@ class Optimizer(Closable):
         Parameters
         ----------
         stream : stream
-            Of the parameters' device, as for `Comm.on_stream`; None is the default stream. Keep it, and the former one
-            until this call has returned.
+            Of the parameters' device, as for `Comm.on_stream`; None is the default stream. Keep it, and the previous
+            one until this call has returned.
 
         Raises
         ------

@@ -46,8 +46,7 @@ impl CudaGroup {
         &self,
         use_them: impl FnOnce(&[sys::tsr_param], &[sys::tsr_tensor]) -> Result<T>,
     ) -> Result<T> {
-        let names =
-            self.items.iter().map(|(name, ..)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
+        let names = self.items.iter().map(|(name, ..)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
         let values = self.items.iter().fold(Views::default(), |views, (_, value, _)| value.clone().into_views(views));
         let grads = self.items.iter().fold(Views::default(), |views, (.., grad)| grad.clone().into_views(views));
         let params: Vec<_> = names
