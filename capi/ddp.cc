@@ -71,7 +71,8 @@ class Hook {
         std::vector<tsr_tensor> grads;
         grads.reserve(bucket.grads.size());
         for (const Tensor& grad : bucket.grads) grads.push_back(tensor_out(grad));
-        const tsr_ddp_bucket view{bucket.bucket, grads.size(), bucket.params.data(), grads.data(), &comm_};
+        const tsr_ddp_bucket view{bucket.bucket, grads.size(), bucket.params.data(),
+                                  grads.data(),  &comm_,       bucket.stream};
         const int32_t failed = fn_(&view, user_data_);
         if (failed == 0) return;
         // If a collective of the hook failed, report that error.
@@ -154,6 +155,10 @@ tsr_status tsr_ddp_ready_all(tsr_ddp* ddp) {
 
 tsr_status tsr_ddp_wait(tsr_ddp* ddp) {
     return guard([&] { object_of(ddp, "ddp")->wait(); });
+}
+
+tsr_status tsr_ddp_set_stream(tsr_ddp* ddp, void* stream) {
+    return guard([&] { object_of(ddp, "ddp")->set_stream(stream); });
 }
 
 tsr_status tsr_ddp_set_sync(tsr_ddp* ddp, int32_t sync) {

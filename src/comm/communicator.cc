@@ -261,6 +261,13 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
     }
 }
 
+WorkPtr Communicator::run_tracked(const Request& request) {
+    run(request);
+    auto work = std::make_shared<Work>();
+    work->finish(std::nullopt);
+    return work;
+}
+
 std::shared_ptr<Communicator> Communicator::self() {
     CommOptions options = CommOptions::from_environment();
     return Group::make(0, 1, hex(random_nonce()).substr(0, 8), std::move(options), nullptr, make_self_transport(),

@@ -78,6 +78,8 @@ class Communicator {
     [[nodiscard]] virtual int launcher_rank(int /*rank*/) const { return -1; }  // the launcher's number; -1: unknown
     [[nodiscard]] virtual const std::string& name() const = 0;
     [[nodiscard]] virtual std::string_view transport() const = 0;
+    // Where tensors may be besides on the CPU, if anywhere.
+    [[nodiscard]] virtual std::optional<Device> device() const { return std::nullopt; }
     // With the current timeout.
     [[nodiscard]] virtual CommOptions options() const = 0;
     // Applies to operations issued from now on, on this rank only. Any thread.
@@ -86,6 +88,8 @@ class Communicator {
     // Runs the operation to completion, with the current timeout. Validates the tensors (INVALID_ARGUMENT names the
     // fault).
     virtual void run(const Request& request) = 0;
+    // run(); the work is finished when the operation is, which on a device is later. Also in a job.
+    virtual WorkPtr run_tracked(const Request& request);
     // Queues the operation. The tensors' memory must live until the work is done, the spans only for the call.
     [[nodiscard]] virtual WorkPtr submit(const Request& request) = 0;
     // A collective that can be launched repeatedly. The tensors' memory must live as long as the plan. Not collective.

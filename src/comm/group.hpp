@@ -78,6 +78,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     }
     [[nodiscard]] const std::string& name() const override { return options_.name; }
     [[nodiscard]] std::string_view transport() const override { return transport_->name(); }
+    [[nodiscard]] std::optional<Device> device() const override { return own_device_; }
     [[nodiscard]] CommOptions options() const override {
         CommOptions now = options_;
         now.timeout = timeout();
@@ -95,6 +96,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         if (runs_inline()) return run_inline(request);
         await(enqueue(request));
     }
+
+    WorkPtr run_tracked(const Request& request) override;
 
     WorkPtr submit(const Request& request) override {
         const Call once = enter();
@@ -218,7 +221,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
                         milliseconds timeout);
     void transfer_inline(const Request& request);
     // Of requests on a device, which are not part of the CPU's calls.
-    [[gnu::cold]] void run_on_device(const Request& request);
+    [[gnu::cold]] void run_on_device(const Request& request, const WorkPtr& work = nullptr);
     [[gnu::cold]] WorkPtr submit_to_device(const Request& request);
     [[nodiscard]] std::shared_ptr<Plan> prepare_on_device(const Request& request);
     void check_memory(const Request& request);

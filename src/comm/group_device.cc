@@ -112,8 +112,8 @@ void Group::on_device(Collective collective, FunctionRef<void(DeviceApi&)> body)
 struct Group::DeviceRequest : OwnedRequest {
     explicit DeviceRequest(const Request& request) : OwnedRequest(request) {}
 
-    std::shared_ptr<DeviceEvent> after;  // of an asynchronous one: what it comes after,
-    WorkPtr work;                        // and the work that ends with it
+    std::shared_ptr<DeviceEvent> after;  // of an asynchronous one: what it comes after
+    WorkPtr work;                        // ends with it; may be null
 };
 
 void Group::launch(const Request& request, const Task& task, const DeviceEvent* after, const WorkPtr& work) {
@@ -132,15 +132,25 @@ void Group::fail_on_device(const Task& task, const Error& error) {
     if (request.work) request.work->finish(error);
 }
 
-void Group::run_on_device(const Request& request) {
+WorkPtr Group::run_tracked(const Request& request) {
+    if (!validate(request, rank_, world_size_, own_device_)) return Communicator::run_tracked(request);
+    const Call once = enter();
+    auto work = std::make_shared<Work>();
+    run_on_device(request, work);
+    return work;
+}
+
+void Group::run_on_device(const Request& request, const WorkPtr& work) {
     check_memory(request);
     const bool now = runs_inline();
     Task task;
     task.operation = operation_of(request);
     task.ticket = flight_.queued(task.operation);
     task.timeout = timeout();
-    if (now) return launch(request, task, nullptr, nullptr);
-    task.request = std::make_shared<const DeviceRequest>(request);
+    if (now) return launch(request, task, nullptr, work);
+    const auto owned = std::make_shared<DeviceRequest>(request);
+    owned->work = work;
+    task.request = owned;
     task.work = std::make_shared<Work>();
     enqueue(task);
     await(task);

@@ -16,6 +16,8 @@ namespace {
 
 class DoneEvent final : public DeviceEvent {
    public:
+    const Clock::time_point at = Clock::now();
+
     [[nodiscard]] bool done() const override { return true; }
     void wait(Deadline /*deadline*/) const override {}
 };
@@ -63,6 +65,11 @@ class Cpu final : public DeviceApi {
         return std::make_unique<DoneEvent>();
     }
     void record_again(DeviceEvent& /*event*/, StreamHandle stream) override { check_stream(stream); }
+
+    [[nodiscard]] std::unique_ptr<DeviceEvent> record_time(StreamHandle stream) override { return record(stream); }
+    [[nodiscard]] std::chrono::nanoseconds elapsed(const DeviceEvent& from, const DeviceEvent& to) override {
+        return dynamic_cast<const DoneEvent&>(to).at - dynamic_cast<const DoneEvent&>(from).at;
+    }
 
     void wait(StreamHandle stream, const DeviceEvent& /*event*/) override { check_stream(stream); }
 

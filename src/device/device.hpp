@@ -88,6 +88,10 @@ class DeviceApi {
     virtual void zero(std::byte* to, size_t size, StreamHandle stream) = 0;
 
     [[nodiscard]] virtual std::unique_ptr<DeviceEvent> record(StreamHandle stream) = 0;
+    // The same, and when the stream gets there.
+    [[nodiscard]] virtual std::unique_ptr<DeviceEvent> record_time(StreamHandle stream) = 0;
+    // Between two such events that are done.
+    [[nodiscard]] virtual std::chrono::nanoseconds elapsed(const DeviceEvent& from, const DeviceEvent& to) = 0;
     // Moves an event of this device, which nobody waits for, to where the stream is now.
     virtual void record_again(DeviceEvent& event, StreamHandle stream) = 0;
     // Makes the stream wait for an event of another.

@@ -20,10 +20,11 @@ std::string without_wrappers(std::string name) {
     return name;
 }
 
-void check_params(std::span<const NamedTensor> params) {
+void check_names(std::span<const NamedTensor> params) {
     if (params.empty()) throw Error(Code::invalid_argument, "the model has no parameters");
     std::unordered_set<std::string_view> names;
-    for (const auto& [name, tensor] : params) {
+    for (const NamedTensor& param : params) {
+        const std::string& name = param.name;
         if (name.empty()) throw Error(Code::invalid_argument, "a parameter's name is empty");
         if (!names.insert(name).second) {
             throw Error(
@@ -32,9 +33,14 @@ void check_params(std::span<const NamedTensor> params) {
                             "such as \"fc1.{0}\"",
                             name));
         }
-        if (tensor.device.type != DeviceType::cpu) {
-            throw Error(Code::unsupported, fmt::format("parameter \"{}\" is not on the CPU", name));
-        }
+    }
+}
+
+void check_params(std::span<const NamedTensor> params) {
+    check_names(params);
+    for (const auto& [name, tensor] : params) {
+        if (tensor.device.type == DeviceType::cpu) continue;
+        throw Error(Code::unsupported, fmt::format("parameter \"{}\" is not on the CPU", name));
     }
 }
 
@@ -50,7 +56,8 @@ std::vector<std::string> description(std::span<const NamedTensor> tensors, std::
     lines.reserve(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
         const auto& [name, tensor] = tensors[i];
-        lines.push_back(fmt::format("{} {} \"{}\" {} {}", kind, i, name, name_of(tensor.dtype), tensor.shape.str()));
+        lines.push_back(fmt::format("{} {} \"{}\" {} {}{}", kind, i, name, name_of(tensor.dtype), tensor.shape.str(),
+                                    tensor.device.type == DeviceType::cpu ? "" : " on CUDA"));
     }
     return lines;
 }

@@ -20,14 +20,16 @@ struct NamedTensor {
 // The name without leading "module." and "_orig_mod.", however many.
 [[nodiscard]] std::string without_wrappers(std::string name);
 
-// Throws INVALID_ARGUMENT or UNSUPPORTED unless the list is not empty, names are unique and not empty, and all tensors
-// are on the CPU.
+// Throws INVALID_ARGUMENT unless the list is not empty and names are unique and not empty.
+void check_names(std::span<const NamedTensor> params);
+// The same, and UNSUPPORTED unless all tensors are on the CPU.
 void check_params(std::span<const NamedTensor> params);
 
 // Throws INVALID_ARGUMENT unless the parameter can have a gradient, that is, is a floating-point tensor.
 void check_trained(const NamedTensor& param);
 
-// One line per tensor for check_same_on_all_ranks (comm/fingerprint.hpp): `parameter 3 "fc1.bias" f32 [128]`.
+// One line per tensor for check_same_on_all_ranks (comm/fingerprint.hpp): `parameter 3 "fc1.bias" f32 [128]`, with " on CUDA"
+// behind it for one that is on a device, whose number is the rank's own affair.
 [[nodiscard]] std::vector<std::string> description(std::span<const NamedTensor> tensors, std::string_view kind);
 
 // An INVALID_ARGUMENT error: the model has only `count` of `what` ("unit").

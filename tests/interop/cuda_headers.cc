@@ -47,6 +47,7 @@ static_assert(tsr::cuda::not_ready == CUDA_ERROR_NOT_READY);
 static_assert(tsr::cuda::memory_type_unified == CU_MEMORYTYPE_UNIFIED);
 static_assert(tsr::cuda::memory_type_device == CU_MEMORYTYPE_DEVICE);
 static_assert(tsr::cuda::stream_non_blocking == CU_STREAM_NON_BLOCKING);
+static_assert(tsr::cuda::event_default == CU_EVENT_DEFAULT);
 static_assert(tsr::cuda::event_disable_timing == CU_EVENT_DISABLE_TIMING);
 static_assert(tsr::cuda::host_portable == CU_MEMHOSTALLOC_PORTABLE &&
               tsr::cuda::host_portable == CU_MEMHOSTREGISTER_PORTABLE);

@@ -47,6 +47,11 @@ def test_one_job_of_four_languages_on_four_devices(programs: dict[str, list[str]
         assert f"rank {rank}: {language} is well" in done.stdout
 
 
+def test_a_hook_of_ddp_reduces_on_the_stream_of_its_bucket(programs: dict[str, list[str]]) -> None:
+    done = run_job(["-n", "3", *programs["python"], "hook"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("variables", "words"),
     [

@@ -374,8 +374,17 @@ struct Batch {
     uint64_t number = 0;  // in the order of the communicator
 };
 
-int run_batch(void* argument) {
+// A device that has failed runs nothing, but what is on its streams comes to an end.
+void end_batch(void* argument) {
     const std::unique_ptr<Batch> batch(static_cast<Batch*>(argument));
+    State& state = *batch->state;
+    const std::lock_guard lock(state.mutex);
+    ++state.ended;
+    state.changed.notify_all();
+}
+
+int run_batch(void* argument) {
+    const auto* batch = static_cast<const Batch*>(argument);
     State& state = *batch->state;
     int error = 0;
     try {
@@ -396,9 +405,6 @@ int run_batch(void* argument) {
     } catch (const IllegalAddress&) {
         error = illegal_address;
     }
-    const std::lock_guard lock(state.mutex);
-    ++state.ended;
-    state.changed.notify_all();
     return error;
 }
 
@@ -421,7 +427,7 @@ Result launch(Batch batch) {
     }
     void* stream = batch.stream;
     auto* moved = new Batch(std::move(batch));
-    const int error = simulated_cuda_launch(stream, run_batch, moved);
+    const int error = simulated_cuda_launch_until(stream, run_batch, end_batch, moved);
     if (error == 0) return success;
     {
         const std::lock_guard lock(state.mutex);

@@ -47,6 +47,8 @@ float simulated_cuda_load(const void* address);
 /* For code that plays a kernel. Runs `body` on `stream`, in order (NULL: the default stream of the calling thread's context);
  * what it returns, if not 0, is an error that breaks the device. */
 int simulated_cuda_launch(void* stream, int (*body)(void*), void* argument);
+/* The same, and calls `ended` once that is over, or will not run because the device has failed; not if this fails. */
+int simulated_cuda_launch_until(void* stream, int (*body)(void*), void (*ended)(void*), void* argument);
 /* Where an operation reaches the bytes at an address of a device; NULL if `size` bytes there are not allocated. Memory of the
  * host is where it is. Only while an operation runs. */
 void* simulated_cuda_bytes(const void* address, size_t size);

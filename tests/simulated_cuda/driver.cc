@@ -64,11 +64,16 @@ class Flag {
     void set() {
         const std::lock_guard lock(mutex_);
         is_set_ = true;
+        at_ = std::chrono::steady_clock::now();
         changed_.notify_all();
     }
     [[nodiscard]] bool is_set() const {
         const std::lock_guard lock(mutex_);
         return is_set_;
+    }
+    [[nodiscard]] std::chrono::steady_clock::time_point at() const {
+        const std::lock_guard lock(mutex_);
+        return at_;
     }
     void wait() const {
         std::unique_lock lock(mutex_);
@@ -79,6 +84,7 @@ class Flag {
     mutable std::mutex mutex_;
     mutable std::condition_variable changed_;
     bool is_set_ = false;
+    std::chrono::steady_clock::time_point at_;
 };
 using FlagPtr = std::shared_ptr<Flag>;
 
@@ -227,6 +233,7 @@ struct CUstream_st {
 
 struct CUevent_st {
     Device* device = nullptr;
+    bool has_time = false;
     std::mutex mutex;
     FlagPtr recorded;  // null before the first record
 
@@ -532,12 +539,16 @@ EXPORTED float Java_OnDevice_load(void* /*env*/, void* /*type*/, int64_t address
 }
 
 EXPORTED int simulated_cuda_launch(void* stream, int (*body)(void*), void* argument) {
+    return simulated_cuda_launch_until(stream, body, [](void* /*argument*/) {}, argument);
+}
+
+EXPORTED int simulated_cuda_launch_until(void* stream, int (*body)(void*), void (*ended)(void*), void* argument) {
     auto* on = static_cast<CUstream_st*>(stream);
     if (const Result error = entered("simulated_cuda_launch")) return error;
     Device* device = on == nullptr ? device_of(current) : on->device;
     if (device == nullptr) return tsr::cuda::invalid_context;
     if (device->broken != 0) return device->broken;
-    enqueue(device, on, [=] { return body(argument); });
+    enqueue(device, on, [body, kept = std::shared_ptr<void>(argument, ended)] { return body(kept.get()); });
     return tsr::cuda::success;
 }
 
@@ -795,11 +806,12 @@ EXPORTED Result cuStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsign
     return tsr::cuda::success;
 }
 
-EXPORTED Result cuEventCreate(CUevent_st** event, unsigned /*flags*/) {
+EXPORTED Result cuEventCreate(CUevent_st** event, unsigned flags) {
     Device* device = nullptr;
     if (const Result error = entered("cuEventCreate", &device)) return error;
     auto* made = new CUevent_st;
     made->device = device;
+    made->has_time = (flags & tsr::cuda::event_disable_timing) == 0;
     const std::lock_guard lock(world().mutex);
     ++world().events;
     *event = made;
@@ -830,6 +842,18 @@ EXPORTED Result cuEventQuery(CUevent_st* event) {
     if (event->device->broken != 0) return event->device->broken;
     const FlagPtr flag = event->flag();
     return flag && !flag->is_set() ? tsr::cuda::not_ready : event->device->broken.load();
+}
+
+EXPORTED Result cuEventElapsedTime(float* ms, CUevent_st* from, CUevent_st* to) {
+    if (const Result error = entered("cuEventElapsedTime")) return error;
+    if (from->device != to->device || !from->has_time || !to->has_time) return invalid_handle;
+    if (from->device->broken != 0) return from->device->broken;
+    const FlagPtr first = from->flag();
+    const FlagPtr last = to->flag();
+    if (!first || !last) return invalid_handle;
+    if (!first->is_set() || !last->is_set()) return tsr::cuda::not_ready;
+    *ms = std::chrono::duration<float, std::milli>(last->at() - first->at()).count();
+    return tsr::cuda::success;
 }
 
 EXPORTED Result cuPointerGetAttribute(void* value, int attribute, Address address) {

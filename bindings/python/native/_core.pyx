@@ -12,7 +12,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
 from libc.string cimport memcpy, memset, strcpy
@@ -55,6 +55,7 @@ include "options.pxi"
 include "store.pxi"
 include "comm.pxi"
 include "memory.pxi"
+include "cuda_arrays.pxi"
 include "mesh.pxi"
 include "plan.pxi"
 include "layout.pxi"

@@ -65,6 +65,14 @@ def ddp_grad(DDP ddp not None, size_t place):
     return tensor_view(ddp, &grad)
 
 
+def ddp_cuda_grad(DDP ddp not None, size_t place):
+    """The gradient on its device; None if that is the CPU."""
+    cdef Lease lease = share(ddp)
+    cdef tsr_tensor grad
+    check(tsr_ddp_grad(<tsr_ddp *>lease.ptr, place, &grad))
+    return cuda_array(ddp, &grad) if grad.device_type == TSR_DEVICE_CUDA else None
+
+
 def ddp_ready(DDP ddp not None, object which):
     cdef Lease lease = use(ddp)
     cdef size_t place = size_of(which, "the number of a parameter")
@@ -82,6 +90,12 @@ def ddp_wait(DDP ddp not None):
     cdef Lease lease = use(ddp)
     with nogil:
         check(tsr_ddp_wait(<tsr_ddp *>lease.ptr))
+
+
+def ddp_set_stream(DDP ddp not None, size_t stream):
+    cdef Lease lease = use(ddp)
+    with nogil:
+        check(tsr_ddp_set_stream(<tsr_ddp *>lease.ptr, <void *>stream))
 
 
 def ddp_set_sync(DDP ddp not None, object sync):
@@ -111,7 +125,8 @@ def ddp_stats(DDP ddp not None, object bucket):
     cdef size_t place = size_of(bucket, "the number of a bucket")
     cdef tsr_bucket_stats stats
     stats.struct_size = sizeof(tsr_bucket_stats)
-    check(tsr_ddp_stats(<tsr_ddp *>lease.ptr, place, &stats))
+    with nogil:
+        check(tsr_ddp_stats(<tsr_ddp *>lease.ptr, place, &stats))
     return stats.size_bytes, stats.params, stats.ready_ns, stats.start_ns, stats.end_ns, stats.exposed_ns
 
 
@@ -132,14 +147,14 @@ cdef int32_t reduce_bucket(const tsr_ddp_bucket *bucket, object fn) noexcept:
     try:
         comm = adopt(Comm.__new__(Comm), bucket.comm)
         comm.borrowed = True
-        fn(bucket.bucket, [bucket.params[i] for i in range(bucket.n)], comm)
+        fn(bucket.bucket, [bucket.params[i] for i in range(bucket.n)], comm, <size_t>bucket.stream)
         return 0
     except BaseException:
         return 1
 
 
 def ddp_set_hook(DDP ddp not None, object fn):
-    """Calls `fn(bucket, params, comm)` on a thread of the library. If it raises, the step fails."""
+    """Calls `fn(bucket, params, comm, stream)` on a thread of the library. If it raises, the step fails."""
     cdef Lease lease = use(ddp)
     cdef void *user_data = <void *>fn
     cdef tsr_status status

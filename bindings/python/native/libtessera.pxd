@@ -262,6 +262,7 @@ cdef extern from "tessera/ddp.h" nogil:
         const size_t *params
         const tsr_tensor *grads
         tsr_comm *comm
+        void *stream
     tsr_status tsr_ddp_options_init(tsr_ddp_options *options, size_t struct_size)
     tsr_status tsr_ddp_create(tsr_comm *comm, const tsr_param *params, size_t n, const tsr_ddp_options *options, tsr_ddp **out)
     tsr_status tsr_ddp_param_count(const tsr_ddp *ddp, size_t *count)
@@ -270,6 +271,7 @@ cdef extern from "tessera/ddp.h" nogil:
     tsr_status tsr_ddp_ready(tsr_ddp *ddp, size_t index)
     tsr_status tsr_ddp_ready_all(tsr_ddp *ddp)
     tsr_status tsr_ddp_wait(tsr_ddp *ddp)
+    tsr_status tsr_ddp_set_stream(tsr_ddp *ddp, void *stream)
     tsr_status tsr_ddp_set_sync(tsr_ddp *ddp, tsr_flag sync)
     tsr_status tsr_ddp_used(tsr_ddp *ddp, size_t index, tsr_flag *used)
     tsr_status tsr_ddp_bucket_count(tsr_ddp *ddp, size_t *count)

@@ -22,6 +22,8 @@ cdef extern from *:
         uint64_t byte_offset
     ctypedef struct dl_versioned:
         uint32_t major
+        void *context
+        void (*deleter)(void *) noexcept nogil
         uint64_t flags
         dl_tensor tensor
 

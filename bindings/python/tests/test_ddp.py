@@ -490,3 +490,12 @@ def test_a_gradient_that_does_not_fit_is_refused_without_an_assignment_that_fail
     ddp = ts.DDP(alone, {"w": np.zeros((2, 3), np.float32)})
     with pytest.raises(ts.InvalidArgument, match=r"; compute a gradient of shape \(2, 3\)$"):
         ddp.grads["w"] = np.zeros((3, 3), np.float32)
+
+
+def test_the_cpu_has_no_streams():
+    with ts.init() as comm, ts.DDP(comm, params()) as ddp:
+        ddp.set_stream()
+        with pytest.raises(ts.InvalidArgument, match="parameters are on the CPU"):
+            ddp.set_stream(1)
+        with pytest.raises(TypeError, match="must be a CUDA stream"):
+            ddp.set_stream("first")

@@ -2,7 +2,12 @@
  *
  * A step: write gradients, tsr_ddp_ready for each, tsr_ddp_wait. All ranks reduce the same buckets in the same order,
  * in whatever order gradients become ready, and every rank gets the same bits. docs/DDP.md describes what each option
- * does and costs. */
+ * does and costs.
+ *
+ * Parameters are all on the CPU, or all on the CUDA device of a communicator with the backend "cpu:auto,cuda:nccl". On a
+ * device the gradients are there too, and everything goes in the order of one stream of the trainer (tsr_ddp_set_stream):
+ * it writes gradients on that stream and then marks them ready, and what it puts on the stream after tsr_ddp_wait sees
+ * the reduced ones. No call of a step waits for the device. Memory of the host is never read or written there. */
 #ifndef TESSERA_DDP_H
 #define TESSERA_DDP_H
 
@@ -73,14 +78,17 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_options_init(tsr_ddp_options *options, s
 /** Register the parameters of a model, check that all ranks registered the same ones, and copy the values of rank 0 to
  *  every rank. A leading "module." or "_orig_mod." of a name is stripped.
  *  @param comm     borrowed until destroy
- *  @param params   n contiguous floating-point tensors with unique names; the structs are borrowed for the call, the
- *                  tensors' memory until destroy (with share_params only for the call; tsr_ddp_param returns where the
- *                  parameters are then)
+ *  @param params   n contiguous floating-point tensors with unique names, all on the CPU or all on the communicator's
+ *                  CUDA device, where they are written in the order of the default stream; the structs are borrowed for
+ *                  the call, the tensors' memory until destroy (with share_params only for the call; tsr_ddp_param
+ *                  returns where the parameters are then)
  *  @param n        at least 1
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the DDP object
- *  @return TSR_OK, INVALID_ARGUMENT, UNSUPPORTED (share_params with an option or dtype that it does not support),
- *          MISMATCH (names the first difference), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
+ *  @return TSR_OK, INVALID_ARGUMENT (also: in several places, or on another device), UNSUPPORTED (share_params with an
+ *          option or dtype that it does not support; on a device: an option that is not available there, or a
+ *          communicator without CUDA), MISMATCH (names the first difference), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY,
+ *          CUDA, NCCL
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_create(tsr_comm *comm, const tsr_param *params, size_t n,
                                                const tsr_ddp_options *options, tsr_ddp **out);
@@ -101,8 +109,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_param_count(const tsr_ddp *ddp, size_t *
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_param(const tsr_ddp *ddp, size_t index, tsr_param *param);
 
-/** The gradient of parameter `index`: a contiguous view into a bucket, initially zero. It is the same memory at every
- *  step, even after buckets are rebuilt.
+/** The gradient of parameter `index`: a contiguous view into a bucket, on the parameter's device, initially zero. It is
+ *  the same memory at every step, even after buckets are rebuilt.
  *  @param ddp    borrowed for the call
  *  @param index  0 to count - 1
  *  @param grad   out: memory and shape borrowed until destroy
@@ -110,13 +118,13 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_param(const tsr_ddp *ddp, size_t index, 
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_grad(const tsr_ddp *ddp, size_t index, tsr_tensor *grad);
 
-/** Mark gradient `index` ready: it is written. Call it once per gradient and step, in any order. Do not touch the view
- *  until tsr_ddp_wait returns. A full bucket is reduced in the background; buckets are reduced in the same order on
- *  every rank.
+/** Mark gradient `index` ready: it is written, or on a device, its writes are on the stream. Call it once per gradient
+ *  and step, in any order. Do not touch the view until tsr_ddp_wait returns. A full bucket is reduced in the background;
+ *  buckets are reduced in the same order on every rank.
  *  @param ddp    borrowed for the call
  *  @param index  0 to count - 1
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (marked twice, or not a parameter of the static graph; the message
- *          names it), ABORTED
+ *          names it), ABORTED; on a device also why the step before it failed there
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_ready(tsr_ddp *ddp, size_t index);
 
@@ -126,14 +134,25 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_ready(tsr_ddp *ddp, size_t index);
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_ready_all(tsr_ddp *ddp);
 
-/** End of backward: returns when every gradient is the average (or sum) over the ranks. Without synchronisation
- *  (tsr_ddp_set_sync) it returns immediately.
+/** End of backward: returns when every gradient is the average (or sum) over the ranks. On a device it returns when all
+ *  reductions are launched, and the trainer's stream waits for them; what fails there after that is the result of a
+ *  later call. Without synchronisation (tsr_ddp_set_sync) it returns immediately.
  *  @param ddp  borrowed for the call
  *  @return TSR_OK, INVALID_STATE (names the parameters never marked ready; complete the step and wait again), TIMEOUT,
  *          ABORTED, PEER_LOST, MISMATCH, INTERRUPTED (wait again), USER (a hook failed; the native code is its return
- *          value)
+ *          value), CUDA, NCCL
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_wait(tsr_ddp *ddp);
+
+/** Name the stream of the trainer: it writes gradients there and uses the reduced ones. It goes on after what the model
+ *  did on the former stream.
+ *  @param ddp     borrowed for the call
+ *  @param stream  of the parameters' device (cudaStream_t), borrowed until another is set or destroy; NULL, as created:
+ *                 the device's default stream
+ *  @return TSR_OK, INVALID_ARGUMENT (of another device, or not NULL and the parameters are on the CPU), INVALID_STATE
+ *          (during a step), CUDA
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_set_stream(tsr_ddp *ddp, void *stream);
 
 /** Set whether the following steps reduce gradients. Without synchronisation, tsr_ddp_ready and tsr_ddp_wait reduce
  *  nothing and need not be called for every parameter: the trainer adds its gradients to the views. The first step with
@@ -160,7 +179,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_used(tsr_ddp *ddp, size_t index, tsr_fla
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_bucket_count(tsr_ddp *ddp, size_t *count);
 
 /** Statistics of a bucket in the last reduced step. Times are nanoseconds since the first tsr_ddp_ready of the step on
- *  this rank. */
+ *  this rank; on a device, by its clock: from when the trainer's stream got there. */
 typedef struct tsr_bucket_stats {
     size_t struct_size;
     size_t size_bytes;  /* padding included */
@@ -168,15 +187,17 @@ typedef struct tsr_bucket_stats {
     int64_t ready_ns;   /* its last gradient was ready */
     int64_t start_ns;   /* its reduction began */
     int64_t end_ns;     /* its reduction ended */
-    int64_t exposed_ns; /* time that tsr_ddp_wait spent waiting for this bucket, not hidden by backward */
+    /* time that tsr_ddp_wait spent waiting for this bucket, not hidden by backward; on a device, that the trainer's
+     * stream did */
+    int64_t exposed_ns;
 } tsr_bucket_stats;
 
 /** Statistics of bucket `bucket` in the last reduced step. Times are 0 before the first step and after a step that
- *  rebuilt the buckets.
+ *  rebuilt the buckets. On a device, the first call after a step waits for it.
  *  @param ddp     borrowed for the call
  *  @param bucket  0 to bucket count - 1, in the order of reduction
  *  @param stats   out: `struct_size` set by the caller to sizeof(tsr_bucket_stats); that many bytes are written
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, INTERRUPTED, CUDA
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_stats(tsr_ddp *ddp, size_t bucket, tsr_bucket_stats *stats);
 
@@ -187,6 +208,9 @@ typedef struct tsr_ddp_bucket {
     const size_t *params;    /* the indices of their parameters */
     const tsr_tensor *grads; /* the gradients, of one dtype, to be reduced in place */
     tsr_comm *comm; /* the model's ranks: synchronous calls run immediately, asynchronous ones are INVALID_STATE */
+    /* of gradients on a device: the model's stream, on which they are written; the hook's collectives and kernels belong
+     * on it, and what it has when the hook returns is the reduction. NULL on the CPU */
+    void *stream;
 } tsr_ddp_bucket;
 
 /** Reduces a bucket: writes the final gradients in place, using the same collectives on every rank. The hook does its
@@ -214,7 +238,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_set_hook(tsr_ddp *ddp, tsr_ddp_hook_fn f
  *  @param ddp        borrowed for the call
  *  @param optimizer  created from this model by tsr_ddp_sgd, tsr_ddp_adam or tsr_ddp_adamw; it steps until it is
  *                    destroyed
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (during a step, or another optimizer already steps)
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (during a step, or another optimizer already steps), UNSUPPORTED (the
+ *          parameters are on a device)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_step_in_backward(tsr_ddp *ddp, tsr_optimizer *optimizer);
 
@@ -231,14 +256,17 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_shared_step(tsr_ddp *ddp, int64_t *steps
 /** Register the buffers of a model (running means, counters), check that all ranks registered the same ones, and copy
  *  the values of rank 0 to every rank. Call it once per model.
  *  @param ddp      borrowed for the call
- *  @param buffers  n contiguous tensors of any dtype; the structs are borrowed for the call, the memory until destroy
+ *  @param buffers  n contiguous tensors of any dtype, on the CPU or on the parameters' device, written there in the order
+ *                  of the trainer's stream; the structs are borrowed for the call, the memory until destroy
  *  @param n        at least 1
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, UNSUPPORTED (on a device, but the parameters are on the CPU),
+ *          MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, CUDA, NCCL
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_register_buffers(tsr_ddp *ddp, const tsr_param *buffers, size_t n);
 
 /** Copy the buffers of rank 0 (or of the lowest rank that has not joined) to every rank in one broadcast. Call it
- *  before a forward pass.
+ *  before a forward pass. Those on a device are copied in the order of the trainer's stream, which the call does not
+ *  wait for.
  *  @param ddp  borrowed for the call
  *  @return TSR_OK, INVALID_STATE (no buffers registered, or during a step), MISMATCH, TIMEOUT, ABORTED, PEER_LOST
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
@@ -255,13 +283,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_broadcast_buffers(tsr_ddp *ddp);
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_join(tsr_ddp *ddp, tsr_flag sync_params);
 
-/** Set every gradient to zero.
+/** Set every gradient to zero; on a device, on the trainer's stream.
  *  @param ddp  borrowed for the call
  *  @return TSR_OK, INVALID_STATE (between a ready and its wait)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_zero_grad(tsr_ddp *ddp);
 
-/** Free the DDP object. NULL is ignored. Gradient views become invalid; destroy optimizers created from it first.
+/** Free the DDP object. NULL is ignored. Gradient views become invalid; destroy optimizers created from it first. On a
+ *  device this waits until nothing there uses the gradients.
  *  @param ddp  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_ddp_destroy(tsr_ddp *ddp);

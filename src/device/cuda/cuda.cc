@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -46,10 +47,10 @@ class Current {
 
 class CudaEvent final : public DeviceEvent {
    public:
-    CudaEvent(const Driver& functions, Context context, std::string device)
+    CudaEvent(const Driver& functions, Context context, std::string device, unsigned flags)
         : functions_(functions), context_(context), device_(std::move(device)) {
         const Current current(functions_, context_);
-        check(functions_.event_create(&event_, event_disable_timing), [&] { return device_ + ": creating an event"; });
+        check(functions_.event_create(&event_, flags), [&] { return device_ + ": creating an event"; });
     }
     ~CudaEvent() override { functions_.event_destroy(event_); }  // fails only when the process ends, or after a fault
     CudaEvent(const CudaEvent&) = delete;
@@ -199,9 +200,19 @@ class Cuda final : public DeviceApi {
     }
 
     [[nodiscard]] std::unique_ptr<DeviceEvent> record(StreamHandle stream) override {
-        auto event = std::make_unique<CudaEvent>(functions_, context_, name_);
-        record_again(*event, stream);
-        return event;
+        return record_with(event_disable_timing, stream);
+    }
+    [[nodiscard]] std::unique_ptr<DeviceEvent> record_time(StreamHandle stream) override {
+        return record_with(event_default, stream);
+    }
+
+    [[nodiscard]] std::chrono::nanoseconds elapsed(const DeviceEvent& from, const DeviceEvent& to) override {
+        float ms = 0;
+        const Current current(functions_, context_);
+        check(functions_.event_elapsed(&ms, dynamic_cast<const CudaEvent&>(from).handle(),
+                                       dynamic_cast<const CudaEvent&>(to).handle()),
+              [&] { return name_ + ": the time between two events"; });
+        return std::chrono::nanoseconds{std::llround(static_cast<double>(ms) * 1e6)};
     }
 
     void record_again(DeviceEvent& event, StreamHandle stream) override {
@@ -234,6 +245,13 @@ class Cuda final : public DeviceApi {
 
    private:
     static constexpr milliseconds zero_deadline{60000};
+
+    [[nodiscard]] std::unique_ptr<DeviceEvent> record_with(unsigned flags, StreamHandle stream) {
+        auto event = std::make_unique<CudaEvent>(functions_, context_, name_, flags);
+        record_again(*event, stream);
+        return event;
+    }
+
     static constexpr size_t max_pitch = INT32_MAX;  // of the driver's copies of rows
 
     [[nodiscard]] std::string no_room(size_t size, const char* what) const {

@@ -58,6 +58,7 @@ constexpr Result newer_ptx = 222;        // CUDA_ERROR_UNSUPPORTED_PTX_VERSION
 constexpr Result not_ready = 600;        // CUDA_ERROR_NOT_READY
 constexpr int memory_type_unified = 4;   // CU_MEMORYTYPE_UNIFIED
 constexpr unsigned stream_non_blocking = 1;
+constexpr unsigned event_default = 0;
 constexpr unsigned event_disable_timing = 2;
 constexpr unsigned host_portable = 1;       // CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE
 constexpr int pointer_memory_type = 2;      // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
@@ -97,6 +98,7 @@ constexpr int oldest_version = 12000;
     X(event_destroy, cuEventDestroy_v2, (EventHandle event))                                           \
     X(event_record, cuEventRecord, (EventHandle event, Stream stream))                                 \
     X(event_query, cuEventQuery, (EventHandle event))                                                  \
+    X(event_elapsed, cuEventElapsedTime, (float* ms, EventHandle from, EventHandle to))                \
     X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))         \
     X(launch_host_function, cuLaunchHostFunc, (Stream stream, HostFunction function, void* argument))  \
     X(module_load, cuModuleLoadData, (Module * loaded, const void* image))                             \

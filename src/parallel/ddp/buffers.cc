@@ -28,10 +28,15 @@ void Ddp::take_buffers(const std::function<std::vector<NamedTensor>()>& make) {
         for (NamedTensor& buffer : buffers) {
             buffer.name = without_wrappers(std::move(buffer.name));
             if (buffer.name.empty()) throw Error(Code::invalid_argument, "a buffer's name is empty");
-            if (buffer.tensor.device.type != DeviceType::cpu) {
-                throw Error(Code::unsupported, fmt::format("buffer \"{}\" is not on the CPU", buffer.name));
+            if (buffer.tensor.device.type == DeviceType::cpu) {
+                size += buffer.tensor.size_bytes();
+            } else if (reducer_->device() == nullptr) {
+                throw Error(
+                    Code::unsupported,
+                    fmt::format("buffer \"{}\" is not on the CPU, but the model's parameters are", buffer.name));
+            } else {
+                check_on_device(buffer.tensor, fmt::format("buffer \"{}\"", buffer.name), comm_->device());
             }
-            size += buffer.tensor.size_bytes();
         }
         return description(buffers, "buffer");
     });
@@ -40,18 +45,21 @@ void Ddp::take_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     buffers_ = std::move(buffers);
     try {
         move_buffers(0);
+        if (reducer_->device() != nullptr) reducer_->device()->await(*comm_);
     } catch (...) {
         buffers_.clear();  // the caller may free them after the error
         throw;
     }
 }
 
-// All buffers of all dtypes in one broadcast of bytes.
+// All buffers of all dtypes in one broadcast of bytes; and one of those on the device, in place.
 void Ddp::move_buffers(int from) {
+    if (reducer_->device() != nullptr) broadcast_buffers_on_device(from);
     const bool is_source = comm_->rank() == from;
     const auto each = [&](auto&& copy_one) {
         std::byte* at = buffers_memory_->data();
         for (const NamedTensor& buffer : buffers_) {
+            if (buffer.tensor.device.type != DeviceType::cpu) continue;
             const size_t size = buffer.tensor.size_bytes();
             if (size > 0) copy_one(at, buffer.tensor.data, size);
             at += size;
@@ -67,6 +75,17 @@ void Ddp::move_buffers(int from) {
     each([&](const std::byte* packed, std::byte* own, size_t n) {
         if (!is_source) std::memcpy(own, packed, n);
     });
+}
+
+void Ddp::broadcast_buffers_on_device(int from) {
+    std::vector<Tensor> bytes;
+    for (const auto& [name, tensor] : buffers_) {
+        if (tensor.device.type == DeviceType::cpu || tensor.size_bytes() == 0) continue;
+        bytes.push_back({tensor.data, Dims{static_cast<int64_t>(tensor.size_bytes())}, DType::u8, tensor.device});
+    }
+    if (bytes.empty()) return;
+    reducer_->device()->broadcast(
+        *comm_, {.collective = Collective::broadcast, .outputs = bytes, .peer = from, .label = "buffers"});
 }
 
 void Ddp::broadcast_buffers() {

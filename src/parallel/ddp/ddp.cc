@@ -22,17 +22,24 @@ Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, co
          std::shared_ptr<TensorParallel> slices)
     : comm_(std::move(comm)), params_(std::move(params)), options_(options), slices_(std::move(slices)) {
     for (NamedTensor& param : params_) param.name = without_wrappers(std::move(param.name));
+    Layout layout;
+    std::shared_ptr<DeviceGrads> on_device;
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(params_, options_);
+        const std::optional<Device> device = device_of(params_, comm_->device());
+        if (device) check_for_device(options_, slices_ != nullptr);
         if (slices_) take_slices();
+        layout = layout_of_gradients();
+        if (device) on_device = std::make_shared<DeviceGrads>(*device, layout.size);
         return description(params_, options_);
     });
     check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' models differ");
-    lay_out_gradients();
+    lay_out_gradients(layout, std::move(on_device));
     if (slices_) reducer_->set_parts(slices_->grad_parts(slice_of_));
     broadcast_values(0);
     if (options_.share_params) share_params();
-    reducer_->zero_memory();
+    zero_memory();
+    if (reducer_->device() != nullptr) reducer_->device()->await(*comm_);
 }
 
 // Queued reductions keep the reducer alive and use nothing else of this object.
@@ -73,6 +80,8 @@ void Ddp::begin_step() {
                       "create one from this model before the first step");
     }
     if (shared_) shared_->copy()->check_whole();  // a load may have failed
+    if (sync_ && reducer_->device() != nullptr) [[unlikely]]
+        begin_step_on_device();
     if (sync_ && options_.join != DdpJoin::off) {
         step_.works.push_back(submit([reducer = reducer_] { reducer->announce(Reducer::Presence::steps); }));
     }
@@ -143,8 +152,8 @@ WorkPtr Ddp::submit(std::function<void()> job) {
     } catch (const Error& error) {
         // An earlier job of this step may be the cause, and its error says more.
         if (error.code() == Code::aborted) await_works();
-        failed_ = error;
-        throw;
+        failed_ = cause_of(error);
+        throw Error(*failed_);
     }
 }
 
@@ -155,6 +164,8 @@ void Ddp::launch_full_buckets() {
 }
 
 void Ddp::launch(size_t bucket, Role role) {
+    if (reducer_->device() != nullptr) [[unlikely]]
+        return launch_on_device(bucket, role);
     const BucketView& view = reducer_->buckets()[bucket];
     if (shared_) {
         if (view.ranges.empty()) return;
@@ -275,8 +286,8 @@ void Ddp::await_works() {
             work->wait(deadline);
         } catch (const Error& error) {
             if (error.code() == Code::interrupted) throw;  // the step goes on; the caller may wait again
-            failed_ = error;
-            throw;
+            failed_ = cause_of(error);
+            throw Error(*failed_);
         }
     }
 }
@@ -306,6 +317,8 @@ void Ddp::finish_step(Role role) {
         ++own_steps_;
         take_stats();
     }
+    if (reducer_->device() != nullptr) [[unlikely]]
+        end_step_on_device(role);
     std::fill(has_grad_.begin(), has_grad_.end(), char{0});
     if (shared_) shared_->copy()->know_ended(synced_steps_);
     ++synced_steps_;
@@ -333,6 +346,8 @@ void Ddp::reset_step() {
 }
 
 void Ddp::take_stats() {
+    timed_ = reducer_->device() == nullptr;
+    if (!timed_) return;
     const auto since = [this](Clock::time_point at) { return std::max(at - step_.begin, Clock::duration::zero()); };
     Clock::time_point shown = step_.wait_begin;  // until here the wait is accounted for
     for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -351,7 +366,7 @@ void Ddp::take_stats() {
 
 void Ddp::zero_grad() {
     check_idle("gradients cannot be zeroed");
-    reducer_->zero_memory();
+    zero_memory();
 }
 
 // --- between steps
@@ -377,9 +392,10 @@ bool Ddp::used(size_t index) const {
     return globally_used_[index] != 0;
 }
 
-const BucketStats& Ddp::stats(size_t bucket) const {
-    if (bucket < stats_.size()) return stats_[bucket];
-    throw no_such("bucket", bucket, stats_.size());
+const BucketStats& Ddp::stats(size_t bucket) {
+    if (bucket >= stats_.size()) throw no_such("bucket", bucket, stats_.size());
+    if (!timed_) take_device_stats();
+    return stats_[bucket];
 }
 
 void Ddp::set_hook(BucketHook hook) {
@@ -389,6 +405,11 @@ void Ddp::set_hook(BucketHook hook) {
 
 void Ddp::step_in_backward(Optimizer& optimizer) {
     check_idle("the optimizer cannot be changed");
+    if (reducer_->device() != nullptr) {
+        throw Error(
+            Code::unsupported,
+            "an optimizer cannot step in the backward pass of a model on a CUDA device; step it after the wait");
+    }
     if (stepping_->is_on()) {
         throw Error(Code::invalid_state,
                     "this model already has an optimizer that steps in backward; destroy it first");

@@ -8,6 +8,9 @@
 //
 //     [ranks with data left] bucket 0, 1, ... [used parameters] [order of arrival, after the first step]
 //
+// On a device, a bucket's job launches its reduction and wait() lets the trainer's stream wait for it (device_grads.hpp). What
+// ranks tell each other (order, used parameters, announcements) stays on the CPU.
+//
 // Gradients stay where the first plan put them for the life of the object. A rebuild only regroups them: a bucket is
 // then a list of ranges of that memory.
 //
@@ -71,12 +74,16 @@ class Ddp {
     void ready_all();
     void wait();
     void zero_grad();
+    // Between steps: the stream on which the trainer writes gradients and uses the reduced ones. nullptr, as at first: the device's
+    // default stream, and the only one of the CPU.
+    void set_stream(StreamHandle stream);
 
     // Between steps: sets whether the following steps reduce gradients or leave each rank its own.
     void set_sync(bool sync);
     // Whether any rank had a gradient of `index` in the last synchronised step.
     [[nodiscard]] bool used(size_t index) const;
-    [[nodiscard]] const BucketStats& stats(size_t bucket) const;
+    // On a device, waits for the step.
+    [[nodiscard]] const BucketStats& stats(size_t bucket);
     // Between steps, the same on all ranks: sets what reduces a bucket from now on; empty: the option `hook`.
     void set_hook(BucketHook hook);
     // Between steps: lets `optimizer`, which was created from this model, update the parameters of a bucket as soon as
@@ -117,13 +124,30 @@ class Ddp {
 
     void take_slices();
     // --- memory.cc
-    void lay_out_gradients();
+    // Where each gradient is in their memory, and the size of all.
+    struct Layout {
+        std::vector<size_t> places;
+        size_t size = 0;
+    };
+    [[nodiscard]] Layout layout_of_gradients() const;
+    void lay_out_gradients(const Layout& layout, std::shared_ptr<DeviceGrads> device);
     void group(std::span<const size_t> order);
     void broadcast_values(int from);
+    void broadcast_on_device(int from);
     void share_params();
     // --- buffers.cc
     void take_buffers(const std::function<std::vector<NamedTensor>()>& make);
     void move_buffers(int from);
+    void broadcast_buffers_on_device(int from);
+    // --- on_device.cc
+    void launch_on_device(size_t bucket, Role role);
+    void begin_step_on_device();
+    void end_step_on_device(Role role);
+    void take_device_stats();
+    void zero_memory();
+    void check_device();
+    void on_device(FunctionRef<void(DeviceGrads&)> body);
+    [[nodiscard]] Error cause_of(const Error& error) const;
     // --- uneven.cc
     void shadow_step();
     void take_part_until_all_joined(bool sync_params);
@@ -181,6 +205,7 @@ class Ddp {
     std::vector<char> globally_used_;
     std::vector<char> expected_;  // static graph: parameters marked ready in this rank's first step; empty before it
     std::vector<BucketStats> stats_;
+    bool timed_ = true;  // stats_ have the times of the last step, which on a device are taken when somebody asks
 
     struct Step {
         bool begun = false;

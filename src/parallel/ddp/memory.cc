@@ -18,19 +18,25 @@ void copy(const Tensor& from, const Tensor& to) {
 
 }  // namespace
 
-void Ddp::lay_out_gradients() {
-    for (const NamedTensor& param : params_) grads_.push_back(param.tensor);
-    const auto order = reverse_order(params_.size());
-    const auto plan = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
-    std::vector<size_t> places(params_.size());
-    size_t size = 0;
-    for (const Bucket& bucket : plan) {
-        for (const auto& slot : bucket.slots) places[slot.param] = size + slot.offset;
-        size += round_up(bucket.size, page_size);
+Ddp::Layout Ddp::layout_of_gradients() const {
+    std::vector<Tensor> params;
+    for (const NamedTensor& param : params_) params.push_back(param.tensor);
+    Layout layout{std::vector<size_t>(params.size())};
+    const auto order = reverse_order(params.size());
+    for (const Bucket& bucket : plan_buckets(params, {options_.first_bucket_bytes, options_.bucket_bytes}, order)) {
+        for (const auto& slot : bucket.slots) layout.places[slot.param] = layout.size + slot.offset;
+        layout.size += round_up(bucket.size, page_size);
     }
-    reducer_ = std::make_shared<Reducer>(comm_, options_, size);
-    for (size_t i = 0; i < grads_.size(); ++i) grads_[i].data = reducer_->memory() + places[i];
-    group(order);
+    return layout;
+}
+
+void Ddp::lay_out_gradients(const Layout& layout, std::shared_ptr<DeviceGrads> device) {
+    reducer_ = std::make_shared<Reducer>(comm_, options_, layout.size, std::move(device));
+    for (size_t i = 0; i < params_.size(); ++i) {
+        grads_.push_back(params_[i].tensor);
+        grads_[i].data = reducer_->memory() + layout.places[i];
+    }
+    group(reverse_order(params_.size()));
     step_.ready.assign(params_.size(), 0);
     has_grad_.assign(params_.size(), 0);
     globally_used_.assign(params_.size(), 0);
@@ -41,6 +47,7 @@ void Ddp::group(std::span<const size_t> order) {
     buckets_ = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
     bucket_of_.resize(params_.size());
     stats_.clear();
+    timed_ = true;
     std::vector<BucketView> views;
     for (size_t b = 0; b < buckets_.size(); ++b) {
         std::vector<size_t> members;
@@ -49,6 +56,7 @@ void Ddp::group(std::span<const size_t> order) {
                   [this](size_t x, size_t y) { return std::pair(grads_[x].data, x) < std::pair(grads_[y].data, y); });
         BucketView view;
         view.bucket = b;
+        if (const DeviceGrads* device = reducer_->device()) view.stream = device->own();
         for (const size_t param : members) {
             bucket_of_[param] = b;
             const Tensor& grad = grads_[param];
@@ -74,6 +82,7 @@ void Ddp::group(std::span<const size_t> order) {
 
 // The gradients have the parameters' sizes and are accessible to the transport, so they are used to send the values.
 void Ddp::broadcast_values(int from) {
+    if (reducer_->device() != nullptr) return broadcast_on_device(from);
     const bool is_source = comm_->rank() == from;
     for (const BucketView& bucket : reducer_->buckets()) {
         if (bucket.ranges.empty()) continue;
@@ -84,6 +93,19 @@ void Ddp::broadcast_values(int from) {
             {.collective = Collective::broadcast, .outputs = bucket.ranges, .peer = from, .label = "parameters"});
         if (is_source) continue;
         for (const size_t i : bucket.params) copy(grads_[i], params_[i].tensor);
+    }
+}
+
+// In place, since a device's transport reaches the parameters.
+void Ddp::broadcast_on_device(int from) {
+    for (const BucketView& bucket : reducer_->buckets()) {
+        std::vector<Tensor> values;
+        for (const size_t i : bucket.params) {
+            if (params_[i].tensor.size_bytes() > 0) values.push_back(params_[i].tensor);
+        }
+        if (values.empty()) continue;
+        reducer_->device()->broadcast(
+            *comm_, {.collective = Collective::broadcast, .outputs = values, .peer = from, .label = "parameters"});
     }
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "device/device.hpp"
 
 namespace tsr {
 
@@ -65,8 +66,61 @@ void check_model(const std::vector<NamedTensor>& params, const DdpOptions& optio
                                 options.power_sgd_rank, options.power_sgd_start_step));
     }
     if (options.share_params) check_shared(params, options);
-    check_params(params);
+    check_names(params);
     for (const NamedTensor& param : params) check_trained(param);
+}
+
+std::optional<Device> device_of(const std::vector<NamedTensor>& params, const std::optional<Device>& own) {
+    const NamedTensor& first = params.front();
+    for (const NamedTensor& param : params) {
+        if (param.tensor.device.type == first.tensor.device.type) continue;
+        const bool is_first = first.tensor.device.type == DeviceType::cpu;
+        throw Error(
+            Code::invalid_argument,
+            fmt::format("parameter \"{}\" is on the CPU, but \"{}\" is on a CUDA device; all parameters of a model "
+                        "must be in one place",
+                        is_first ? first.name : param.name, is_first ? param.name : first.name));
+    }
+    if (first.tensor.device.type == DeviceType::cpu) return std::nullopt;
+    for (const NamedTensor& param : params) {
+        check_on_device(param.tensor, fmt::format("parameter \"{}\"", param.name), own);
+    }
+    return own;
+}
+
+void check_on_device(const Tensor& tensor, const std::string& what, const std::optional<Device>& own) {
+    if (!own) {
+        throw Error(Code::unsupported,
+                    fmt::format("{} is on CUDA device {}, but the communicator has no transport for it; create it with "
+                                "the backend 'cpu:auto,cuda:nccl'",
+                                what, tensor.device.index));
+    }
+    if (tensor.device != *own) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} is on CUDA device {}, but this rank communicates from CUDA device {}", what,
+                                tensor.device.index, own->index));
+    }
+    if (tensor.size_bytes() == 0) return;
+    try {
+        device_api(*own).check_memory(tensor.data);
+    } catch (const Error& error) {
+        if (error.code() != Code::invalid_argument) throw;
+        throw Error(Code::invalid_argument, fmt::format("{} {}", what, error.what()));
+    }
+}
+
+void check_for_device(const DdpOptions& options, bool has_slices) {
+    const char* const other = has_slices                                  ? "a tensor-parallel model"
+                              : options.share_params                      ? "share_params"
+                              : options.reduce_dtype                      ? "reduce_dtype"
+                              : options.pre_divide != 1                   ? "pre_divide"
+                              : options.hook == DdpHook::power_sgd        ? "hook POWER_SGD"
+                              : options.join == DdpJoin::divide_by_active ? "join DIVIDE_BY_ACTIVE"
+                                                                          : nullptr;
+    if (other == nullptr) return;
+    throw Error(
+        Code::unsupported,
+        fmt::format("{} is not available for parameters on a CUDA device; drop it, or train on the CPU", other));
 }
 
 std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {

@@ -31,16 +31,19 @@ size_t BucketView::size_bytes() const {
     return size;
 }
 
-Reducer::Reducer(std::shared_ptr<Communicator> comm, const DdpOptions& options, size_t size)
+Reducer::Reducer(std::shared_ptr<Communicator> comm, const DdpOptions& options, size_t size,
+                 std::shared_ptr<DeviceGrads> device)
     : comm_(std::move(comm)),
       options_(options),
-      memory_(comm_->allocate(std::max(size, page_size))),
+      device_(std::move(device)),
+      memory_(device_ ? nullptr : comm_->allocate(std::max(size, page_size))),
       size_(size),
       active_(comm_->world_size()) {
     if (options_.hook == DdpHook::power_sgd) power_sgd_.emplace(options_.power_sgd_rank);
 }
 
 void Reducer::zero_memory() {
+    if (device_) return device_->zero();
     if (size_ > 0) std::memset(memory_->data(), 0, size_);
 }
 
@@ -91,7 +94,10 @@ int Reducer::divisor() const { return options_.join == DdpJoin::divide_by_active
 
 void Reducer::all_reduce(std::span<const Tensor> tensors, ReduceOp op, std::string_view label) {
     const auto run = [&](ReduceOp with) {
-        comm_->run({.collective = Collective::all_reduce, .outputs = tensors, .op = with, .label = label});
+        const Request request{.collective = Collective::all_reduce, .outputs = tensors, .op = with, .label = label};
+        if (device_) [[unlikely]]
+            return device_->run(*comm_, request);
+        comm_->run(request);
     };
     const bool avg = op == ReduceOp::avg;
     const double before = options_.pre_divide;

@@ -12,6 +12,7 @@
 
 #include "comm/communicator.hpp"
 #include "optim/optimizer.hpp"
+#include "parallel/ddp/device_grads.hpp"
 #include "parallel/ddp/options.hpp"
 #include "parallel/ddp/power_sgd.hpp"
 #include "parallel/tensor/grad_parts.hpp"
@@ -21,9 +22,10 @@ namespace tsr {
 // A bucket as a hook sees it.
 struct BucketView {
     size_t bucket = 0;
-    std::vector<size_t> params;  // registration indices, in memory order of their gradients
-    std::vector<Tensor> grads;   // one per parameter
-    std::vector<Tensor> ranges;  // the same memory with padding, adjacent gradients merged
+    std::vector<size_t> params;     // registration indices, in memory order of their gradients
+    std::vector<Tensor> grads;      // one per parameter
+    std::vector<Tensor> ranges;     // the same memory with padding, adjacent gradients merged
+    StreamHandle stream = nullptr;  // of gradients on a device: in its order they are written and to be reduced
     [[nodiscard]] size_t size_bytes() const;
 };
 
@@ -40,10 +42,14 @@ class Reducer {
     // What a rank, with or without data left, announces before a step.
     enum class Presence : uint8_t { joined = 0, steps = 1, broadcasts_buffers = 2 };
 
-    // Collective: allocates `size` bytes for gradients.
-    Reducer(std::shared_ptr<Communicator> comm, const DdpOptions& options, size_t size);
+    // Collective: allocates `size` bytes for gradients, unless they are on a device.
+    Reducer(std::shared_ptr<Communicator> comm, const DdpOptions& options, size_t size,
+            std::shared_ptr<DeviceGrads> device);
 
-    [[nodiscard]] std::byte* memory() const { return memory_->data(); }
+    [[nodiscard]] std::byte* memory() const { return device_ ? device_->memory() : memory_->data(); }
+    // Null if the gradients are on the CPU.
+    [[nodiscard]] DeviceGrads* device() const { return device_.get(); }
+    // On a device, on the trainer's stream.
     void zero_memory();
 
     // Between steps. Collective: allocates the scratch memory for conversions.
@@ -83,7 +89,8 @@ class Reducer {
 
     const std::shared_ptr<Communicator> comm_;
     const DdpOptions options_;
-    const std::shared_ptr<Buffer> memory_;
+    const std::shared_ptr<DeviceGrads> device_;
+    const std::shared_ptr<Buffer> memory_;  // on the CPU
     const size_t size_;
     std::vector<BucketView> buckets_;
     std::vector<Times> times_;

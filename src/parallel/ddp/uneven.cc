@@ -12,7 +12,8 @@ namespace tsr {
 void Ddp::shadow_step() {
     step_.begin = Clock::now();
     step_.begun = true;
-    reducer_->zero_memory();
+    if (reducer_->device() != nullptr) begin_step_on_device();
+    zero_memory();
     std::fill(has_grad_.begin(), has_grad_.end(), char{0});
     for (; step_.launched < buckets_.size(); ++step_.launched) launch(step_.launched, Role::shadow);
     launch_used();
@@ -62,7 +63,8 @@ void Ddp::take_part_until_all_joined(bool sync_params) {
             broadcast_values(from);
             if (!buffers_.empty()) move_buffers(from);
         }
-        reducer_->zero_memory();
+        zero_memory();
+        if (reducer_->device() != nullptr) reducer_->device()->await(*comm_);
     } catch (const Error& error) {
         if (error.code() != Code::mismatch || comm_->error()) failed_ = error;
         throw;

@@ -1,6 +1,7 @@
 import dev.tessera.Comm;
 import dev.tessera.CommOptions;
 import dev.tessera.DType;
+import dev.tessera.Ddp;
 import dev.tessera.Device;
 import dev.tessera.ErrorCode;
 import dev.tessera.Optimizer;
@@ -12,7 +13,10 @@ import dev.tessera.TesseraException;
 import dev.tessera.Work;
 import java.util.List;
 
-/** A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, and what is refused. */
+/**
+ * A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, what is refused, and a step
+ * of DDP.
+ */
 public final class OnDevice {
     private OnDevice() {}
 
@@ -69,6 +73,17 @@ public final class OnDevice {
             comm.onStream(0).allReduce(x, ReduceOp.SUM);
             expect(load(memory + 4) == 10 * ranks * ranks, "the last sum");
 
+            store(memory, 5 + rank);
+            try (Ddp ddp = Ddp.create(comm, Params.of("w", x))) {
+                expect(load(memory) == 5, "the values of rank 0");
+                ddp.setStream(0);
+                final Tensor grad = ddp.gradTensor(0);
+                expect(grad.device().equals(Device.cuda(rank)), "the gradient is on the device");
+                store(grad.address(), rank + 1);
+                ddp.ready(0);
+                ddp.await();
+                expect(load(grad.address()) == (ranks + 1) / 2f, "the average");
+            }
             final long gradient = allocate(rank, 8);
             final Tensor grad = Tensor.ofAddress(gradient, DType.F32, Device.cuda(rank), 2);
             try (Optimizer optimizer = Optimizer.sgd(Params.of("x", x), List.of(grad)).lr(0.5).build()) {

@@ -1,4 +1,5 @@
-/* A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, and what is refused. */
+/* A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, what is refused,
+ * and a step of DDP. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdio.h>
@@ -75,6 +76,22 @@ int main(void) {
     tsr_state_destroy(state);
     CHECK(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, NULL, NULL));
     EXPECT(load(memory + 1) == 10.0F * (float)(ranks * ranks));
+
+    /* A step of data-parallel training. */
+    const tsr_param param = {"w", tensor};
+    tsr_ddp *ddp = NULL;
+    tsr_tensor grad;
+    store(memory, (float)(5 + rank));
+    CHECK(tsr_ddp_create(comm, &param, 1, NULL, &ddp));
+    EXPECT(load(memory) == 5.0F);
+    CHECK(tsr_ddp_set_stream(ddp, NULL));
+    CHECK(tsr_ddp_grad(ddp, 0, &grad));
+    EXPECT(grad.device_type == TSR_DEVICE_CUDA && grad.device_index == rank);
+    store(grad.data, (float)(rank + 1));
+    CHECK(tsr_ddp_ready(ddp, 0));
+    CHECK(tsr_ddp_wait(ddp));
+    EXPECT(load(grad.data) == (float)(ranks + 1) / 2);
+    tsr_ddp_destroy(ddp);
     CHECK(tsr_comm_finalize(comm));
     tsr_comm_destroy(comm);
 

@@ -1,8 +1,10 @@
-"""A rank on a simulated CUDA device, for test_devices.py: collectives over its memory, and what is refused."""
+"""A rank on a simulated CUDA device, for test_devices.py: collectives over its memory, what is refused, and
+a step of DDP."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,24 @@ def main() -> None:
         comm.on_stream(0).all_reduce(x)
         assert x[1] == 10 * ranks * ranks
 
+        x[0] = 5 + rank
+        with ts.DDP(comm, {"w": x}) as ddp:
+            assert x[0] == 5
+            ddp.set_stream(Stream())
+            grad = ddp.grads["w"]
+            assert grad.__dlpack_device__() == (2, rank)
+            assert grad.shape == (2,)
+            assert "dltensor" in repr(grad.__dlpack__(stream=-1))
+            refused(invalid, "is on CUDA device", lambda: ddp.grads.__setitem__("w", host))
+            CUDA.simulated_cuda_store(grad.address, rank + 1)
+            ddp.ready("w")
+            ddp.wait()
+            assert CUDA.simulated_cuda_load(grad.address) == (ranks + 1) / 2
+            if "hook" in sys.argv:  # all ranks are Python
+                ddp.set_hook(lambda bucket: bucket.comm.on_stream(bucket.stream).all_reduce(list(bucket.grads)))
+                ddp.ready("w")
+                ddp.wait()
+                assert CUDA.simulated_cuda_load(grad.address) == ranks * (ranks + 1) / 2
     grad = Floats(rank, CUDA.simulated_cuda_allocate(rank, 8), 2)
     optimizer = ts.SGD({"x": x}, {"x": grad}, lr=0.5)
     optimizer.set_stream(Stream())

@@ -1,9 +1,12 @@
-//! A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, and what is refused.
+//! A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, what is refused, and a
+//! step of DDP.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use tessera::{Code, Comm, CommOptions, CudaParams, CudaTensor, DType, ReduceOp, Result, Sgd};
+use tessera::{
+    params, Code, Comm, CommOptions, CudaParams, CudaTensor, DType, Ddp, ReduceOp, Result, Sgd,
+};
 
 extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
@@ -57,6 +60,18 @@ fn main() -> Result<()> {
     refused(Code::InvalidArgument, "communicates from CUDA device", on_stream.all_reduce(&elsewhere, ReduceOp::Sum));
     on_stream.all_reduce(&x, ReduceOp::Sum)?;
     assert_eq!(load(memory + 4), (10 * ranks * ranks) as f32);
+
+    store(memory, 5.0 + rank as f32);
+    let mut ddp = Ddp::new(&comm, params!["w" => x[0].clone()])?;
+    assert_eq!(load(memory), 5.0);
+    unsafe { ddp.set_stream(ptr::null_mut()) }?;
+    refused(Code::InvalidArgument, "is on CUDA device", ddp.grad(0));
+    let grad = ddp.cuda_grad(0)?.address();
+    store(grad, rank as f32 + 1.0);
+    ddp.ready(0)?;
+    ddp.wait()?;
+    assert_eq!(load(grad), (ranks + 1) as f32 / 2.0);
+    drop(ddp);
     comm.finalize()?;
 
     let gradient = allocate(i32::try_from(rank).unwrap(), 8);

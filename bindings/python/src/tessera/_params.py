@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _core
 from ._base import there_are
+from ._core import CudaArray
 from .errors import InvalidArgument, NotFound
 from .tensor import ArrayLike, DTypeLike, is_array
 
@@ -65,19 +66,22 @@ def _advice(name: str, array: npt.NDArray[Any], view: npt.NDArray[Any]) -> str:
     return f"compute a gradient of shape {view.shape}"
 
 
-class Grads(Mapping[str, "npt.NDArray[Any]"]):
-    """Gradients by name: views to write them into. Assigning to a name copies into the view."""
+class Grads(Mapping[str, Any]):
+    """Gradients by name: views to write them into, NumPy arrays or, of parameters on a device, `CudaArray`.
+
+    Assigning to a name copies into the view, if that is an array.
+    """
 
     __slots__ = ("_of", "_views")
 
-    def __init__(self, views: Mapping[str, npt.NDArray[Any]], of: str) -> None:
+    def __init__(self, views: Mapping[str, npt.NDArray[Any] | CudaArray], of: str) -> None:
         self._views = views
         self._of = of  # in messages: "the model"
 
     def _no(self, name: object) -> str:
         return f"{self._of} has no gradient of {name!r}; {there_are(name, self._views)}"
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> Any:
         if name not in self._views:
             raise KeyError(self._no(name))
         return self._views[name]
@@ -89,6 +93,11 @@ class Grads(Mapping[str, "npt.NDArray[Any]"]):
         view = self._views[name]
         if value is view:  # grads[name] += ... has written already
             return
+        if isinstance(view, CudaArray):
+            raise InvalidArgument(
+                f"the gradient of {name!r} is on CUDA device {view.device}; write it there, such as by "
+                f"torch.from_dlpack(grads[{name!r}]).copy_(value)"
+            )
         array = np.asarray(value)
         if array.shape != view.shape or array.dtype != view.dtype:
             raise InvalidArgument(

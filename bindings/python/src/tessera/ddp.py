@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from . import _core, _options
 from ._base import Closable, checked, there_are
+from ._core import CudaArray
 from ._given import raw, takes
 from ._params import Grads, Params, named, parameter
 from .comm import Comm
 from .errors import NotFound, UserError
 from .tensor import array_over, tensor
+from .work import Stream, stream_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,10 +54,13 @@ class Bucket:
     index: int
     names: tuple[str, ...]
     """The names of its parameters."""
-    grads: tuple[npt.NDArray[Any], ...]
-    """Their gradients, to be changed in place."""
+    grads: tuple[Any, ...]
+    """Their gradients, to be changed in place: NumPy arrays, or on a device `CudaArray`."""
     comm: Comm
     """The model's ranks. Synchronous collectives run at once; asynchronous ones raise `InvalidState`."""
+    stream: int = 0
+    """Of gradients on a device: the address of the CUDA stream on which they are written and must be reduced, with
+    ``bucket.comm.on_stream(bucket.stream)`` and kernels on that stream."""
 
 
 @takes(_options.DDP)
@@ -70,8 +75,9 @@ class DDP(Closable):
     comm : Comm
         The ranks that hold a replica.
     params : mapping of str to array, or sequence
-        The parameters, the same in the same order on every rank: contiguous floating-point arrays. Their memory is used
-        until this object is freed. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
+        The parameters, the same in the same order on every rank: contiguous floating-point arrays, all in CPU memory or
+        all on the communicator's CUDA device (see `set_stream`). Their memory is used until this object is freed. A
+        leading ``module.`` or ``_orig_mod.`` of a name is stripped.
     tp : TensorParallel, optional
         The model whose slices the parameters are: ``DDP(mesh["dp"], tp.slices, tp=tp)``. `comm` has the ranks with the
         same slices. Optimizers, norms and states are then those of the whole model.
@@ -84,7 +90,8 @@ class DDP(Closable):
     InvalidArgument
         An array is not contiguous or not floating-point, or a name occurs twice.
     Unsupported
-        `share_params` is combined with an option or dtype that does not allow it; the message names it.
+        `share_params` is combined with an option or dtype that does not allow it, or an option is not available for
+        parameters on a CUDA device; the message names it.
     """
 
     _handle: _core.DDP
@@ -115,7 +122,10 @@ class DDP(Closable):
         if options.get("share_params"):
             arrays = [array_over(*_core.ddp_shared_param(self._handle, i)) for i in range(count)]
         self._params = MappingProxyType(dict(zip(self._names, arrays, strict=True)))
-        views = {name: array_over(*_core.ddp_grad(self._handle, i)) for i, name in enumerate(self._names)}
+        views: dict[str, npt.NDArray[Any] | CudaArray] = {}
+        for i, name in enumerate(self._names):
+            on_device = _core.ddp_cuda_grad(self._handle, i)
+            views[name] = array_over(*_core.ddp_grad(self._handle, i)) if on_device is None else on_device
         self._grads = Grads(views, "the model")
 
     @property
@@ -133,11 +143,12 @@ class DDP(Closable):
 
     @property
     def grads(self) -> Grads:
-        """The gradient of each parameter: a NumPy view into a bucket, of the parameter's dtype and shape.
+        """The gradient of each parameter: a view into a bucket, of the parameter's dtype and shape.
 
-        Initially zero; the same memory in every step. ``grads["w"] = g`` copies `g`, which must have the same shape and
-        dtype, into the view; ``grads["w"][...] = g`` broadcasts and converts as NumPy does. Do not touch a gradient
-        between `ready` and the end of `wait`.
+        A NumPy array, or for parameters on a CUDA device an object that shares its memory by DLPack:
+        ``param.grad = torch.from_dlpack(ddp.grads[name])``. Initially zero; the same memory in every step.
+        ``grads["w"] = g`` copies `g`, which must have the same shape and dtype, into the view; ``grads["w"][...] = g``
+        broadcasts and converts as NumPy does. Do not touch a gradient between `ready` and the end of `wait`.
         """
         return self._grads
 
@@ -202,6 +213,29 @@ class DDP(Closable):
     def _hook_error(self) -> BaseException | None:
         return self._hook_failure[0] if self._hook_failure else None
 
+    def set_stream(self, stream: Stream = None) -> None:
+        """Name the CUDA stream on which the trainer writes gradients and uses the reduced ones.
+
+        For parameters on a device, everything is in its order: a gradient that is marked ready is what this stream has
+        written by then, and what it gets after `wait` sees the reduced gradients. No call of a step waits for the
+        device.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            PyTorch's, CuPy's, any object with ``__cuda_stream__``, or an address. None, as at first, is the device's
+            default stream. It must exist until another one is set. A new one goes on after what the model did on the
+            former one.
+
+        Raises
+        ------
+        InvalidArgument
+            The stream is of another device, or the parameters are on the CPU.
+        InvalidState
+            In the middle of a step.
+        """
+        _core.ddp_set_stream(self._handle, stream_of(stream))
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Steps in this block reduce nothing; the trainer adds to the gradients in the views.
@@ -234,7 +268,8 @@ class DDP(Closable):
     def stats(self) -> list[BucketStats]:
         """Statistics of each bucket in the last reduced step, in the order of reduction.
 
-        Times are 0 before the first step and after a step that rebuilt the buckets.
+        Times are 0 before the first step and after a step that rebuilt the buckets. Of parameters on a device they are
+        by the device's clock, and the first call after a step waits for it.
         """
         return [BucketStats(*_core.ddp_stats(self._handle, i)) for i in range(_core.ddp_bucket_count(self._handle))]
 
@@ -259,14 +294,14 @@ class DDP(Closable):
         failure = self._hook_failure
         names, hook_fn = self._names, hook
 
-        def reduce(bucket: int, params: list[int], handle: _core.Comm) -> None:
+        def reduce(bucket: int, params: list[int], handle: _core.Comm, stream: int) -> None:
             comm = Comm._adopt(handle)
             try:
                 ddp = model()
                 if ddp is None:
                     raise RuntimeError("the model was garbage-collected")
                 some = tuple(names[i] for i in params)
-                hook_fn(Bucket(bucket, some, tuple(ddp.grads[name] for name in some), comm))
+                hook_fn(Bucket(bucket, some, tuple(ddp.grads[name] for name in some), comm, stream))
             except BaseException as error:
                 failure.append(error)
                 raise
@@ -314,7 +349,8 @@ class DDP(Closable):
         Parameters
         ----------
         buffers : mapping of str to array, or sequence
-            Contiguous arrays of any dtype, the same on every rank. Their memory is used until this object is freed.
+            Contiguous arrays of any dtype, the same on every rank, in CPU memory or on the parameters' device. Their
+            memory is used until this object is freed.
 
         Raises
         ------

@@ -405,6 +405,7 @@ structs! {
         params: *const usize,
         grads: *const tsr_tensor,
         comm: *mut tsr_comm,
+        stream: *mut c_void,
     }
     struct tsr_fsdp_unit {
         name: *const c_char,
@@ -684,12 +685,13 @@ const _: () = {
     assert!(offset_of!(tsr_bucket_stats, start_ns) == 32);
     assert!(offset_of!(tsr_bucket_stats, end_ns) == 40);
     assert!(offset_of!(tsr_bucket_stats, exposed_ns) == 48);
-    assert!(size_of::<tsr_ddp_bucket>() == 40 && align_of::<tsr_ddp_bucket>() == 8);
+    assert!(size_of::<tsr_ddp_bucket>() == 48 && align_of::<tsr_ddp_bucket>() == 8);
     assert!(offset_of!(tsr_ddp_bucket, bucket) == 0);
     assert!(offset_of!(tsr_ddp_bucket, n) == 8);
     assert!(offset_of!(tsr_ddp_bucket, params) == 16);
     assert!(offset_of!(tsr_ddp_bucket, grads) == 24);
     assert!(offset_of!(tsr_ddp_bucket, comm) == 32);
+    assert!(offset_of!(tsr_ddp_bucket, stream) == 40);
     assert!(size_of::<tsr_fsdp_unit>() == 56 && align_of::<tsr_fsdp_unit>() == 8);
     assert!(offset_of!(tsr_fsdp_unit, name) == 0);
     assert!(offset_of!(tsr_fsdp_unit, params) == 8);
@@ -1095,6 +1097,7 @@ functions! {
     fn tsr_ddp_ready(ddp: *mut tsr_ddp, index: usize) -> tsr_status;
     fn tsr_ddp_ready_all(ddp: *mut tsr_ddp) -> tsr_status;
     fn tsr_ddp_wait(ddp: *mut tsr_ddp) -> tsr_status;
+    fn tsr_ddp_set_stream(ddp: *mut tsr_ddp, stream: *mut c_void) -> tsr_status;
     fn tsr_ddp_set_sync(ddp: *mut tsr_ddp, sync: tsr_flag) -> tsr_status;
     fn tsr_ddp_used(ddp: *mut tsr_ddp, index: usize, used: *mut tsr_flag) -> tsr_status;
     fn tsr_ddp_bucket_count(ddp: *mut tsr_ddp, count: *mut usize) -> tsr_status;

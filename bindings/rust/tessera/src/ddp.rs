@@ -13,7 +13,7 @@ use tessera_sys as sys;
 
 use crate::callback::Failure;
 use crate::choices::{DdpHook, DdpJoin};
-use crate::comm::{Borrowed, Comm, Owner};
+use crate::comm::{Borrowed, Comm, CudaTensor, Owner};
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{check, Code, Error, Result};
 use crate::params::{group_accessors, GradientOf, Group, Params, RawParams};
@@ -46,6 +46,7 @@ pub struct Bucket<'a> {
     params: &'a [usize],
     grads: &'a [sys::tsr_tensor],
     comm: Comm,
+    stream: *mut c_void,
 }
 
 impl Bucket<'_> {
@@ -68,6 +69,9 @@ impl Bucket<'_> {
             if DType::from_raw(grad.dtype) != Some(T::DTYPE) {
                 return Err(Error::argument(format!("the bucket's gradients are not {}", T::DTYPE)));
             }
+            if grad.device_type != sys::TSR_DEVICE_CPU {
+                return Err(Error::argument("the bucket's gradients are on a device: use cuda_grads"));
+            }
             // SAFETY: the shape has so many sizes.
             let shape = unsafe { slice(grad.shape, usize::try_from(grad.ndim).unwrap_or(0)) };
             let len = shape.iter().map(|size| usize::try_from(*size).unwrap_or(0)).product();
@@ -76,6 +80,23 @@ impl Bucket<'_> {
             Ok(unsafe { slice_mut(grad.data.cast::<T>(), len) })
         };
         self.grads.iter().map(slice_of).collect()
+    }
+
+    /// The gradients of all of them where they are on a device, on whose [`stream`](Self::stream) they are changed in place.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`]: they are on the CPU.
+    pub fn cuda_grads(&self) -> Result<Vec<CudaTensor>> {
+        // SAFETY: the library lends these gradients for the call.
+        let tensor = |grad| unsafe { Tensor::borrowed(grad) }.map(|tensor| tensor.cuda());
+        let found: Option<Vec<_>> = self.grads.iter().map(tensor).collect::<Result<_>>()?;
+        found.ok_or_else(|| Error::argument("the bucket's gradients are on the CPU: use grads_mut"))
+    }
+
+    /// Of gradients on a device: the CUDA stream on which they are written and must be reduced, with
+    /// [`Comm::on_stream`] and kernels on that stream. Null on the CPU.
+    pub fn stream(&self) -> *mut c_void {
+        self.stream
     }
 
     /// The model's ranks. Synchronous collectives run at once, asynchronous ones fail with
@@ -143,6 +164,7 @@ unsafe extern "C" fn on_bucket(bucket: *const sys::tsr_ddp_bucket, user_data: *m
             params: unsafe { slice(bucket.params, bucket.n) },
             grads: unsafe { slice(bucket.grads, bucket.n) },
             comm: Comm::from_raw(comm, Owner::Library),
+            stream: bucket.stream,
         };
         let mut hook = data.hook.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         hook(&mut view)
@@ -448,6 +470,32 @@ impl<'c> Ddp<'c> {
             },
             None => error,
         }
+    }
+
+    /// The gradient of parameter `index` where it is on a device.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such parameter, or it is on the CPU.
+    pub fn cuda_grad(&self, index: usize) -> Result<CudaTensor> {
+        let name = self.group().name(index);
+        let grad = self.group().grad(index)?.cuda();
+        grad.ok_or_else(|| Error::argument(format!("the gradient of {name} is on the CPU: use grad_mut")))
+    }
+
+    /// Names the CUDA stream on which the trainer writes gradients and uses the reduced ones. For parameters on a device
+    /// ([`CudaTensor`]s) everything is in its order: a gradient that is marked ready is what this stream has written by
+    /// then, and what it gets after [`wait`](Self::wait) sees the reduced gradients. No call of a step waits for the
+    /// device. A new stream goes on after what the model did on the former one.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the stream is of another device, or the parameters are on the CPU; `InvalidState`: in the
+    /// middle of a step.
+    ///
+    /// # Safety
+    /// `stream` is a CUDA stream (`cudaStream_t`), or null for the default one, as at first. It exists until another one is
+    /// set or the model and its optimizers are dropped.
+    pub unsafe fn set_stream(&mut self, stream: *mut c_void) -> Result<()> {
+        check(unsafe { sys::tsr_ddp_set_stream(self.inner.as_ptr(), stream) })
     }
 
     /// Sets whether the following steps reduce. If not, `ready` and `wait` reduce nothing, and the trainer adds to the

@@ -16,11 +16,14 @@ use std::rc::Rc;
 
 use tessera_sys as sys;
 
+use crate::comm::CudaTensor;
 use crate::element::{DType, Element};
 use crate::error::{Code, Error, Result};
 use crate::raw;
 
 /// A contiguous, row-major CPU tensor that owns its memory. A clone is another handle of the same memory.
+///
+/// One made of a [`CudaTensor`] has memory of a device, which it does not own and which cannot be viewed.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -39,6 +42,8 @@ struct Memory {
     dtype: DType,
     shape: Box<[i64]>,
     access: Access,
+    /// The CUDA device that `data` is on; `None`: the CPU.
+    device: Option<i32>,
     /// Other ranks see the memory too: only the library writes it, and nobody may keep it.
     shared: bool,
     /// What `data` points into; `None` where a DDP object, which outlives this, owns the memory.
@@ -104,6 +109,7 @@ impl Tensor {
             dtype: T::DTYPE,
             shape,
             access: Access::free(),
+            device: None,
             shared: false,
             _owner: Some(Box::new(data)), // moving a Vec leaves its elements where they are
         })))
@@ -127,6 +133,7 @@ impl Tensor {
             dtype,
             shape: shape.iter().map(|&size| raw::int64("a size", size)).collect::<Result<_>>()?,
             access: Access::free(),
+            device: None,
             shared: false,
             _owner: Some(Box::new(words)),
         })))
@@ -146,6 +153,7 @@ impl Tensor {
             dtype,
             shape: shape.iter().map(|&size| raw::int64("a size", size)).collect::<Result<_>>()?,
             access: Access(Cell::new(Access::DEFERRED)),
+            device: None,
             shared: false,
             _owner: None,
         })))
@@ -170,7 +178,17 @@ impl Tensor {
         // SAFETY: the offset lies inside the allocation, or is 0.
         let data = unsafe { view.data.cast::<u8>().add(usize::try_from(view.byte_offset).unwrap_or(0)) };
         let access = Access::free();
-        Ok(Tensor(Rc::new(Memory { data: data.cast(), len, dtype, shape, access, shared: false, _owner: None })))
+        let device = (view.device_type == sys::TSR_DEVICE_CUDA).then_some(view.device_index);
+        Ok(Tensor(Rc::new(Memory {
+            data: data.cast(),
+            len,
+            dtype,
+            shape,
+            access,
+            device,
+            shared: false,
+            _owner: None,
+        })))
     }
 
     /// The same of memory that `owner` keeps.
@@ -209,6 +227,21 @@ impl Tensor {
         Ok(())
     }
 
+    /// Where the memory is, if that is a device; `None` on the CPU.
+    pub fn cuda(&self) -> Option<CudaTensor> {
+        let address = self.0.data.expose_provenance();
+        self.0.device.map(|device| CudaTensor::from_parts(address, self.0.dtype, self.0.shape.to_vec(), device))
+    }
+
+    fn check_on_cpu(&self) -> Result<()> {
+        match self.0.device {
+            None => Ok(()),
+            Some(device) => {
+                Err(Error::argument(format!("the tensor is on CUDA device {device}, whose memory has no view")))
+            }
+        }
+    }
+
     /// The type of the elements.
     pub fn dtype(&self) -> DType {
         self.0.dtype
@@ -236,6 +269,7 @@ impl Tensor {
     /// [`Code::InvalidState`](crate::Code::InvalidState): a mutable view is alive, or the library is writing.
     pub fn view<T: Element>(&self) -> Result<View<'_, T>> {
         self.check_dtype(T::DTYPE)?;
+        self.check_on_cpu()?;
         self.0.access.check_readable()?;
         let counter = &self.0.access.0;
         counter.set(counter.get() + 1);
@@ -249,6 +283,7 @@ impl Tensor {
     /// As [`Tensor::view`], and [`Code::InvalidState`](crate::Code::InvalidState) while any view is alive.
     pub fn view_mut<T: Element>(&self) -> Result<ViewMut<'_, T>> {
         self.check_dtype(T::DTYPE)?;
+        self.check_on_cpu()?;
         self.check_own()?;
         self.0.access.check_writable()?;
         let counter = &self.0.access.0;
@@ -262,6 +297,7 @@ impl Tensor {
     /// # Errors
     /// [`Code::InvalidState`](crate::Code::InvalidState), as [`Tensor::view`].
     pub fn bytes(&self) -> Result<View<'_, u8>> {
+        self.check_on_cpu()?;
         self.0.access.check_readable()?;
         let counter = &self.0.access.0;
         counter.set(counter.get() + 1);
@@ -274,6 +310,7 @@ impl Tensor {
     /// # Errors
     /// [`Code::InvalidState`](crate::Code::InvalidState), as [`Tensor::view_mut`].
     pub fn bytes_mut(&self) -> Result<ViewMut<'_, u8>> {
+        self.check_on_cpu()?;
         self.check_own()?;
         self.0.access.check_writable()?;
         let counter = &self.0.access.0;
@@ -300,7 +337,11 @@ impl Tensor {
 
     /// The C view of this tensor, valid as long as the tensor.
     pub(crate) fn as_raw(&self) -> sys::tsr_tensor {
-        raw_tensor(self.0.data, &self.0.shape, self.0.dtype)
+        let mut raw = raw_tensor(self.0.data, &self.0.shape, self.0.dtype);
+        if let Some(device) = self.0.device {
+            (raw.device_type, raw.device_index) = (sys::TSR_DEVICE_CUDA, device);
+        }
+        raw
     }
 
     /// # Errors
@@ -390,7 +431,8 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// What can become a [`Tensor`]: `(Vec<T>, shape)`, a tensor, and with the feature `ndarray` an `ndarray::Array`.
+/// What can become a [`Tensor`]: `(Vec<T>, shape)`, a tensor, a [`CudaTensor`], and with the feature `ndarray` an
+/// `ndarray::Array`.
 pub trait IntoTensor {
     /// The tensor.
     ///
@@ -408,6 +450,13 @@ impl<T: Element, S: AsRef<[usize]>> IntoTensor for (Vec<T>, S) {
 impl IntoTensor for Tensor {
     fn into_tensor(self) -> Result<Tensor> {
         Ok(self)
+    }
+}
+
+impl IntoTensor for CudaTensor {
+    fn into_tensor(self) -> Result<Tensor> {
+        // SAFETY: a contiguous tensor, whose memory its maker keeps as long as anything is given the tensor.
+        self.with_raw(|raw| unsafe { Tensor::borrowed(raw) })
     }
 }
 

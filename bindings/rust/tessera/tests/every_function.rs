@@ -169,6 +169,8 @@ fn training(comm: &Comm) {
         AdamW::new(&mut ddp).build().unwrap(),
     ];
     ddp.zero_grad().unwrap();
+    // SAFETY: null is the only stream of the CPU.
+    unsafe { ddp.set_stream(std::ptr::null_mut()) }.unwrap();
     ddp.grad_mut(0).unwrap().fill(1.0);
     ddp.ready(0).unwrap();
     ddp.ready_all().unwrap();

@@ -51,7 +51,8 @@ int32_t on_bucket(const tsr_ddp_bucket* bucket, void* user_data) {
             const std::vector<int64_t> params(bucket->params, bucket->params + bucket->n);
             const jlongArray list = longs_of(env, params.data(), params.size());
             failed = env->CallIntMethod(static_cast<jobject>(user_data), relay_reduce,
-                                        static_cast<jint>(bucket->bucket), list, as_long(bucket->comm));
+                                        static_cast<jint>(bucket->bucket), list, as_long(bucket->comm),
+                                        as_long(bucket->stream));
         } catch (...) {
             failed = 1;
         }
@@ -84,7 +85,7 @@ void ddp_set_hook(JNIEnv* env, jclass, jlong ddp, jobject relay) {
 
 void load_ddp_classes(JNIEnv* env) {
     relay_class = global_class(env, "dev/tessera/Ddp$Relay");
-    relay_reduce = instance_method(env, relay_class, "reduce", "(I[JJ)I");
+    relay_reduce = instance_method(env, relay_class, "reduce", "(I[JJJ)I");
 }
 
 Methods ddp_methods() {

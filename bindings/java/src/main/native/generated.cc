@@ -590,6 +590,12 @@ void ddp_wait(JNIEnv* env, jclass, jlong ddp) {
     });
 }
 
+void ddp_set_stream(JNIEnv* env, jclass, jlong ddp, jlong stream) {
+    shim(env, [&] {
+        check(env, tsr_ddp_set_stream(as<tsr_ddp>(ddp), as<void>(stream)));
+    });
+}
+
 void ddp_set_sync(JNIEnv* env, jclass, jlong ddp, jboolean sync) {
     shim(env, [&] {
         check(env, tsr_ddp_set_sync(as<tsr_ddp>(ddp), (sync ? 1 : 0)));
@@ -1672,6 +1678,7 @@ Methods plain_methods() {
         method<ddp_ready>("ddpReady"),
         method<ddp_ready_all>("ddpReadyAll"),
         method<ddp_wait>("ddpWait"),
+        method<ddp_set_stream>("ddpSetStream"),
         method<ddp_set_sync>("ddpSetSync"),
         method<ddp_used>("ddpUsed"),
         method<ddp_bucket_count>("ddpBucketCount"),

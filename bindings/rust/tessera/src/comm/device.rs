@@ -30,7 +30,7 @@ impl CudaTensor {
     ///
     /// # Safety
     /// The tensor's bytes are allocated on that device, and nobody frees them before every operation that was given this
-    /// tensor or a clone is done on its stream.
+    /// tensor or a clone is done on its stream, and every object made over it is dropped.
     pub unsafe fn new(address: usize, dtype: DType, shape: impl AsRef<[usize]>, device: usize) -> Result<Self> {
         let shape = shape.as_ref();
         if count(shape)? > 0 && address == 0 {
@@ -38,6 +38,24 @@ impl CudaTensor {
         }
         let shape = shape.iter().map(|&size| raw::int64("a size", size)).collect::<Result<_>>()?;
         Ok(CudaTensor { address, dtype, shape, device: raw::int32("the device", device)? })
+    }
+
+    /// Of memory that the library, or the maker of another tensor, keeps.
+    pub(crate) fn from_parts(address: usize, dtype: DType, shape: Vec<i64>, device: i32) -> Self {
+        CudaTensor { address, dtype, shape, device }
+    }
+
+    /// The address of the first element.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// The C view of it, for a call.
+    pub(crate) fn with_raw<R>(&self, call: impl FnOnce(&sys::tsr_tensor) -> R) -> R {
+        let mut tensor = raw_tensor(ptr::with_exposed_provenance_mut(self.address), &self.shape, self.dtype);
+        tensor.device_type = sys::TSR_DEVICE_CUDA;
+        tensor.device_index = self.device;
+        call(&tensor)
     }
 
     pub(crate) fn into_views(self, views: Views) -> Views {

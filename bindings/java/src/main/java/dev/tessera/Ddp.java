@@ -42,12 +42,14 @@ public final class Ddp extends NativeObject {
         private final int[] params;
         private final List<Tensor> grads;
         private final Comm comm;
+        private final long stream;
 
-        private Bucket(int index, int[] params, List<Tensor> grads, Comm comm) {
+        private Bucket(int index, int[] params, List<Tensor> grads, Comm comm, long stream) {
             this.index = index;
             this.params = params;
             this.grads = grads;
             this.comm = comm;
+            this.stream = stream;
         }
 
         /**
@@ -84,6 +86,16 @@ public final class Ddp extends NativeObject {
          */
         public Comm comm() {
             return comm;
+        }
+
+        /**
+         * Of gradients on a device: the stream on which they are written and must be reduced, with {@code
+         * bucket.comm().onStream(bucket.stream())} and kernels on that stream.
+         *
+         * @return the address of a CUDA stream; 0 on the CPU
+         */
+        public long stream() {
+            return stream;
         }
     }
 
@@ -164,7 +176,7 @@ public final class Ddp extends NativeObject {
         }
 
         /** Called on a thread of the library; must not throw. */
-        int reduce(int bucket, long[] params, long comm) {
+        int reduce(int bucket, long[] params, long comm, long stream) {
             try {
                 final Ddp ddp = model.get();
                 if (ddp == null) {
@@ -178,7 +190,7 @@ public final class Ddp extends NativeObject {
                 }
                 final Comm ranks = Comm.ofHook(comm);
                 try {
-                    hook.reduce(new Bucket(bucket, indices, List.copyOf(grads), ranks));
+                    hook.reduce(new Bucket(bucket, indices, List.copyOf(grads), ranks, stream));
                 } finally {
                     ranks.close();
                 }
@@ -210,7 +222,8 @@ public final class Ddp extends NativeObject {
      * rank the values of rank 0. Collective.
      *
      * @param comm the ranks; in exclusive use during the call
-     * @param params contiguous, floating-point; their memory is kept reachable until this object is closed
+     * @param params contiguous, floating-point, all on the CPU or all on the communicator's CUDA device (see {@link
+     *     #setStream}); their memory is kept reachable until this object is closed
      * @return the DDP object
      * @throws TesseraMismatchException if the ranks' parameters differ; the message names the first difference
      */
@@ -321,7 +334,7 @@ public final class Ddp extends NativeObject {
      * The gradient of a parameter, like {@link #grad}.
      *
      * @param index 0 to size - 1
-     * @return of the parameter's dtype and shape
+     * @return of the parameter's dtype and shape, on its device
      */
     public Tensor gradTensor(int index) {
         return ref.call(h -> {
@@ -337,7 +350,9 @@ public final class Ddp extends NativeObject {
     // Of memory of this object.
     private Tensor viewOf(long[] descriptor) {
         final Tensor bare = Tensor.overNative(descriptor, null);
-        final Views.View view = new Views.View(ref, bare.address(), bare.sizeBytes());
+        // Memory of a device has no byte buffer.
+        final long size = bare.device().equals(Device.cpu()) ? bare.sizeBytes() : 0;
+        final Views.View view = new Views.View(ref, bare.address(), size);
         return Tensor.overNative(descriptor, view.owner());
     }
 
@@ -382,6 +397,20 @@ public final class Ddp extends NativeObject {
             }
             throw error;
         }
+    }
+
+    /**
+     * Name the CUDA stream on which the trainer writes gradients and uses the reduced ones. For parameters on a device
+     * everything is in its order: a gradient that is marked ready is what this stream has written by then, and what it gets
+     * after {@link #await} sees the reduced gradients. No call of a step waits for the device.
+     *
+     * @param stream address of a stream of the parameters' device ({@code cudaStream_t}), which must exist until another one
+     *     is set; 0, as at first, is its default stream. A new one goes on after what the model did on the former one
+     * @throws TesseraInvalidArgumentException if it is of another device, or the parameters are on the CPU
+     * @throws TesseraInvalidStateException in the middle of a step
+     */
+    public void setStream(long stream) {
+        ref.runExclusive(h -> Native.ddpSetStream(h, stream));
     }
 
     /**

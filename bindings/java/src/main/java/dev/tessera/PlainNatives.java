@@ -81,6 +81,7 @@ abstract class PlainNatives {
     static native void ddpReady(long ddp, long index);
     static native void ddpReadyAll(long ddp);
     static native void ddpWait(long ddp);
+    static native void ddpSetStream(long ddp, long stream);
     static native void ddpSetSync(long ddp, boolean sync);
     static native boolean ddpUsed(long ddp, long index);
     static native long ddpBucketCount(long ddp);

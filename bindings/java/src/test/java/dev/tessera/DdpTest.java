@@ -200,6 +200,16 @@ class DdpTest {
     }
 
     @Test
+    void theCpuHasNoStreams() throws Exception {
+        Ranks.run(1, comm -> {
+            try (Ddp ddp = Ddp.create(comm, params(1))) {
+                ddp.setStream(0);
+                assertThrows(TesseraInvalidArgumentException.class, () -> ddp.setStream(1));
+            }
+        });
+    }
+
+    @Test
     void unusedParametersAreFoundAndStaticGraphsKept() throws Exception {
         Ranks.run(2, comm -> {
             try (Ddp ddp = Ddp.create(comm, params(1), new DdpOptions().findUnused(true))) {
