@@ -139,6 +139,10 @@ tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_l
     });
 }
 
+tsr_status tsr_state_set_stream(tsr_state* state, int32_t cuda_device, void* stream) {
+    return guard([&] { object_of(state, "state")->set_stream({DeviceType::cuda, cuda_device}, stream); });
+}
+
 tsr_status tsr_state_add_ddp(tsr_state* state, const char* prefix, tsr_ddp* ddp) {
     return guard([&] {
         State& to = *object_of(state, "state");

@@ -37,18 +37,18 @@ def run_job(command: list[str], **variables: str) -> subprocess.CompletedProcess
     return subprocess.run(whole, capture_output=True, text=True, timeout=patience(120), env=environment, check=False)
 
 
-def test_one_job_of_four_languages_on_four_devices(programs: dict[str, list[str]]) -> None:
+def test_one_job_of_four_languages_on_four_devices(programs: dict[str, list[str]], tmp_path: Path) -> None:
     command = []
     for i, language in enumerate(LANGUAGES):
         command += ([":"] if i else []) + ["-n", "1", *programs[language]]
-    done = run_job(command)
+    done = run_job(command, CHECKPOINTS=str(tmp_path / "checkpoints"))
     assert done.returncode == 0, done.stdout + done.stderr
     for rank, language in enumerate(LANGUAGES):
         assert f"rank {rank}: {language} is well" in done.stdout
 
 
-def test_a_hook_of_ddp_reduces_on_the_stream_of_its_bucket(programs: dict[str, list[str]]) -> None:
-    done = run_job(["-n", "3", *programs["python"], "hook"])
+def test_a_hook_of_ddp_reduces_on_the_stream_of_its_bucket(programs: dict[str, list[str]], tmp_path: Path) -> None:
+    done = run_job(["-n", "3", *programs["python"], "hook"], CHECKPOINTS=str(tmp_path / "checkpoints"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -623,6 +623,7 @@ cdef extern from "tessera/state.h" nogil:
     tsr_status tsr_state_create(tsr_state **out)
     tsr_status tsr_state_add_tensor(tsr_state *state, const char *name, const tsr_tensor *tensor)
     tsr_status tsr_state_add_sharded(tsr_state *state, const char *name, const tsr_layout *layout, tsr_dtype dtype, const tsr_tensor *pieces, int32_t rank)
+    tsr_status tsr_state_set_stream(tsr_state *state, int32_t cuda_device, void *stream)
     tsr_status tsr_state_add_ddp(tsr_state *state, const char *prefix, tsr_ddp *ddp)
     tsr_status tsr_state_add_fsdp(tsr_state *state, const char *prefix, tsr_fsdp *fsdp)
     tsr_status tsr_state_add_tp(tsr_state *state, const char *prefix, tsr_tp *tp)

@@ -42,6 +42,11 @@ def state_add_sharded(State state not None, object name, Layout layout not None,
     state.keep.extend(pieces)  # the library has copied the array itself
 
 
+def state_set_stream(State state not None, object device, size_t stream):
+    cdef Lease lease = use(state)
+    check(tsr_state_set_stream(<tsr_state *>lease.ptr, int32(device, "device"), <void *>stream))
+
+
 def state_add_ddp(State state not None, object prefix, DDP ddp not None):
     cdef Lease lease = use(state)
     cdef Lease ddp_lease = use(ddp)

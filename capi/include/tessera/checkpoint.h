@@ -116,7 +116,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, t
 
 /** Copy the state, return, and save the copy in the background. When the call returns, everything is staged and the
  *  trainer may change it. With copy_on_demand, only the optimizer may change what it owns until tsr_work_staged reports
- *  that this is staged too. The save is durable when `work` is done. The option when_busy determines what happens while
+ *  that this is staged too. Tensors on CUDA devices are copied after the call: what their stream (tsr_state_set_stream)
+ *  gets from then on waits for that on the device. The save is durable when `work` is done. The option when_busy determines what happens while
  *  another save is in flight. If an earlier save failed and no call on the saver has returned its error yet, this call
  *  returns that error and saves nothing. Waiting for the earlier save's work does not count as returning its error, so
  *  all ranks do the same.
@@ -321,7 +322,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_tensor(const tsr_checkpoint *chec
 /** Read one full tensor, whichever ranks wrote it, and check its checksums.
  *  @param checkpoint  borrowed for the call
  *  @param name        borrowed for the call
- *  @param tensor      contiguous, on the CPU, with the tensor's dtype and shape; borrowed for the call
+ *  @param tensor      contiguous, with the tensor's dtype and shape, on the CPU or on a CUDA device, where it is
+ *                     overwritten after what the default stream has; borrowed for the call
  *  @return TSR_OK, NOT_FOUND, MISMATCH (dtype or shape), CORRUPT, UNSUPPORTED (PyTorch formats: a dtype or kind of
  *          tensor that cannot be read), IO, INVALID_ARGUMENT, INVALID_STATE, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */

@@ -17,8 +17,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_create(tsr_state **out);
 /** Add a tensor that every rank holds in full, with the same content.
  *  @param state   borrowed for the call
  *  @param name    UTF-8, not empty, at most 1 KiB, unique in the state; a "module." or "_orig_mod." part is stripped
- *  @param tensor  contiguous, on the CPU; its memory is borrowed until destroy
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @param tensor  contiguous, on the CPU or a CUDA device; its memory is borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, UNSUPPORTED (on a device, but CUDA cannot be used), CUDA
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_tensor(tsr_state *state, const char *name, const tsr_tensor *tensor);
 
@@ -28,12 +28,24 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_tensor(tsr_state *state, const cha
  *  @param layout  borrowed for the call (copied); its world size is the saver's
  *  @param dtype   of the global tensor
  *  @param pieces  contiguous tensors, one per box that the layout gives this rank, with the boxes' sizes; memory
- *                 borrowed until destroy; NULL if there are none
+ *                 borrowed until destroy; NULL if there are none. On the CPU or all on one CUDA device
  *  @param rank    this rank
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, UNSUPPORTED (on a device, but CUDA cannot be used, or on several), CUDA
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_sharded(tsr_state *state, const char *name, const tsr_layout *layout,
                                                       tsr_dtype dtype, const tsr_tensor *pieces, int32_t rank);
+
+/** Set the stream on which the program makes and uses the state's tensors of a CUDA device. A save reads them after what
+ *  that stream has when it is called, a load overwrites them after it. What the stream gets after a background save was
+ *  called waits, on the device, until the tensors are copied. A load returns when the values are there, for any stream.
+ *  @param state        borrowed for the call
+ *  @param cuda_device  the device's number
+ *  @param stream       a CUstream or cudaStream_t of that device, borrowed until destroy or the next call; NULL: the
+ *                      device's default stream, as without this call
+ *  @return TSR_OK, INVALID_ARGUMENT (there is no such device, or the stream is of another), INVALID_STATE, UNSUPPORTED
+ *          (CUDA cannot be used), CUDA
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_set_stream(tsr_state *state, int32_t cuda_device, void *stream);
 
 /** Add a DDP model's parameters as `<prefix>.<parameter>`.
  *  @param state   borrowed for the call

@@ -56,11 +56,12 @@ class ArchiveExport final : public ExportWriter {
             if (memory.size() < static_cast<size_t>(bytes)) memory = AlignedBuffer(static_cast<size_t>(bytes));
             read_batch(source_, selection_.entries, parts, memory.data());
             const std::span<const std::byte> data = memory.first(static_cast<size_t>(bytes));
+            const ByteRuns::Part whole{data};
             std::vector<CrcPlace> places;
             for (const BatchPart& part : parts) {
                 places.push_back({part.begin, part.begin + TypedBox{part.box, boxes_[part.index].dtype}.size_bytes()});
             }
-            const auto crcs = crcs_of(ByteRuns(std::span(&data, 1)), places, checksum_threads);
+            const auto crcs = crcs_of(ByteRuns(std::span(&whole, 1)), places, checksum_threads);
             int64_t end = 0;
             for (size_t i = 0; i < parts.size(); ++i) {
                 const int64_t begin = begin_of(parts[i]);

@@ -9,6 +9,7 @@
 
 #include "checkpoint/io/progress.hpp"
 #include "checkpoint/model/manifest.hpp"
+#include "device/copy_streams.hpp"
 #include "tensor/layout.hpp"
 
 namespace tsr {
@@ -25,6 +26,8 @@ struct Wanted {
     const Box* box = nullptr;
     DType dtype = DType::f32;
     std::byte* memory = nullptr;
+    Device device{};           // of the memory
+    CopyStream* on = nullptr;  // its copies; nullptr: of the host
 };
 
 struct ReadOptions {

@@ -29,6 +29,7 @@ struct SaveContent {
     const std::string& save_id;
     const std::string& directory;  // the save's path
     int rank = 0;
+    CopyStreams* copies = nullptr;  // for pieces on devices
 };
 
 // Writes one save. The methods are called in this order, by one thread at a time.

@@ -22,16 +22,16 @@ void set_block_crcs(std::vector<uint32_t>& crcs, int64_t at, std::span<const std
 std::vector<uint32_t> block_crcs(const ChunkSource& stream, int threads) {
     std::vector<uint32_t> crcs(static_cast<size_t>(round_up(stream.size(), block_bytes) / block_bytes));
     const auto chunks = static_cast<size_t>(round_up(stream.size(), chunk_bytes) / chunk_bytes);
-    std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
+    std::vector<std::shared_ptr<std::byte>> buffers(static_cast<size_t>(std::max(threads, 1)));
     run_parallel(chunks, threads, [&](size_t chunk, int worker) {
         const int64_t begin = static_cast<int64_t>(chunk) * chunk_bytes;
         const int64_t end = std::min(begin + chunk_bytes, stream.size());
         const std::byte* data = stream.contiguous(begin, end);
         if (data == nullptr) {
-            AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
-            if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(chunk_bytes));
-            stream.copy(begin, end, buffer.data());
-            data = buffer.data();
+            std::shared_ptr<std::byte>& buffer = buffers[static_cast<size_t>(worker)];
+            if (buffer == nullptr) buffer = stream.buffer();
+            stream.copy(begin, end, buffer.get());
+            data = buffer.get();
         }
         set_block_crcs(crcs, begin, std::span(data, static_cast<size_t>(end - begin)));
     });

@@ -20,6 +20,11 @@ bool is_aligned(const std::byte* memory) {
 
 }  // namespace
 
+std::shared_ptr<std::byte> ChunkSource::buffer() const {
+    const auto memory = std::make_shared<AlignedBuffer>(static_cast<size_t>(chunk_bytes));
+    return {memory, memory->data()};
+}
+
 std::unique_ptr<File> create_reserved(FileSystem& files, const std::string& path, int64_t size) {
     auto file = open_file(files, path, OpenMode::create_direct);
     // Reserving also keeps direct writes from extending the file each time.
@@ -31,7 +36,7 @@ void write_stream(File& file, const std::string& path, int64_t data_begin, const
                   const WriteOptions& options,
                   const std::function<void(int64_t at, std::span<const std::byte> chunk)>& seen) {
     const auto chunks = static_cast<size_t>(round_up(stream.size(), chunk_bytes) / chunk_bytes);
-    std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
+    std::vector<std::shared_ptr<std::byte>> buffers(static_cast<size_t>(std::max(options.threads, 1)));
     const auto write_chunk = [&](size_t chunk, int worker) {
         const int64_t begin = static_cast<int64_t>(chunk) * chunk_bytes;
         const int64_t end = std::min(begin + chunk_bytes, stream.size());
@@ -40,14 +45,11 @@ void write_stream(File& file, const std::string& path, int64_t data_begin, const
         const bool as_it_stands =
             data != nullptr && (!file.is_direct() || (is_aligned(data) && written == end - begin));
         if (!as_it_stands) {
-            AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
-            if (buffer.size() == 0) {
-                const int64_t largest = std::min(chunk_bytes, round_up(stream.size(), direct_alignment));
-                buffer = AlignedBuffer(static_cast<size_t>(largest));
-            }
-            stream.copy(begin, end, buffer.data());
-            std::memset(buffer.data() + (end - begin), 0, static_cast<size_t>(written - (end - begin)));
-            data = buffer.data();
+            std::shared_ptr<std::byte>& buffer = buffers[static_cast<size_t>(worker)];
+            if (buffer == nullptr) buffer = stream.buffer();
+            stream.copy(begin, end, buffer.get());
+            std::memset(buffer.get() + (end - begin), 0, static_cast<size_t>(written - (end - begin)));
+            data = buffer.get();
         }
         if (seen) seen(begin, std::span(data, static_cast<size_t>(end - begin)));
         if (options.pace != nullptr) options.pace->spend(written);

@@ -1,5 +1,5 @@
 // Streams data into a file: a few threads write chunks of 4 MiB, directly from the tensor's memory if memory and file
-// offset are aligned, otherwise through a buffer per thread. Memory: one chunk per thread, whatever the file's size.
+// offset are aligned, otherwise (also from devices) through a buffer per thread. Memory: one chunk per thread, whatever the file's size.
 #pragma once
 
 #include <functional>
@@ -25,6 +25,8 @@ class ChunkSource {
     // The memory of [begin, end), a part of one chunk, if it is contiguous; otherwise nullptr. May wait for the data.
     [[nodiscard]] virtual const std::byte* contiguous(int64_t begin, int64_t end) const = 0;
     virtual void copy(int64_t begin, int64_t end, std::byte* to) const = 0;
+    // Memory for a chunk, aligned to 4096 bytes, to which copy() is fast.
+    [[nodiscard]] virtual std::shared_ptr<std::byte> buffer() const;
     // Called when the chunk at `begin` is on its way to disk and its memory is no longer needed.
     virtual void written(int64_t /*begin*/) const {}
 };

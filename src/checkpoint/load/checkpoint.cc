@@ -141,20 +141,18 @@ void Checkpoint::throw_unreadable(std::string_view name) const {
 void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptions& options) const {
     const SavedTensor* saved = manifest_.find(name);
     if (saved == nullptr) throw_unreadable(name);
-    if (into.device.type != DeviceType::cpu) {
-        throw Error(Code::invalid_argument, fmt::format("the tensor for '{}' is not on the CPU", name));
-    }
     if (saved->shape != into.shape || saved->dtype != into.dtype) {
         throw Error(Code::mismatch,
                     fmt::format("tensor '{}' of {} is {} {}, got {} {}", name, path_, name_of(saved->dtype),
                                 saved->shape.str(), name_of(into.dtype), into.shape.str()));
     }
-    const ReadPart whole{name, Box::whole(saved->shape), into.data};
+    const ReadPart whole{name, Box::whole(saved->shape), into.data, into.device};
     read(std::span(&whole, 1), options);
 }
 
 void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& options) const {
     std::vector<Wanted> wanted;
+    CopyStreams copies(options.timeout);
     for (const ReadPart& part : parts) {
         const SavedTensor* saved = manifest_.find(part.name);
         if (saved == nullptr) throw_unreadable(part.name);
@@ -162,7 +160,13 @@ void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& option
             throw Error(Code::invalid_argument, fmt::format("{} is not a part of tensor '{}' of shape {}",
                                                             part.box.str(), part.name, saved->shape.str()));
         }
-        wanted.push_back({&manifest_.saved_name(part.name), saved, &part.box, saved->dtype, part.memory});
+        CopyStream* const on = copies.of(part.device);
+        if (on != nullptr) {
+            if (!part.box.empty()) on->device().check_memory(part.memory);
+            on->follow(nullptr);
+        }
+        wanted.push_back(
+            {&manifest_.saved_name(part.name), saved, &part.box, saved->dtype, part.memory, part.device, on});
     }
     (void)contents_->read(wanted, {options.verify, options.threads, options.progress, nullptr});
 }
@@ -181,8 +185,11 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
 
 LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOptions& options) const {
     LoadPlan plan;
+    CopyStreams device_copies(options.timeout);
     const auto refused = attempt([&] {
         plan = plan_load(state, options);
+        state.follow(device_copies);
+        for (Wanted& one : plan.wanted) one.on = device_copies.of(one.device);
         state.check(plan.values, plan.sources_left_alone);
     });
     if (host != nullptr) {

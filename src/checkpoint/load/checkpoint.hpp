@@ -37,6 +37,7 @@ struct LoadOptions {
     // Data that several ranks of a host need is read once, if it has at least `least_shared_bytes` bytes.
     std::shared_ptr<Communicator> comm;
     int64_t least_shared_bytes = int64_t{8} << 20;
+    milliseconds timeout{600000};  // of each wait for a device
 };
 
 // How a load deviated from a strict one. Names are those of the state.
@@ -56,11 +57,12 @@ struct LoadReport {
     [[nodiscard]] Json json() const;
 };
 
-// Part `box` of the tensor or alias `name`, to be read into contiguous CPU memory of the saved dtype.
+// Part `box` of the tensor or alias `name`, to be read into contiguous memory of the saved dtype.
 struct ReadPart {
     std::string_view name;
     Box box;
     std::byte* memory = nullptr;
+    Device device{};  // of the memory
 };
 
 class Checkpoint {
@@ -82,7 +84,8 @@ class Checkpoint {
     // The id of its save; for formats without one, a text that is equal for equal copies.
     [[nodiscard]] std::string identity() const;
 
-    // One whole tensor into contiguous CPU memory of its dtype and shape.
+    // One whole tensor into contiguous memory of its dtype and shape, on the CPU or, after what its default stream has,
+    // on a device.
     void read(std::string_view name, const Tensor& into, const LoadOptions& options = {}) const;
     // Many parts at once: bytes of a file that several of them need are read once.
     void read(std::span<const ReadPart> parts, const LoadOptions& options = {}) const;

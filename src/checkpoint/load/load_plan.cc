@@ -128,7 +128,7 @@ class LoadPlanner {
             return;
         }
         for (size_t i = 0; i < kind.boxes.size(); ++i) {
-            plan_.wanted.push_back({&saved_name, &saved, &kind.boxes[i], kind.dtype, tensor.memory[i]});
+            plan_.wanted.push_back({&saved_name, &saved, &kind.boxes[i], kind.dtype, tensor.memory[i], tensor.device});
         }
     }
 

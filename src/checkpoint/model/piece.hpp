@@ -19,6 +19,7 @@ struct Piece {
     DType dtype = DType::f32;
     SharedBox box;
     const std::byte* data = nullptr;
+    Device device{};  // of the data
 
     [[nodiscard]] int64_t size_bytes() const { return box->numel() * static_cast<int64_t>(size_of(dtype)); }
 };

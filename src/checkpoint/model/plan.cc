@@ -274,7 +274,8 @@ class Planner {
     void write_piece(size_t file, const Placed& member, SharedBox box, const std::byte* data) {
         if (plan_.files.size() <= file) plan_.files.resize(file + 1);
         if (plan_.files[file].capacity() == 0 && file == 0) plan_.files[file].reserve(members_.size());
-        plan_.files[file].push_back({*member.entry->name, member.entry->tensor->kind->dtype, std::move(box), data});
+        const StateTensor& tensor = *member.entry->tensor;
+        plan_.files[file].push_back({*member.entry->name, tensor.kind->dtype, std::move(box), data, tensor.device});
     }
 
     void add_regular(const Placed& member) {

@@ -15,7 +15,8 @@ Runs::Runs(const Box& part, const FilePlace& file, const MemoryPlace& memory)
     : file_item_(static_cast<int64_t>(size_of(file.dtype))),
       memory_item_(static_cast<int64_t>(size_of(memory.dtype))),
       file_dtype_(file.dtype),
-      memory_dtype_(memory.dtype) {
+      memory_dtype_(memory.dtype),
+      on_(memory.on) {
     struct Dim {
         int64_t size;
         int64_t file_stride;
@@ -67,7 +68,70 @@ int64_t Runs::file_offset(int64_t run) const {
     return offset;
 }
 
-void Runs::scatter(int64_t begin, int64_t end, const std::byte* data) const {
+namespace {
+
+// Elements on their way to a device: collected in a slice, then copied, neighbours and rows at once.
+class Outgoing {
+   public:
+    explicit Outgoing(CopyStream& on) : on_(on), slice_(on.slice()) {}
+
+    // Room for up to `size` bytes that belong at `to`; sets `size` to what there is, a multiple of `item`.
+    std::byte* room(std::byte* to, size_t& size, size_t item) {
+        if (CopyStreams::slice_bytes - used_ < item) send();
+        size = std::min(size, (CopyStreams::slice_bytes - used_) / item * item);
+        std::byte* const at = slice_.get() + used_;
+        if (!parts_.empty() && parts_.back().to + parts_.back().size == to) {
+            parts_.back().size += size;
+        } else {
+            parts_.push_back({to, size});
+        }
+        used_ += size;
+        return at;
+    }
+
+    void send() {
+        const std::byte* from = slice_.get();
+        for (size_t i = 0; i < parts_.size();) {
+            const Part& first = parts_[i];
+            const size_t rows = count_of_rows(i);
+            const size_t stride = rows > 1 ? static_cast<size_t>(parts_[i + 1].to - first.to) : first.size;
+            on_.copy_rows({first.to, stride}, {from, first.size}, rows, first.size);
+            from += rows * first.size;
+            i += rows;
+        }
+        if (!parts_.empty()) on_.wait();
+        parts_.clear();
+        used_ = 0;
+    }
+
+   private:
+    struct Part {
+        std::byte* to;
+        size_t size;
+    };
+
+    // How many parts from `i` on have one size and one distance.
+    [[nodiscard]] size_t count_of_rows(size_t i) const {
+        size_t end = i + 1;
+        while (end < parts_.size() && parts_[end].size == parts_[i].size &&
+               parts_[end].to - parts_[end - 1].to == parts_[i + 1].to - parts_[i].to &&
+               parts_[end].to >= parts_[end - 1].to + parts_[i].size) {
+            ++end;
+        }
+        return end - i;
+    }
+
+    CopyStream& on_;
+    const std::shared_ptr<std::byte> slice_;
+    size_t used_ = 0;
+    std::vector<Part> parts_;
+};
+
+}  // namespace
+
+// Calls visit(from, to, bytes in the file) for each part of a run.
+template <class Visit>
+void Runs::for_each_part(int64_t begin, int64_t end, const std::byte* data, Visit&& visit) const {
     // The first run that ends after `begin`.
     int64_t low = 0;
     int64_t high = count_;
@@ -94,11 +158,7 @@ void Runs::scatter(int64_t begin, int64_t end, const std::byte* data) const {
         const int64_t from = std::max(offset, begin);
         const int64_t bytes = std::min(offset + run_bytes_, end) - from;
         std::byte* to = memory + (from - offset) / file_item_ * memory_item_;
-        if (converts()) {
-            convert(data + (from - begin), file_dtype_, to, memory_dtype_, bytes / file_item_);
-        } else {
-            std::memcpy(to, data + (from - begin), static_cast<size_t>(bytes));
-        }
+        visit(data + (from - begin), to, bytes);
         for (size_t d = 0; d < outer_.size(); ++d) {
             const Outer& outer = outer_[d];
             offset += outer.file_stride;
@@ -109,6 +169,38 @@ void Runs::scatter(int64_t begin, int64_t end, const std::byte* data) const {
             memory -= outer.size * outer.memory_stride;
         }
     }
+}
+
+void Runs::move(const std::byte* from, std::byte* to, int64_t elements) const {
+    if (memory_dtype_ != file_dtype_) {
+        convert(from, file_dtype_, to, memory_dtype_, elements);
+    } else {
+        std::memcpy(to, from, static_cast<size_t>(elements * file_item_));
+    }
+}
+
+void Runs::scatter(int64_t begin, int64_t end, const std::byte* data) const {
+    if (on_ != nullptr) [[unlikely]]
+        return scatter_to_device(begin, end, data);
+    for_each_part(begin, end, data,
+                  [&](const std::byte* from, std::byte* to, int64_t bytes) { move(from, to, bytes / file_item_); });
+}
+
+void Runs::scatter_to_device(int64_t begin, int64_t end, const std::byte* data) const {
+    Outgoing outgoing(*on_);
+    for_each_part(begin, end, data, [&](const std::byte* from, std::byte* to, int64_t bytes) {
+        auto left = static_cast<size_t>(bytes / file_item_ * memory_item_);
+        while (left > 0) {
+            size_t size = left;
+            std::byte* const at = outgoing.room(to, size, static_cast<size_t>(memory_item_));
+            const auto elements = static_cast<int64_t>(size) / memory_item_;
+            move(from, at, elements);
+            from += elements * file_item_;
+            to += size;
+            left -= size;
+        }
+    });
+    outgoing.send();
 }
 
 }  // namespace tsr

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "device/copy_streams.hpp"
 #include "tensor/layout.hpp"
 
 namespace tsr {
@@ -22,6 +23,7 @@ struct MemoryPlace {
     const Box* box = nullptr;  // row-major
     DType dtype = DType::f32;  // may be another floating-point type than the file's; then elements are converted
     std::byte* data = nullptr;
+    CopyStream* on = nullptr;  // the device of the memory; nullptr: the host
 };
 
 class Runs {
@@ -30,16 +32,21 @@ class Runs {
     Runs(const Box& part, const FilePlace& file, const MemoryPlace& memory);
 
     [[nodiscard]] int64_t count() const { return count_; }
-    [[nodiscard]] bool converts() const { return memory_dtype_ != file_dtype_; }
+    // Whether the bytes of the file may be read straight to memory().
+    [[nodiscard]] bool is_plain() const { return count_ == 1 && memory_dtype_ == file_dtype_ && on_ == nullptr; }
     [[nodiscard]] int64_t begin() const { return file_begin_; }  // bytes in the file
     [[nodiscard]] int64_t end() const { return file_end_; }
     [[nodiscard]] std::byte* memory() const { return memory_begin_; }  // of the first run
 
     // Copies the wanted elements among the file's bytes [begin, end), which are at `data`. No element straddles
-    // `begin`.
+    // `begin`. Returns when they are there, also on a device.
     void scatter(int64_t begin, int64_t end, const std::byte* data) const;
 
    private:
+    template <class Visit>
+    void for_each_part(int64_t begin, int64_t end, const std::byte* data, Visit&& visit) const;
+    void move(const std::byte* from, std::byte* to, int64_t elements) const;
+    void scatter_to_device(int64_t begin, int64_t end, const std::byte* data) const;
     struct Outer {
         int64_t size;
         int64_t file_stride;  // bytes
@@ -57,6 +64,7 @@ class Runs {
     int64_t memory_item_ = 1;
     DType file_dtype_;
     DType memory_dtype_;
+    CopyStream* on_ = nullptr;
 };
 
 }  // namespace tsr

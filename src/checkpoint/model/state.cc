@@ -65,6 +65,7 @@ void State::insert(std::string_view name, StateTensor tensor) {
                         key));
     }
     refuse_if_taken(key);
+    note_device(tensor.device);
     tensors_.emplace_hint(tensors_.end(), std::move(key), std::move(tensor));  // names mostly come in order
     version_ = nullptr;
 }
@@ -88,12 +89,38 @@ std::shared_ptr<const void> State::tensors_version() const {
 
 namespace {
 
+// Throws unless the tensor lies where it says.
 void check_device(std::string_view name, const Tensor& tensor) {
     if (tensor.device.type == DeviceType::cpu) return;
-    throw Error(Code::invalid_argument, fmt::format("tensor '{}' is not on the CPU", registered_name(name)));
+    DeviceApi& device = device_api(tensor.device);
+    if (tensor.data == nullptr) return;  // without elements
+    try {
+        device.check_memory(tensor.data);
+    } catch (const Error& error) {
+        if (error.code() != Code::invalid_argument) throw;
+        throw Error(Code::invalid_argument, fmt::format("tensor '{}' {}", registered_name(name), error.what()));
+    }
 }
 
 }  // namespace
+
+void State::note_device(Device device) {
+    if (device.type == DeviceType::cpu) return;
+    if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) devices_.push_back(device);
+}
+
+void State::set_stream(Device device, StreamHandle stream) {
+    const Reentry once = enter();
+    device_api(device).check_stream(stream);
+    streams_[device.index] = stream;
+}
+
+void State::follow(CopyStreams& copies) const {
+    for (const Device device : devices_) {
+        const auto stream = streams_.find(device.index);
+        copies.of(device)->follow(stream == streams_.end() ? nullptr : stream->second);
+    }
+}
 
 std::shared_ptr<const TensorKind> State::shared_kind(TensorKind kind) {
     const auto make = [&] {
@@ -116,11 +143,14 @@ std::shared_ptr<const TensorKind> State::shared_kind(TensorKind kind) {
 
 void State::add_tensor(std::string_view name, const Tensor& tensor) {
     check_device(name, tensor);
-    insert(name, {shared_kind({tensor.dtype, tensor.shape, {}, -1, {}, {}}), {tensor.data}, nullptr});
+    insert(name, {shared_kind({tensor.dtype, tensor.shape, {}, -1, {}, {}}), {tensor.data}, nullptr, tensor.device});
 }
 
 void State::add_shared(std::string_view name, const Tensor& tensor, std::shared_ptr<SharedCopy> copy) {
-    check_device(name, tensor);
+    if (tensor.device.type != DeviceType::cpu) {
+        throw Error(Code::unsupported,
+                    fmt::format("tensor '{}', which ranks of a host share, is not on the CPU", registered_name(name)));
+    }
     Box rows = Box::whole(tensor.shape);
     if (tensor.shape.ndim() > 0) {
         const Rows own = own_rows(tensor.shape[0], *copy);
@@ -162,6 +192,10 @@ void State::add_sharded(std::string_view name, const Layout& layout, DType dtype
                             name_of(pieces[i].dtype), pieces[i].shape.str(), rank, boxes[i].str(), name_of(dtype)));
         }
         check_device(name, pieces[i]);
+        if (i > 0 && pieces[i].device != entry.device) {
+            throw Error(Code::unsupported, fmt::format("the pieces of tensor '{}' are on different devices", name));
+        }
+        entry.device = pieces[i].device;
         entry.memory.push_back(pieces[i].data);
     }
     insert(name, std::move(entry));
@@ -217,10 +251,12 @@ void State::add_all(State&& part) {
     kept_.reserve(kept_.size() + part.kept_.size());
     barriers_.reserve(barriers_.size() + part.barriers_.size());
     gates_.reserve(gates_.size() + part.gates_.size());
+    devices_.reserve(devices_.size() + part.devices_.size());
     // Nothing throws from here on.
     tensors_.merge(part.tensors_);
     same_.merge(part.same_);
     updates_.merge(part.updates_);
+    for (const Device device : part.devices_) note_device(device);
     version_ = nullptr;
     part.version_ = nullptr;
     std::move(part.sources_.begin(), part.sources_.end(), std::back_inserter(sources_));

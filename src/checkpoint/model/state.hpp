@@ -1,6 +1,6 @@
 // What a checkpoint saves and loads in place: named tensors (whole, or this rank's pieces of a layout), named typed
-// values, metrics, and sources that own further values. Borrows the tensors' memory and never copies it. Not
-// thread-safe; a save or load uses it only during the call. A source must not call the state that it belongs to
+// values, metrics, and sources that own further values. Borrows the tensors' memory, of the host or of devices, and never
+// copies it. Not thread-safe; a save or load uses it only during the call. A source must not call the state that it belongs to
 // (INVALID_STATE).
 #pragma once
 
@@ -19,6 +19,7 @@
 #include "base/reentry.hpp"
 #include "checkpoint/model/state_source.hpp"
 #include "checkpoint/model/value.hpp"
+#include "device/copy_streams.hpp"
 #include "tensor/layout.hpp"
 #include "tensor/shared_copy.hpp"
 #include "tensor/write_barrier.hpp"
@@ -41,8 +42,9 @@ struct StateTensor {
     std::shared_ptr<const TensorKind> kind;
     std::vector<std::byte*> memory;      // of each box, contiguous
     std::shared_ptr<SharedCopy> shared;  // the shared memory it lies in, if ranks of a host share it
+    Device device{};                     // of the memory
 
-    [[nodiscard]] Tensor piece(size_t box) const { return {memory[box], kind->boxes[box].sizes, kind->dtype, {}}; }
+    [[nodiscard]] Tensor piece(size_t box) const { return {memory[box], kind->boxes[box].sizes, kind->dtype, device}; }
 };
 
 class State {
@@ -79,6 +81,12 @@ class State {
     // The barrier of a writer of some of the tensors' memory, such as an optimizer: a save may copy that memory late.
     void add_barrier(std::shared_ptr<WriteBarrier> barrier) { barriers_.push_back(std::move(barrier)); }
 
+    // The stream on which the program makes and uses the tensors of a device; else it is the device's default stream.
+    void set_stream(Device device, StreamHandle stream);
+    // The copies of each device that has a tensor wait for what the program's stream there has now.
+    void follow(CopyStreams& copies) const;
+    [[nodiscard]] bool has_devices() const { return !devices_.empty(); }
+
     // Called before a load writes anything; throws if the tensors must not be written now.
     void add_gate(std::function<void()> gate) { gates_.push_back(std::move(gate)); }
 
@@ -108,6 +116,7 @@ class State {
     // Creates the kind or finds an equal one; `kind` has no boxes yet.
     [[nodiscard]] std::shared_ptr<const TensorKind> shared_kind(TensorKind kind);
     void insert(std::string_view name, StateTensor tensor);
+    void note_device(Device device);
     void refuse_if_taken(const std::string& tensor) const;
     void refuse_if_taken(const StateSource& source) const;
     [[nodiscard]] const StateSource* source_of(std::string_view name) const;
@@ -125,6 +134,8 @@ class State {
     std::vector<std::shared_ptr<const void>> kept_;
     std::vector<std::shared_ptr<WriteBarrier>> barriers_;
     std::vector<std::function<void()>> gates_;
+    std::vector<Device> devices_;          // of the tensors that are not on the CPU, each once
+    std::map<int, StreamHandle> streams_;  // that were set, by the devices' numbers
 };
 
 // Throws INVALID_ARGUMENT unless `name` is UTF-8 of 1 to max_name_bytes bytes without control characters.

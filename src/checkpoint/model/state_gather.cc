@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/attempt.hpp"
+#include "checkpoint/io/file_system.hpp"
 #include "checkpoint/model/runs.hpp"
 #include "comm/fingerprint.hpp"
 
@@ -40,6 +41,29 @@ void check_memory(const Tensor& memory, const TensorKind& kind, std::string_view
                             kind.shape.str(), name_of(memory.dtype), memory.shape.str()));
 }
 
+// A tensor's boxes, copied if they are on a device.
+struct OnHost {
+    std::vector<const std::byte*> memory;
+    std::vector<AlignedBuffer> copies;
+};
+
+OnHost on_host(const State& state, const StateTensor& tensor, milliseconds timeout) {
+    OnHost host{{tensor.memory.begin(), tensor.memory.end()}, {}};
+    if (tensor.device.type == DeviceType::cpu) return host;
+    CopyStreams copies(timeout);
+    state.follow(copies);
+    CopyStream& on = *copies.of(tensor.device);
+    for (size_t i = 0; i < tensor.memory.size(); ++i) {
+        const size_t size = tensor.piece(i).size_bytes();
+        if (size == 0) continue;
+        const AlignedBuffer& copy = host.copies.emplace_back(size);
+        on.copy(copy.data(), tensor.memory[i], size);
+        host.memory[i] = copy.data();
+    }
+    on.wait();
+    return host;
+}
+
 // The boxes of a tensor for which this is the lowest rank that holds them, by their index among its own.
 struct Sender {
     int rank = 0;
@@ -71,11 +95,13 @@ void gather_tensor(Communicator& comm, const State& state, std::string_view name
     const StateTensor* tensor = nullptr;
     const bool wanted = root == -1 || root == comm.rank();
     Tensor out;
+    OnHost own;
     const auto wrong = attempt([&] {
         tensor = &found(state, name);
         check(comm, *tensor->kind, name, root);
         if (wanted) out = whole();
         if (wanted) check_memory(out, *tensor->kind, name);
+        own = on_host(state, *tensor, comm.options().timeout);
     });
     std::vector<std::string> lines{fmt::format("tensor '{}', on rank {}", name, root)};
     if (wrong) {
@@ -92,7 +118,7 @@ void gather_tensor(Communicator& comm, const State& state, std::string_view name
 
     const TensorKind& kind = *tensor->kind;
     if (!kind.layout) {
-        if (wanted && out.size_bytes() > 0) std::memcpy(out.data, tensor->memory[0], out.size_bytes());
+        if (wanted && out.size_bytes() > 0) std::memcpy(out.data, own.memory[0], out.size_bytes());
         return;
     }
     const Box all = Box::whole(kind.shape);
@@ -106,7 +132,7 @@ void gather_tensor(Communicator& comm, const State& state, std::string_view name
             std::byte* at = memory.data();
             for (const auto& [number, box] : sender.boxes) {
                 const auto size = static_cast<size_t>(box.numel() * item);
-                std::memcpy(at, tensor->memory[number], size);
+                std::memcpy(at, own.memory[number], size);
                 at += size;
             }
         }

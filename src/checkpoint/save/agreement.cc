@@ -31,7 +31,7 @@ std::string common_text(const Digest& tensors, const State& state, const Values&
 }  // namespace
 
 void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, CheckReplicas check,
-                    PlanCache& plans, SaveJob& job, const State& state) {
+                    PlanCache& plans, SaveJob& job, const State& state, CopyStreams& copies) {
     Values values;
     auto error = attempt([&] { values = state.collect(); });
     struct Ballot {
@@ -96,7 +96,7 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
     }
     if (check == CheckReplicas::yes) {
         const Aliases none;
-        const auto differ = compare_replicas(peers, state, values, same_aliases ? planned->aliases : none);
+        const auto differ = compare_replicas(peers, state, values, same_aliases ? planned->aliases : none, copies);
         if (differ) throw Error(differ->with_operation("save"));
     }
     job.save_id.assign(records[0].save_id.begin(), records[0].save_id.end());

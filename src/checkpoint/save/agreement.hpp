@@ -46,6 +46,6 @@ struct SaveJob {
 // Collective. Fills `job`, whose step and metrics are set. Throws the same error on every rank if they do not agree. A
 // later failure of one rank is kept in job.error for the next vote, which the other ranks already expect.
 void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, CheckReplicas check,
-                    PlanCache& plans, SaveJob& job, const State& state);
+                    PlanCache& plans, SaveJob& job, const State& state, CopyStreams& copies);
 
 }  // namespace tsr

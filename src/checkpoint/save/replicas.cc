@@ -53,8 +53,9 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 class Replicas {
    public:
-    Replicas(const State& state, const Values& values, const Aliases& aliases, int rank, int world_size)
-        : rank_(rank), world_size_(world_size) {
+    Replicas(const State& state, const Values& values, const Aliases& aliases, CopyStreams& copies, int rank,
+             int world_size)
+        : rank_(rank), world_size_(world_size), copies_(copies) {
         for (const auto& [name, tensor] : state.tensors()) {
             if (tensor.kind->shape.product() > 0 && !aliases.contains(name)) add(name, tensor);
         }
@@ -79,7 +80,7 @@ class Replicas {
         }
         run_parallel(tasks.size(), threads, [&](size_t task, int) {
             const size_t end = task + 1 < tasks.size() ? tasks[task + 1] : parts_.size();
-            for (size_t i = tasks[task]; i < end; ++i) parts_[i].crc = crc32c(parts_[i].bytes);
+            for (size_t i = tasks[task]; i < end; ++i) parts_[i].crc = crc_of(parts_[i]);
         });
         for (const Part& part : parts_) {
             uint32_t& crc = list_[part.of].crc;
@@ -158,6 +159,7 @@ class Replicas {
     struct Part {
         size_t of;  // number in list_
         std::span<const std::byte> bytes;
+        CopyStream* on = nullptr;  // the device that has them
         uint32_t crc = 0;
     };
 
@@ -198,9 +200,18 @@ class Replicas {
         std::span<const std::byte> rest(piece.data, piece.size_bytes());
         while (!rest.empty()) {
             const size_t size = std::min(rest.size(), task_bytes);
-            parts_.push_back({list_.size() - 1, rest.first(size)});
+            parts_.push_back({list_.size() - 1, rest.first(size), copies_.of(tensor.device)});
             rest = rest.subspan(size);
         }
+    }
+
+    [[nodiscard]] static uint32_t crc_of(const Part& part) {
+        static_assert(task_bytes <= CopyStreams::slice_bytes);
+        if (part.on == nullptr) return crc32c(part.bytes);
+        const auto slice = part.on->slice();
+        part.on->copy(slice.get(), part.bytes.data(), part.bytes.size());
+        part.on->wait();
+        return crc32c({slice.get(), part.bytes.size()});
     }
 
     [[nodiscard]] std::vector<Group> groups_of(const Replicated& one) const {
@@ -248,18 +259,21 @@ class Replicas {
 
     int rank_;
     int world_size_;
+    CopyStreams& copies_;
     std::vector<Replicated> list_;
     std::vector<Part> parts_;
 };
 
 }  // namespace
 
-std::optional<Error> compare_replicas(Peers& peers, const State& state, const Values& values, const Aliases& aliases) {
+std::optional<Error> compare_replicas(Peers& peers, const State& state, const Values& values, const Aliases& aliases,
+                                      CopyStreams& copies) {
     if (peers.world_size() == 1) return std::nullopt;
     std::optional<Replicas> replicas;
     uint64_t share = 0;
     const auto failed = attempt([&] {
-        replicas.emplace(state, values, aliases, peers.rank(), peers.world_size());
+        state.follow(copies);
+        replicas.emplace(state, values, aliases, copies, peers.rank(), peers.world_size());
         replicas->read();
         share = replicas->share();
     });

@@ -20,8 +20,8 @@ enum class CheckReplicas : int32_t { no, yes };
 // Collective, between ranks whose states have the same structure. Reads the parts that this rank shares with another on
 // a few threads and sends 8 bytes; only after a difference, one checksum per part. Returns the same error on every
 // rank: a MISMATCH that names the first tensor or value that differs and the ranks outside the majority, or the error
-// that stopped one rank. `aliases`, the same on every rank, are not read twice.
+// that stopped one rank. Tensors on devices are read through `copies`. `aliases`, the same on every rank, are not read twice.
 [[nodiscard]] std::optional<Error> compare_replicas(Peers& peers, const State& state, const Values& values,
-                                                    const Aliases& aliases);
+                                                    const Aliases& aliases, CopyStreams& copies);
 
 }  // namespace tsr

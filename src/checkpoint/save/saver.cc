@@ -37,7 +37,8 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
       files_(options_.files != nullptr ? *options_.files : posix_file_system()),
       root_(options_.files != nullptr ? std::move(root) : absolute(root)),
       comm_(private_comm(comm, options_, "saver")),
-      peers_(comm_) {
+      peers_(comm_),
+      copies_(options_.timeout) {
     auto error = attempt([&] {
         if (root_.empty()) throw Error(Code::invalid_argument, "the saver's root is empty");
         if (root_.find('\0') != std::string::npos || !is_utf8(root_)) {
@@ -297,12 +298,13 @@ bool Saver::should_stop(int64_t step, bool told) {
 }
 
 void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
-    agree_on_state(peers, root_, options_.plan, options_.check_replicas, plans_, job, state);
+    agree_on_state(peers, root_, options_.plan, options_.check_replicas, plans_, job, state, copies_);
     if (job.error) return;
     job.error = attempt([&] {
         for (const auto& copy : state.shared_copies()) copy->check_whole();
-        job.writer =
-            writer_of(options_.format, {*job.plan, job.aliases, job.values, job.save_id, job.directory, peers.rank()});
+        state.follow(copies_);
+        job.writer = writer_of(
+            options_.format, {*job.plan, job.aliases, job.values, job.save_id, job.directory, peers.rank(), &copies_});
         job.data = job.writer->lay_out(state);
         job.file_count = job.data.size();
         for (const ByteRuns& data : job.data) job.data_bytes += data.size();
@@ -444,6 +446,7 @@ int64_t Saver::resume(State& state) {
     load.progress = options_.progress;
     load.comm = comm_;
     load.least_shared_bytes = options_.least_shared_bytes;
+    load.timeout = options_.timeout;
     if (const auto failed = attempt([&] { (void)checkpoint->load(state, load); })) {
         throw not_resumed(*failed);
     }

@@ -117,6 +117,7 @@ class Saver {
     Peers peers_;  // over comm_; of the save that runs
     std::shared_ptr<Communicator> caller_comm_;
     std::optional<Peers> caller_peers_;  // over caller_comm_; set on first use
+    CopyStreams copies_;                 // outlives the staging memory
     PlanCache plans_;
     uint64_t ranks_here_ = 1;  // on this host
     std::shared_ptr<StagingPool> pool_;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/attempt.hpp"
 #include "base/log.hpp"
 #include "base/parallel.hpp"
 #include "base/stream_copy.hpp"
@@ -19,6 +20,7 @@ namespace {
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
 
+constexpr milliseconds settle_timeout{60000};
 constexpr size_t least_slots = 2;  // for a ring: one is filled while the other is written
 
 }  // namespace
@@ -28,6 +30,26 @@ void StagingPool::Slot::prefault(int64_t bytes) {
     // Where the system does not know it, the copy itself faults them in.
     (void)::madvise(memory.data(), static_cast<size_t>(bytes), MADV_POPULATE_WRITE);
     resident = bytes;
+}
+
+void StagingPool::Slot::pin(DeviceApi& device) {
+    if (pinned != nullptr) return;
+    pinned = device.register_host(memory.data(), memory.size());
+    resident = chunk_bytes;
+}
+
+void StagingPool::Slot::settle(Deadline deadline) {
+    for (const auto& arrival : arrivals) arrival->wait(deadline);
+    arrivals.clear();
+}
+
+StagingPool::Slot::~Slot() {
+    const auto settled = [this] { settle(Deadline::in(settle_timeout)); };
+    if (!attempt(settled)) return;
+    const auto error = attempt(settled);
+    if (!error || error->code() == Code::cuda) return;  // a device that has failed for good copies nothing more
+    static_cast<void>(new auto(std::move(memory)));     // NOLINT(cppcoreguidelines-owning-memory): a copy may still run
+    static_cast<void>(new auto(std::move(pinned)));     // NOLINT(cppcoreguidelines-owning-memory)
 }
 
 StagingPool::StagingPool(int64_t bound, FreeMemory free_memory) : bound_(bound), free_memory_(std::move(free_memory)) {
@@ -146,6 +168,9 @@ Staging::Staging(std::shared_ptr<StagingPool> pool, uint64_t generation, std::ve
     }
     fits_ = pool_->make_room_for(chunks_.size());
     if (!barriers_.empty() && fits_) find_late();
+    if (std::any_of(files_.begin(), files_.end(), [](const ByteRuns& file) { return file.has_devices(); })) {
+        find_devices();
+    }
 }
 
 bool Staging::is_owned(Memory memory) const {
@@ -155,11 +180,11 @@ bool Staging::is_owned(Memory memory) const {
 void Staging::find_late() {
     for (size_t index = 0; index < chunks_.size(); ++index) {
         Chunk& chunk = chunks_[index];
-        files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](Memory run) {
-            if (!is_owned(run)) return;
-            const auto begin = reinterpret_cast<uintptr_t>(run.data());
-            late_runs_.push_back({begin, begin + run.size(), 0, index});
-            chunk.late_bytes += static_cast<int64_t>(run.size());
+        files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](const ByteRuns::Part& run) {
+            if (run.on != nullptr || !is_owned(run.bytes)) return;
+            const auto begin = reinterpret_cast<uintptr_t>(run.bytes.data());
+            late_runs_.push_back({begin, begin + run.bytes.size(), 0, index});
+            chunk.late_bytes += static_cast<int64_t>(run.bytes.size());
         });
         if (chunk.late_bytes > 0) ++late_left_;
     }
@@ -167,6 +192,41 @@ void Staging::find_late() {
               [](const LateRun& a, const LateRun& b) { return a.begin < b.begin; });
     uintptr_t furthest = 0;
     for (LateRun& run : late_runs_) run.furthest = furthest = std::max(furthest, run.end);
+}
+
+// First the chunks with memory of devices that nothing guards, as the program waits for their copies; then those whose
+// memory of devices is guarded, and those on the host. A ring is filled in the order in which it is written.
+void Staging::find_devices() {
+    std::vector<size_t> guarded;
+    std::vector<size_t> others;
+    const auto add = [](std::vector<CopyStream*>& list, CopyStream* one) {
+        if (std::find(list.begin(), list.end(), one) == list.end()) list.push_back(one);
+    };
+    for (size_t index = 0; index < chunks_.size(); ++index) {
+        Chunk& chunk = chunks_[index];
+        bool has_guarded = false;
+        bool has_unguarded = false;
+        files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](const ByteRuns::Part& run) {
+            if (run.on == nullptr) return;
+            chunk.device_bytes += static_cast<int64_t>(run.bytes.size());
+            if (fits_ && is_owned(run.bytes)) {
+                const auto begin = reinterpret_cast<uintptr_t>(run.bytes.data());
+                guarded_.push_back({begin, begin + run.bytes.size(), run.on});
+                add(to_lead_, run.on);
+                has_guarded = true;
+            } else {
+                add(devices_, run.on);
+                has_unguarded = true;
+            }
+        });
+        (!fits_ || has_unguarded ? in_order_ : has_guarded ? guarded : others).push_back(index);
+    }
+    unguarded_ = in_order_.size();
+    in_order_.insert(in_order_.end(), guarded.begin(), guarded.end());
+    in_order_.insert(in_order_.end(), others.begin(), others.end());
+    std::sort(guarded_.begin(), guarded_.end(),
+              [](const GuardedRun& a, const GuardedRun& b) { return a.begin < b.begin; });
+    if (fits_) ++late_left_;
 }
 
 Staging::~Staging() { close(); }
@@ -180,20 +240,29 @@ void Staging::stage(int threads, const ProgressFn& progress) {
     for (const Chunk& chunk : chunks_) total += chunk.end - chunk.begin - chunk.late_bytes;
     Progress counted(progress, Phase::stage, total);
     try {
-        // A ring is filled only by this thread, which may be interrupted while it waits.
-        run_parallel(
-            chunks_.size(), fits_ && total > 0 ? threads : 1,
-            [&](size_t index, int) {
-                stage_chunk(index);
-                counted.add(chunks_[index].end - chunks_[index].begin - chunks_[index].late_bytes);
-            },
-            [&] { counted.poll(); });
+        const auto stage_range = [&](size_t first, size_t last) {
+            // A ring is filled only by this thread, which may be interrupted while it waits.
+            run_parallel(
+                last - first, fits_ && total > 0 ? threads : 1,
+                [&](size_t place, int) {
+                    const size_t index = in_order_.empty() ? first + place : in_order_[first + place];
+                    stage_chunk(index);
+                    counted.add(chunks_[index].end - chunks_[index].begin - chunks_[index].late_bytes);
+                },
+                [&] { counted.poll(); });
+        };
+        if (!in_order_.empty()) {
+            stage_range(0, unguarded_);
+            for (CopyStream* device : devices_) device->lead();
+        }
+        stage_range(unguarded_, chunks_.size());
         counted.finish();
         // Their slots are reserved: from here on the owner of the memory may request the copies.
-        if (!late_runs_.empty()) {
+        if (!late_runs_.empty() || !guarded_.empty()) {
             for (const auto& barrier : barriers_) barrier->add(shared_from_this());
-            return;
         }
+        if (!late_runs_.empty() || (fits_ && !in_order_.empty())) return;
+        if (!in_order_.empty()) wait_for_devices();
     } catch (...) {
         {
             const std::lock_guard lock(mutex_);
@@ -215,6 +284,14 @@ void Staging::stage_chunk(size_t index) {
     Chunk& chunk = chunks_[index];
     StagingPool::SlotPtr slot = wait_for_slot();
     if (slot == nullptr) return;  // closed
+    if (chunk.device_bytes > 0) {
+        try {
+            put_copies(chunk, *slot);
+        } catch (...) {
+            pool_->give_back(std::move(slot));
+            throw;
+        }
+    }
     const bool has_late = chunk.late_bytes > 0;
     if (!has_late) {
         slot->prefault(chunk.end - chunk.begin);
@@ -236,9 +313,42 @@ void Staging::copy_late(int threads) {
         if (chunks_[index].late_bytes > 0) late.push_back(index);
     }
     run_parallel(late.size(), threads, [&](size_t i, int) { copy_late_chunk(late[i]); });
+    if (in_order_.empty() || !fits_) return;
+    wait_for_devices();
+    const auto torn = [this] {
+        const std::lock_guard lock(mutex_);
+        return error_;
+    }();
+    late_part_done();
+    if (torn) throw Error(*torn);
+}
+
+void Staging::wait_for_devices() {
+    const Deadline deadline = Deadline::in(timeout_);
+    for (const Chunk& chunk : chunks_) {
+        Arrivals arrivals;
+        {
+            const std::lock_guard lock(mutex_);
+            arrivals = chunk.arrivals;
+        }
+        for (const auto& arrival : arrivals) arrival->wait(deadline);
+    }
+}
+
+void Staging::lead_before(Memory write) noexcept {
+    const auto begin = reinterpret_cast<uintptr_t>(write.data());
+    const auto end = begin + write.size();
+    const std::lock_guard lock(mutex_);
+    for (const GuardedRun& run : guarded_) {
+        if (to_lead_.empty() || run.begin >= end) return;
+        if (run.end <= begin || std::erase(to_lead_, run.on) == 0) continue;
+        const auto error = attempt([&] { run.on->lead(); });
+        if (error && !error_) error_ = error;  // the copy may be torn: the memory changes now
+    }
 }
 
 void Staging::copy_now(Memory memory) noexcept {
+    if (!guarded_.empty()) lead_before(memory);
     const auto begin = reinterpret_cast<uintptr_t>(memory.data());
     const auto end = begin + memory.size();
     const auto first = std::partition_point(late_runs_.begin(), late_runs_.end(),
@@ -275,30 +385,68 @@ void Staging::copy_late_chunk(size_t index) noexcept {
     slot->prefault(chunk.end - chunk.begin);
     copy(chunk, When::late, slot->memory.data());
     stamp(*slot, index);
-    bool was_last = false;
-    std::optional<Error> error;
     StagingPool::SlotPtr unwanted;
     {
         const std::lock_guard lock(mutex_);
         chunk.copying = false;
         --copying_;
-        was_last = --late_left_ == 0;
-        error = error_;
         (closed_ || error_ ? unwanted : chunk.slot) = std::move(slot);
     }
     pool_->give_back(std::move(unwanted));
     filled_.notify_all();
-    if (!was_last) return;
+    late_part_done();
+}
+
+void Staging::late_part_done() noexcept {
+    std::optional<Error> error;
+    {
+        const std::lock_guard lock(mutex_);
+        if (--late_left_ > 0) return;
+        error = error_;
+    }
     leave_barriers();
     staged_->finish(error);
 }
 
 void Staging::copy(const Chunk& chunk, When when, std::byte* to) const {
     const bool all = chunk.late_bytes == (when == When::late ? chunk.end - chunk.begin : 0);
-    files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](Memory run) {
-        if (all || is_owned(run) == (when == When::late)) stream_copy(to, run.data(), run.size());
-        to += run.size();
+    files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](const ByteRuns::Part& run) {
+        if (run.on == nullptr && (all || is_owned(run.bytes) == (when == When::late))) {
+            stream_copy(to, run.bytes.data(), run.bytes.size());
+        }
+        to += run.bytes.size();
     });
+}
+
+void Staging::put_copies(Chunk& chunk, StagingPool::Slot& slot) const {
+    // Of a save that was withdrawn: copies on their way into the slot, which only copies of devices can follow.
+    if (chunk.device_bytes < chunk.end - chunk.begin) slot.settle(Deadline::in(timeout_));
+    std::vector<CopyStream*> used;
+    Arrivals arrivals;
+    const auto record = [&] {
+        for (CopyStream* one : used) arrivals.push_back(one->record());
+    };
+    try {
+        std::byte* to = slot.memory.data();
+        files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](const ByteRuns::Part& run) {
+            if (run.on != nullptr) {
+                if (std::find(used.begin(), used.end(), run.on) == used.end()) {
+                    slot.pin(run.on->device());
+                    for (const auto& earlier : slot.arrivals) run.on->follow(*earlier);
+                    used.push_back(run.on);
+                }
+                run.on->copy(to, run.bytes.data(), run.bytes.size());
+            }
+            to += run.bytes.size();
+        });
+        record();
+    } catch (...) {
+        (void)attempt(record);  // for what was put before
+        slot.arrivals.insert(slot.arrivals.end(), arrivals.begin(), arrivals.end());
+        throw;
+    }
+    slot.arrivals = arrivals;
+    chunk.arrivals = std::move(arrivals);
 }
 
 void Staging::stamp(StagingPool::Slot& slot, size_t index) const {
@@ -351,7 +499,10 @@ const StagingPool::Slot& Staging::filled(size_t index) {
         filled_.wait_for(lock, deadline.slice());
     }
     check_stamp(*slot, index);
-    return *slot;
+    const StagingPool::Slot& found = *slot;
+    lock.unlock();
+    for (const auto& arrival : chunks_[index].arrivals) arrival->wait(deadline);
+    return found;
 }
 
 void Staging::written(size_t index) {
@@ -359,7 +510,9 @@ void Staging::written(size_t index) {
     {
         const std::lock_guard lock(mutex_);
         slot = std::move(chunks_[index].slot);
+        chunks_[index].arrivals.clear();
     }
+    slot->arrivals.clear();  // filled() has waited for them
     check_stamp(*slot, index);
     pool_->give_back(std::move(slot));
 }

@@ -9,6 +9,10 @@
 // Memory guarded by a write barrier (tensor/write_barrier.hpp) may be copied late, while the trainer goes on: by the
 // saver's thread, or by the writer of that memory just before it changes it. Chunks with such memory have their slots
 // from the start, so no such copy waits for the disk.
+//
+// Memory of devices is never copied by a thread: stage() puts the copies on the device's copy stream, into slots that are
+// pinned, and the writer's threads wait until they have arrived. What the program puts on its stream later waits for them
+// on the device: at once or, of memory guarded by a write barrier, once its writer announces a write.
 #pragma once
 
 #include <condition_variable>
@@ -26,18 +30,33 @@
 #include "checkpoint/model/byte_runs.hpp"
 #include "comm/host.hpp"
 #include "comm/work.hpp"
+#include "device/copy_streams.hpp"
 #include "tensor/write_barrier.hpp"
 
 namespace tsr {
+
+// What copies of devices into a chunk wait for; done when they have arrived.
+using Arrivals = std::vector<std::shared_ptr<const DeviceEvent>>;
 
 class StagingPool {
    public:
     // The memory of one chunk, page-aligned. Owned by its taker.
     struct Slot {
+        Slot() = default;
+        ~Slot();
+        Slot(const Slot&) = delete;
+        Slot& operator=(const Slot&) = delete;
+
         // Makes the first `bytes` resident with one call instead of one fault per page.
         void prefault(int64_t bytes);
+        // Makes copies of devices reach the memory directly; it stays so.
+        void pin(DeviceApi& device);
+        // Waits until no copy of a device is on its way into the memory.
+        void settle(Deadline deadline);
 
         AlignedBuffer memory{static_cast<size_t>(chunk_bytes)};  // NO_MEMORY
+        std::shared_ptr<void> pinned;
+        Arrivals arrivals;
         int64_t resident = 0;
         uint64_t generation = 0;
         size_t chunk = 0;
@@ -88,7 +107,7 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
     // Copies everything that may not be late, on `threads` threads if it fits. Returns early if the save has ended. The
     // writer's threads throw the same error as this.
     void stage(int threads, const ProgressFn& progress);
-    // Copies the late memory that is left; call on the saver's thread.
+    // Copies the late memory that is left, and waits for the copies of devices; call on the saver's thread.
     void copy_late(int threads);
     void copy_now(Memory memory) noexcept override;
     // Call when the save has ended, successfully or not: nothing is read any more, stage() returns, no late copies are
@@ -108,6 +127,8 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
         int64_t begin = 0;
         int64_t end = 0;
         int64_t late_bytes = 0;
+        int64_t device_bytes = 0;
+        Arrivals arrivals;              // set before the slot is
         StagingPool::SlotPtr slot;      // guarded by mutex_; filled, not yet written
         StagingPool::SlotPtr reserved;  // guarded by mutex_; until the late copy begins
         bool copying = false;           // guarded by mutex_; the late copy is running
@@ -119,11 +140,24 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
         size_t chunk;
     };
 
+    // Memory of a device that a barrier owns.
+    struct GuardedRun {
+        uintptr_t begin;  // an address
+        uintptr_t end;
+        CopyStream* on;
+    };
+
     [[nodiscard]] bool is_owned(Memory memory) const;
     void find_late();
+    void find_devices();
     void stage_chunk(size_t index);
+    // Makes the program's streams wait before they write to guarded memory.
+    void lead_before(Memory write) noexcept;
+    void wait_for_devices();
+    void late_part_done() noexcept;
     void copy_late_chunk(size_t index) noexcept;
     void copy(const Chunk& chunk, When when, std::byte* to) const;
+    void put_copies(Chunk& chunk, StagingPool::Slot& slot) const;
     void stamp(StagingPool::Slot& slot, size_t index) const;
     void leave_barriers() noexcept;
     StagingPool::SlotPtr wait_for_slot();
@@ -140,13 +174,19 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
     bool fits_ = false;
     Barriers barriers_;
     const WorkPtr staged_;
-    std::vector<LateRun> late_runs_;  // by address
+    std::vector<LateRun> late_runs_;    // by address
+    std::vector<size_t> in_order_;      // the chunks in the order in which they are staged, if some are on devices
+    std::vector<CopyStream*> devices_;  // of the first chunks, whose copies nothing guards,
+    size_t unguarded_ = 0;              // which are so many
+    std::vector<GuardedRun> guarded_;   // by address
     std::mutex mutex_;
     std::condition_variable filled_;
-    size_t late_left_ = 0;        // guarded by mutex_; chunks whose late copy is not done
-    size_t copying_ = 0;          // guarded by mutex_; chunks whose late copy is running
-    bool closed_ = false;         // guarded by mutex_
-    std::optional<Error> error_;  // guarded by mutex_; why staging stopped
+    // Guarded by mutex_: chunks whose late copy is not done; the copies of devices count as one more.
+    size_t late_left_ = 0;
+    std::vector<CopyStream*> to_lead_;  // guarded by mutex_; devices whose guarded memory nobody has announced to write
+    size_t copying_ = 0;                // guarded by mutex_; chunks whose late copy is running
+    bool closed_ = false;               // guarded by mutex_
+    std::optional<Error> error_;        // guarded by mutex_; why staging stopped
 };
 
 }  // namespace tsr

@@ -7,15 +7,17 @@ import dev.tessera.ErrorCode;
 import dev.tessera.Optimizer;
 import dev.tessera.Params;
 import dev.tessera.ReduceOp;
+import dev.tessera.Saver;
 import dev.tessera.State;
 import dev.tessera.Tensor;
 import dev.tessera.TesseraException;
 import dev.tessera.Work;
+import java.nio.file.Path;
 import java.util.List;
 
 /**
- * A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, what is refused, and a step
- * of DDP.
+ * A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint of it, what is
+ * refused, and steps of DDP and of an optimizer.
  */
 public final class OnDevice {
     private OnDevice() {}
@@ -67,8 +69,13 @@ public final class OnDevice {
                     () -> comm.allReduce(elsewhere, ReduceOp.SUM));
             refused(ErrorCode.INVALID_ARGUMENT, "the tensors are on the CPU",
                     () -> comm.onStream(1).allReduce(host, ReduceOp.SUM));
-            try (State state = new State()) {
-                refused(ErrorCode.INVALID_ARGUMENT, "is not on the CPU", () -> state.with("x", x));
+            try (State state = new State().with("x", x).setStream(rank, 0);
+                    Saver saver = Saver.at(comm, Path.of(System.getenv("CHECKPOINTS"))).open()) {
+                refused(ErrorCode.INVALID_ARGUMENT, "memory of the host", () -> state.with("wrong", wrong));
+                saver.save(1, state);
+                store(memory + 4, 0);
+                expect(saver.resume(state) == 1, "the step");
+                expect(load(memory + 4) == 10 * ranks, "what was loaded");
             }
             comm.onStream(0).allReduce(x, ReduceOp.SUM);
             expect(load(memory + 4) == 10 * ranks * ranks, "the last sum");

@@ -1,5 +1,5 @@
-/* A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, what is refused,
- * and a step of DDP. */
+/* A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint
+ * of it, what is refused, and steps of DDP and of an optimizer. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdio.h>
@@ -70,9 +70,21 @@ int main(void) {
     wrong.device_index = rank + 1;
     EXPECT(tsr_comm_all_reduce(comm, &wrong, 1, TSR_REDUCE_SUM, NULL, NULL) == TSR_E_INVALID_ARGUMENT);
     EXPECT(strstr(tsr_error_message(tsr_error_last()), "communicates from CUDA device") != NULL);
+
+    /* A checkpoint of all ranks: saved from the devices, loaded to them. */
     tsr_state *state = NULL;
+    tsr_saver *saver = NULL;
+    int64_t step = 0;
     CHECK(tsr_state_create(&state));
-    EXPECT(tsr_state_add_tensor(state, "x", &tensor) == TSR_E_INVALID_ARGUMENT);
+    EXPECT(tsr_state_add_tensor(state, "wrong", &wrong) == TSR_E_INVALID_ARGUMENT);
+    CHECK(tsr_state_add_tensor(state, "x", &tensor));
+    CHECK(tsr_state_set_stream(state, rank, NULL));
+    CHECK(tsr_saver_create(comm, getenv("CHECKPOINTS"), NULL, &saver));
+    CHECK(tsr_saver_save(saver, 1, state));
+    store(memory + 1, 0.0F);
+    CHECK(tsr_saver_resume(saver, state, &step));
+    EXPECT(step == 1 && load(memory + 1) == 10.0F * (float)ranks);
+    tsr_saver_destroy(saver);
     tsr_state_destroy(state);
     CHECK(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, NULL, NULL));
     EXPECT(load(memory + 1) == 10.0F * (float)(ranks * ranks));

@@ -1,9 +1,10 @@
-"""A rank on a simulated CUDA device, for test_devices.py: collectives over its memory, what is refused, and
-a step of DDP."""
+"""A rank on a simulated CUDA device, for test_devices.py: collectives over its memory, a checkpoint of it,
+what is refused, and steps of DDP and of an optimizer."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Any
 
@@ -95,6 +96,16 @@ def main() -> None:
         refused(invalid, "communicates from CUDA device", lambda: comm.all_reduce(elsewhere))
         refused(invalid, "the tensors are on the CPU", lambda: comm.on_stream(1).all_reduce(host))
         refused(TypeError, "must be a CUDA stream", lambda: comm.on_stream("first"))
+
+        state = ts.State(x=x).set_stream(rank, Stream())
+        refused(
+            invalid, "memory of the host", lambda: ts.State(y=Floats(rank, host.ctypes.data, 2)).set_stream(rank, 0)
+        )
+        with ts.Saver(comm, os.environ["CHECKPOINTS"]) as saver:
+            saver.save(1, state)
+            x[1] = 0
+            assert saver.resume(state) == 1
+        assert x[1] == 10 * ranks
         comm.on_stream(0).all_reduce(x)
         assert x[1] == 10 * ranks * ranks
 

@@ -1,11 +1,11 @@
-//! A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, what is refused, and a
-//! step of DDP.
+//! A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint of it,
+//! what is refused, and steps of DDP and of an optimizer.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use tessera::{
-    params, Code, Comm, CommOptions, CudaParams, CudaTensor, DType, Ddp, ReduceOp, Result, Sgd,
+    params, Code, Comm, CommOptions, CudaParams, CudaTensor, DType, Ddp, ReduceOp, Result, Saver, Sgd, State,
 };
 
 extern "C" {
@@ -58,6 +58,16 @@ fn main() -> Result<()> {
     refused(Code::InvalidArgument, "memory of the host", on_stream.all_reduce(&wrong, ReduceOp::Sum));
     let elsewhere = [tensor(memory, rank + 1)?];
     refused(Code::InvalidArgument, "communicates from CUDA device", on_stream.all_reduce(&elsewhere, ReduceOp::Sum));
+
+    let mut state = State::new().with("x", &x[0]);
+    unsafe { state.set_stream(rank, ptr::null_mut()) }?;
+    refused(Code::InvalidArgument, "memory of the host", state.add("wrong", &wrong[0]));
+    let saver = Saver::at(&comm, std::env::var("CHECKPOINTS").expect("CHECKPOINTS")).open()?;
+    saver.save(1, &state)?;
+    store(memory + 4, 0.0);
+    assert_eq!(saver.resume(&mut state)?, 1);
+    assert_eq!(load(memory + 4), (10 * ranks) as f32);
+    drop((saver, state));
     on_stream.all_reduce(&x, ReduceOp::Sum)?;
     assert_eq!(load(memory + 4), (10 * ranks * ranks) as f32);
 

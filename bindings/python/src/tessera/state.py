@@ -28,7 +28,7 @@ from .optim import Optimizer
 from .tensor import ArrayLike, DType, DTypeLike, dtype_of, has_other_bits, is_array, tensor
 from .tp import TensorParallel
 from .values import decode, encode
-from .work import Work
+from .work import Stream, Work, stream_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -127,7 +127,7 @@ class State(MutableMapping[str, Any]):
     A part is
 
     - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, a `Sampler` or a `Sharded`
-    - an array as for `Comm`, which is replicated on every rank and loaded in place
+    - an array as for `Comm`, on the CPU or a CUDA device, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, or a list, tuple or dict of them), or a `PerRank` of one; read
       it from the state after a load
     - an object with ``state_dict()`` and ``load_state_dict()``; a PyTorch optimizer that has not stepped yet can load
@@ -160,6 +160,7 @@ class State(MutableMapping[str, Any]):
         self._parts: dict[str, Any] = {}
         self._handle: _core.State | None = None
         self._comm: Comm | None = None  # of the ranks that are joined
+        self._streams: dict[int, int] = {}  # by device
         # Of the handle: its names, their objects, its values; and where the memory of tensors was that may move.
         self._built: tuple[list[str], list[Any], list[str]] = ([], [], [])
         self._places: list[tuple[Any, int]] = []
@@ -197,6 +198,42 @@ class State(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<tessera.State of {', '.join(self._parts) or 'nothing'}>"
+
+    def set_stream(self, device: int, stream: Stream) -> State:
+        """Set the stream on which the program makes and uses the state's arrays of a CUDA device.
+
+        A save reads them after what that stream has when it is called, a load overwrites them after it. What the stream
+        gets after `Saver.save_async` waits, on the device, until they are copied. Without this call it is the device's
+        default stream, as PyTorch's is.
+
+        Parameters
+        ----------
+        device : int
+            The device's number.
+        stream : stream
+            As for `Comm.on_stream`.
+
+        Returns
+        -------
+        State
+            This state.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such device, or the stream is of another.
+        Unsupported
+            CUDA cannot be used.
+
+        Examples
+        --------
+        >>> state.set_stream(0, torch.cuda.current_stream())  # doctest: +SKIP
+        """
+        address = stream_of(stream)
+        handle, _ = self._prepare()
+        _core.state_set_stream(handle, device, address)
+        self._streams[device] = address
+        return self
 
     def join(self, comm: Comm) -> State:
         """Join the states of ranks that have different parts, such as the stages of a pipeline.
@@ -299,6 +336,8 @@ class State(MutableMapping[str, Any]):
                 twice = min(name for name, times in Counter(every).items() if times > 1)
                 raise InvalidArgument(f"two parts of the state have the name {twice!r}")
             handle = _core.state_create()
+            for device, stream in self._streams.items():
+                _core.state_set_stream(handle, device, stream)
             for name, part in zip(found.names, found.parts, strict=True):
                 if hasattr(part, "to_local") and hasattr(part, "placements"):
                     raise InvalidArgument(

@@ -1406,6 +1406,7 @@ functions! {
         pieces: *const tsr_tensor,
         rank: i32,
     ) -> tsr_status;
+    fn tsr_state_set_stream(state: *mut tsr_state, cuda_device: i32, stream: *mut c_void) -> tsr_status;
     fn tsr_state_add_ddp(state: *mut tsr_state, prefix: *const c_char, ddp: *mut tsr_ddp) -> tsr_status;
     fn tsr_state_add_fsdp(state: *mut tsr_state, prefix: *const c_char, fsdp: *mut tsr_fsdp) -> tsr_status;
     fn tsr_state_add_tp(state: *mut tsr_state, prefix: *const c_char, tp: *mut tsr_tp) -> tsr_status;

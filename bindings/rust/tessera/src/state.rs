@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tessera_sys as sys;
 
 use crate::callback::{answer, CallbackResult};
-use crate::comm::{Borrowed, Comm};
+use crate::comm::{Borrowed, Comm, CudaTensor};
 use crate::data::{Sampler, SamplerInner};
 use crate::ddp::{Ddp, Inner};
 use crate::element::DType;
@@ -26,6 +26,7 @@ use crate::raw::{self, created};
 use crate::tensor::{Held, Tensor, TensorInfo, Use};
 use crate::tp::{TensorParallel, TpInner};
 use crate::value::Value;
+use crate::work::Views;
 
 /// The model, optimizers, samplers, tensors and values of one training job. It keeps added objects alive, and a load
 /// writes into them. `'c` is the lifetime for which their communicators are borrowed.
@@ -81,7 +82,7 @@ mod sealed {
 }
 
 /// Objects that a [`State`] takes: a [`Ddp`], [`Fsdp`], [`TensorParallel`] or [`Local`] model, an [`Optimizer`], a
-/// [`GradScaler`], a [`Sampler`], a [`Tensor`], and any [`Stateful`] object in an `Rc<RefCell<_>>`.
+/// [`GradScaler`], a [`Sampler`], a [`Tensor`], a [`CudaTensor`], and any [`Stateful`] object in an `Rc<RefCell<_>>`.
 pub trait StatePart<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
 
@@ -218,6 +219,15 @@ impl<'c> sealed::Sealed<'c> for Tensor {
         check(unsafe { sys::tsr_state_add_tensor(state.as_ptr()?, c_name.as_ptr(), &self.as_raw()) })?;
         state.kept.push(Kept::Tensor(name.to_owned(), self.clone()));
         Ok(())
+    }
+}
+
+impl<'c> sealed::Sealed<'c> for CudaTensor {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let c_name = raw::c_string("the name", name)?;
+        let views = self.clone().into_views(Views::default());
+        // SAFETY: whoever made the tensor keeps its memory; the view is copied.
+        check(unsafe { sys::tsr_state_add_tensor(state.as_ptr()?, c_name.as_ptr(), views.tensors().as_ptr()) })
     }
 }
 
@@ -364,6 +374,51 @@ impl<'c> State<'c> {
     /// `InvalidArgument`: the name is empty, too long, or already used.
     pub fn add(&mut self, name: &str, object: &impl StatePart<'c>) -> Result<()> {
         object.add_to(self, name)
+    }
+
+    /// Sets the stream on which the program makes and uses the state's tensors of a CUDA device. A save reads them after
+    /// what that stream has when it is called, a load overwrites them after it. What the stream gets after a background
+    /// save was called waits, on the device, until they are copied. Without this call it is the device's default stream.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such device, or the stream is of another; `Unsupported`: CUDA cannot be used.
+    ///
+    /// # Safety
+    /// `stream` is null, for the default stream, or a stream that outlives the state or the next call of this.
+    pub unsafe fn set_stream(&mut self, cuda_device: usize, stream: *mut c_void) -> Result<()> {
+        let device = raw::int32("the device", cuda_device)?;
+        // SAFETY: the handle is alive, the stream by the caller's promise.
+        check(unsafe { sys::tsr_state_set_stream(self.as_ptr()?, device, stream) })
+    }
+
+    /// Adds this rank's pieces of a tensor on CUDA devices, as [`add_sharded`](Self::add_sharded) does of one on the CPU.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: number, dtype or shape of the pieces do not fit; `Unsupported`: they are on several devices.
+    pub fn add_cuda_sharded(
+        &mut self,
+        name: &str,
+        layout: &Layout,
+        dtype: DType,
+        pieces: &[CudaTensor],
+        rank: usize,
+    ) -> Result<()> {
+        let regions = layout.regions(rank)?.len();
+        if regions != pieces.len() {
+            return Err(Error::argument(format!(
+                "{name}: the layout has {regions} pieces for rank {rank}, got {}",
+                pieces.len()
+            )));
+        }
+        let c_name = raw::c_string("the name", name)?;
+        let views = pieces.iter().cloned().fold(Views::default(), |views, piece| piece.into_views(views));
+        let data = if pieces.is_empty() { ptr::null() } else { views.tensors().as_ptr() };
+        // SAFETY: there is a piece for each box; whoever made them keeps their memory.
+        check(unsafe {
+            let rank = raw::int32("the rank", rank)?;
+            let state = self.as_ptr()?;
+            sys::tsr_state_add_sharded(state, c_name.as_ptr(), layout.as_ptr(), dtype.as_raw(), data, rank)
+        })
     }
 
     /// Adds this rank's pieces of a tensor that is distributed according to `layout`: one tensor for each of its

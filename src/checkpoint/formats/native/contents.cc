@@ -53,7 +53,7 @@ std::vector<Transfer> NativeContents::transfers_of(std::span<const Wanted> wante
                                         "lists",
                                         found.file->path(), box.str(), *one.name));
             }
-            transfers.push_back({index, found.file, found.entry, one.box, one.dtype, one.memory});
+            transfers.push_back({index, found.file, found.entry, one.box, one.dtype, one.memory, one.on});
         });
     }
     return transfers;

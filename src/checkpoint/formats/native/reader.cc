@@ -29,7 +29,7 @@ Runs runs_of(const Transfer& transfer) {
     const FileEntry& entry = *transfer.entry;
     return {entry.box->intersect(*transfer.memory_box),
             {entry.box.get(), nullptr, entry.dtype, entry.begin},
-            {transfer.memory_box, transfer.memory_dtype, transfer.memory}};
+            {transfer.memory_box, transfer.memory_dtype, transfer.memory, transfer.on}};
 }
 
 // One file while it is read. Cold data is read past the page cache, warm data through it.
@@ -184,8 +184,8 @@ Task task_of(const Source& source, size_t block, int64_t chunk, Verify verify) {
         task.end = until;
     }
     const Runs& only = source.runs[task.runs.front()];
-    const bool as_it_stands = task.runs.size() == 1 && only.count() == 1 && !only.converts() &&
-                              only.begin() <= task.begin && only.end() >= task.end;
+    const bool as_it_stands =
+        task.runs.size() == 1 && only.is_plain() && only.begin() <= task.begin && only.end() >= task.end;
     if (as_it_stands) task.to = only.memory() + (task.begin - only.begin());
     return task;
 }

@@ -25,6 +25,7 @@ struct Transfer {
     DType memory_dtype =
         DType::f32;  // may be another floating-point type than the entry's; then elements are converted
     std::byte* memory = nullptr;
+    CopyStream* on = nullptr;  // the device of the memory
 };
 
 // CORRUPT names file and byte range of the first block that fails.

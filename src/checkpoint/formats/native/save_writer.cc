@@ -31,7 +31,7 @@ class NativeSave final : public SaveWriter {
         std::vector<ByteRuns> data;
         for (const auto& pieces : content_.plan.files) {
             headers_.push_back(make_header(pieces, content_.save_id));
-            data.emplace_back(pieces);
+            data.emplace_back(pieces, content_.copies);
         }
         block_crcs_.resize(headers_.size());
         return data;

@@ -75,7 +75,7 @@ void read_part(const Segment& segment, int64_t begin, int64_t end, File& file, A
     const auto size = static_cast<size_t>(end - begin);
     const Runs& only = reading.runs[segment.first];
     const int64_t offset = reading.data_begin + begin;
-    if (segment.count == 1 && only.count() == 1 && !only.converts()) {
+    if (segment.count == 1 && only.is_plain()) {
         return read_all(file, *reading.path, std::span(only.memory() + (begin - only.begin()), size), offset);
     }
     if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
@@ -116,7 +116,7 @@ bool SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions
             const auto element = static_cast<int64_t>(size_of(entry->dtype));  // of a header that was parsed: not 0
             if (entry->begin % element != 0) reading.is_aligned = false;       // NOLINT(clang-analyzer-core.DivideZero)
             reading.runs.emplace_back(part, FilePlace{&box, nullptr, entry->dtype, entry->begin},
-                                      MemoryPlace{one.box, one.dtype, one.memory});
+                                      MemoryPlace{one.box, one.dtype, one.memory, one.on});
         });
     }
     std::vector<Segment> segments;

@@ -20,7 +20,7 @@ class TorchDcpSave final : public SaveWriter {
         for (const auto& of_file : content_.plan.files) pieces.insert(pieces.end(), of_file.begin(), of_file.end());
         const auto is_tensor = [&](const std::string& name) { return state.tensors().contains(name); };
         const Values values = content_.rank == 0 ? flattened(content_.values, is_tensor) : Values();
-        DcpImage image = make_dcp_image(dcp_file_name(content_.rank), pieces, values);
+        DcpImage image = make_dcp_image(dcp_file_name(content_.rank), pieces, values, 0, content_.copies);
         file_ = std::move(image.file);
         texts_ = std::move(image.texts);
         crc_places_ = std::move(image.crc_places);

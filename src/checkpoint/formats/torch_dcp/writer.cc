@@ -83,6 +83,7 @@ class WithCrcs final : public ChunkSource {
             }
         }
     }
+    std::shared_ptr<std::byte> buffer() const override { return data_.buffer(); }
     void written(int64_t begin) const override { data_.written(begin); }
 
    private:
@@ -133,16 +134,16 @@ DcpFile DcpFile::parse(std::string_view text) {
     return out;
 }
 
-DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values,
-                        int64_t begin) {
+DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values, int64_t begin,
+                        CopyStreams* copies) {
     DcpFile out;
     std::vector<CrcPlace> crc_places;
     std::deque<std::string> texts;
-    std::vector<std::span<const std::byte>> runs;
+    std::vector<ByteRuns::Part> runs;
     int64_t at = begin;
     const auto add_text = [&](std::string text) {
         texts.push_back(std::move(text));
-        runs.push_back(std::as_bytes(std::span(texts.back())));
+        runs.push_back({std::as_bytes(std::span(texts.back()))});
     };
     const auto add_archive = [&](const std::string& object, const Piece* piece) {
         ZipWriter zip(std::string(archive_folder), at);
@@ -154,7 +155,8 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
             const int64_t end = at - begin + zip.size_bytes();
             place = {end - piece->size_bytes(), end, {}};
             add_text(zip.take_text());
-            runs.emplace_back(piece->data, static_cast<size_t>(piece->size_bytes()));
+            runs.push_back({std::span(piece->data, static_cast<size_t>(piece->size_bytes())),
+                            copies != nullptr ? copies->of(piece->device) : nullptr});
         }
         end_archive(zip);
         zip.finish();
@@ -180,7 +182,7 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         const auto [offset, length] = add_archive(object.finish(), &piece);
         out.parts.push_back({std::string(piece.name), *piece.box, offset, length});
     }
-    ByteRuns data{std::span<const std::span<const std::byte>>(runs)};
+    ByteRuns data{std::span<const ByteRuns::Part>(runs)};
     out.file = {name, begin + data.size(), 0};
     return {std::move(out), std::move(data), std::move(texts), std::move(crc_places)};
 }
@@ -200,10 +202,16 @@ std::vector<uint32_t> crcs_of(const ChunkSource& data, const std::vector<CrcPlac
         }
     }
     std::vector<uint32_t> of_segments(segments.size());
-    run_parallel(segments.size(), threads, [&](size_t i, int) {
+    std::vector<std::shared_ptr<std::byte>> buffers(static_cast<size_t>(std::max(threads, 1)));
+    run_parallel(segments.size(), threads, [&](size_t i, int worker) {
         const auto bytes = static_cast<size_t>(segments[i].end - segments[i].begin);
         const std::byte* memory = data.contiguous(segments[i].begin, segments[i].end);
-        if (memory == nullptr) throw Error(Code::internal, "a piece of a save is not contiguous");
+        if (memory == nullptr) {  // it is on a device
+            std::shared_ptr<std::byte>& buffer = buffers[static_cast<size_t>(worker)];
+            if (buffer == nullptr) buffer = data.buffer();
+            data.copy(segments[i].begin, segments[i].end, buffer.get());
+            memory = buffer.get();
+        }
         of_segments[i] = crc32(std::span(memory, bytes));
     });
     std::vector<uint32_t> crcs(places.size(), 0);

@@ -57,9 +57,9 @@ struct DcpImage {
     std::vector<CrcPlace> crc_places;
 };
 // `begin` is the image's offset in the file. Offsets of parts and values count from the beginning of the file, all
-// others from the image's.
+// others from the image's. `copies`: needed if a piece is on a device.
 [[nodiscard]] DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values,
-                                      int64_t begin = 0);
+                                      int64_t begin = 0, CopyStreams* copies = nullptr);
 // One checksum per place, computed on `threads` threads. Waits for data that is not available yet.
 [[nodiscard]] std::vector<uint32_t> crcs_of(const ChunkSource& data, const std::vector<CrcPlace>& places, int threads);
 // The data with the checksums in their places; the data is borrowed.

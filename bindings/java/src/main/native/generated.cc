@@ -1255,6 +1255,12 @@ void state_add_tensor(JNIEnv* env, jclass, jlong state, jbyteArray name, jlongAr
     });
 }
 
+void state_set_stream(JNIEnv* env, jclass, jlong state, jint cuda_device, jlong stream) {
+    shim(env, [&] {
+        check(env, tsr_state_set_stream(as<tsr_state>(state), cuda_device, as<void>(stream)));
+    });
+}
+
 void state_add_ddp(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong ddp) {
     shim(env, [&] {
         const Text prefix_text(env, prefix);
@@ -1776,6 +1782,7 @@ Methods plain_methods() {
         method<random_bernoulli>("randomBernoulli"),
         method<state_create>("stateCreate"),
         method<state_add_tensor>("stateAddTensor"),
+        method<state_set_stream>("stateSetStream"),
         method<state_add_ddp>("stateAddDdp"),
         method<state_add_fsdp>("stateAddFsdp"),
         method<state_add_tp>("stateAddTp"),

@@ -205,6 +205,7 @@ abstract class PlainNatives {
     // state.h
     static native long stateCreate();
     static native void stateAddTensor(long state, byte[] name, long[] tensor);
+    static native void stateSetStream(long state, int cudaDevice, long stream);
     static native void stateAddDdp(long state, byte[] prefix, long ddp);
     static native void stateAddFsdp(long state, byte[] prefix, long fsdp);
     static native void stateAddTp(long state, byte[] prefix, long tp);

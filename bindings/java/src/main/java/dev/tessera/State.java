@@ -61,7 +61,7 @@ public final class State extends NativeObject {
      * A state of one replicated tensor, complete and equal on every rank.
      *
      * @param name of the tensor
-     * @param tensor on the CPU
+     * @param tensor on the CPU or a CUDA device
      * @return the state
      */
     public static State of(String name, Tensor tensor) {
@@ -164,7 +164,7 @@ public final class State extends NativeObject {
      * Add a replicated tensor, complete and equal on every rank.
      *
      * @param name not empty, at most 1 KiB, unique; a "module." or "_orig_mod." part is stripped
-     * @param tensor on the CPU; its memory is kept reachable
+     * @param tensor on the CPU, kept reachable, or on a CUDA device
      * @return this
      */
     public State with(String name, Tensor tensor) {
@@ -197,6 +197,23 @@ public final class State extends NativeObject {
             layout.ref.run(l -> Native.stateAddSharded(h, text, l, dtype.number(), Tensor.descriptors(kept), rank));
             members.add(kept);
         });
+        return this;
+    }
+
+    /**
+     * Set the stream on which the program makes and uses the state's tensors of a CUDA device. A save reads them after what
+     * that stream has when it is called, a load overwrites them after it. What the stream gets after
+     * {@link Saver#saveAsync} waits, on the device, until they are copied. Without this call it is the device's default
+     * stream.
+     *
+     * @param cudaDevice the device's number
+     * @param stream address of a stream of that device ({@code cudaStream_t}), which must outlive its use here; 0 for the
+     *     default stream
+     * @return this
+     * @throws TesseraInvalidArgumentException if there is no such device, or the stream is of another
+     */
+    public State setStream(int cudaDevice, long stream) {
+        ref.runExclusive(h -> Native.stateSetStream(h, cudaDevice, stream));
         return this;
     }
 

@@ -1,0 +1,111 @@
+#include "device/copy_streams.hpp"
+
+#include <utility>
+
+#include "base/attempt.hpp"
+#include "base/error.hpp"
+
+namespace tsr {
+
+CopyStream::CopyStream(CopyStreams& all, DeviceApi& device)
+    : all_(all), device_(device), stream_(device.new_stream()) {}
+
+void CopyStream::follow(StreamHandle program) {
+    const auto now = device_.record(program);
+    const std::lock_guard lock(mutex_);
+    device_.wait(stream_.get(), *now);
+    program_ = program;
+}
+
+void CopyStream::follow(const DeviceEvent& event) {
+    const std::lock_guard lock(mutex_);
+    device_.wait(stream_.get(), event);
+}
+
+void CopyStream::lead() {
+    const auto now = record();
+    device_.wait(program_, *now);
+}
+
+template <class Body>
+auto CopyStream::put(Body&& body) {
+    try {
+        const std::lock_guard lock(mutex_);
+        return body();
+    } catch (...) {
+        all_.unsettled_ = true;
+        throw;
+    }
+}
+
+void CopyStream::copy(std::byte* to, const std::byte* from, size_t size) {
+    put([&] { device_.copy(to, from, size, stream_.get()); });
+}
+
+void CopyStream::copy_rows(ByteRows to, ConstByteRows from, size_t rows, size_t row_size) {
+    put([&] { device_.copy_rows(to, from, rows, row_size, stream_.get()); });
+}
+
+std::shared_ptr<const DeviceEvent> CopyStream::record() {
+    return put([&] { return std::shared_ptr<const DeviceEvent>(device_.record(stream_.get())); });
+}
+
+void CopyStream::wait() {
+    const auto event = record();
+    try {
+        event->wait(Deadline::in(all_.timeout_));
+    } catch (...) {
+        all_.unsettled_ = true;
+        throw;
+    }
+}
+
+std::shared_ptr<std::byte> CopyStream::slice() { return all_.slice(device_); }
+
+CopyStreams::~CopyStreams() {
+    const auto settled = [this] { settle(); };
+    if (!unsettled_ || !attempt(settled)) return;
+    const auto error = attempt(settled);
+    if (!error || error->code() == Code::cuda) return;  // a device that has failed for good copies nothing more
+    // A copy may still run: what it may touch is left to it.
+    const std::lock_guard lock(pool_->mutex);
+    for (auto& slice : pool_->free) {
+        static_cast<void>(new std::shared_ptr<std::byte>(std::move(slice)));  // NOLINT(cppcoreguidelines-owning-memory)
+    }
+}
+
+CopyStream* CopyStreams::of(Device device) {
+    if (device.type == DeviceType::cpu) return nullptr;
+    const std::lock_guard lock(mutex_);
+    auto& stream = streams_[device.index];
+    if (stream == nullptr) stream = std::make_unique<CopyStream>(*this, device_api(device));
+    return stream.get();
+}
+
+std::shared_ptr<std::byte> CopyStreams::slice(DeviceApi& device) {
+    if (unsettled_) settle();
+    std::shared_ptr<std::byte> memory;
+    {
+        const std::lock_guard lock(pool_->mutex);
+        if (!pool_->free.empty()) {
+            memory = std::move(pool_->free.back());
+            pool_->free.pop_back();
+        }
+    }
+    if (memory == nullptr) memory = device.allocate_host(slice_bytes);
+    std::byte* const data = memory.get();
+    return {data, [pool = pool_, memory = std::move(memory)](std::byte*) mutable {
+                const std::lock_guard lock(pool->mutex);
+                pool->free.push_back(std::move(memory));
+            }};
+}
+
+void CopyStreams::settle() {
+    const std::lock_guard lock(mutex_);
+    unsettled_ = false;
+    for (const auto& [index, stream] : streams_) {
+        if (stream != nullptr) stream->wait();
+    }
+}
+
+}  // namespace tsr
