@@ -182,11 +182,11 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_bucket_count(tsr_ddp *ddp, size_t *count
  *  this rank; on a device, by its clock: from when the trainer's stream got there. */
 typedef struct tsr_bucket_stats {
     size_t struct_size;
-    size_t size_bytes;  /* padding included */
-    size_t params;      /* number of parameters in the bucket */
-    int64_t ready_ns;   /* its last gradient was ready */
-    int64_t start_ns;   /* its reduction began */
-    int64_t end_ns;     /* its reduction ended */
+    size_t size_bytes; /* padding included */
+    size_t params;     /* number of parameters in the bucket */
+    int64_t ready_ns;  /* its last gradient was ready */
+    int64_t start_ns;  /* its reduction began */
+    int64_t end_ns;    /* its reduction ended */
     /* time that tsr_ddp_wait spent waiting for this bucket, not hidden by backward; on a device, that the trainer's
      * stream did */
     int64_t exposed_ns;

@@ -50,9 +50,9 @@ int32_t on_bucket(const tsr_ddp_bucket* bucket, void* user_data) {
         try {
             const std::vector<int64_t> params(bucket->params, bucket->params + bucket->n);
             const jlongArray list = longs_of(env, params.data(), params.size());
-            failed = env->CallIntMethod(static_cast<jobject>(user_data), relay_reduce,
-                                        static_cast<jint>(bucket->bucket), list, as_long(bucket->comm),
-                                        as_long(bucket->stream));
+            failed =
+                env->CallIntMethod(static_cast<jobject>(user_data), relay_reduce, static_cast<jint>(bucket->bucket),
+                                   list, as_long(bucket->comm), as_long(bucket->stream));
         } catch (...) {
             failed = 1;
         }
