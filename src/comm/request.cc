@@ -91,7 +91,7 @@ void check_places(const Request& request, const std::optional<Device>& device) {
     if (!device) {
         refuse<Code::unsupported>(request, "a CUDA stream was given, but this communicator has no CUDA transport");
     }
-    refuse(request, "a stream was passed, but the tensors are on the CPU, which has none; pass NULL");
+    refuse(request, "a stream was passed, but the tensors are on the CPU, which has none");
 }
 
 void check_tensor(const Request& request, const Tensor& tensor, const char* what, size_t index, DeviceType place) {

@@ -36,8 +36,7 @@ class Cpu final : public DeviceApi {
     void in_use(FunctionRef<void()> body) override { body(); }
     void check_stream(StreamHandle stream) override {
         if (stream == nullptr) return;
-        throw Error(Code::invalid_argument,
-                    "a stream was passed for a tensor on the CPU; the CPU has no streams: pass NULL");
+        throw Error(Code::invalid_argument, "a stream was passed for a tensor on the CPU; the CPU has no streams");
     }
     void check_memory(const std::byte* /*data*/) override {}
 

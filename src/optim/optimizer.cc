@@ -26,6 +26,8 @@ std::string text_of(Device device) {
     return device.type == DeviceType::cpu ? "the CPU" : fmt::format("CUDA device {}", device.index);
 }
 
+bool is_same(Device a, Device b) { return a.type == b.type && (a.type == DeviceType::cpu || a.index == b.index); }
+
 void check(const OptimizerParam& param, Device device) {
     const auto refuse = [&](const std::string& why) {
         throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" {}", param.name, why));
@@ -33,11 +35,11 @@ void check(const OptimizerParam& param, Device device) {
     if (param.value.dtype != DType::f32 && param.value.dtype != DType::f64) {
         refuse(fmt::format("is {}; optimizers update only f32 and f64", name_of(param.value.dtype)));
     }
-    if (param.value.device != device) {
+    if (!is_same(param.value.device, device)) {
         refuse(fmt::format("is on {}, but the first one is on {}; an optimizer takes parameters of one device",
                            text_of(param.value.device), text_of(device)));
     }
-    if (param.grad.dtype != param.value.dtype || param.grad.device != param.value.device) {
+    if (param.grad.dtype != param.value.dtype || !is_same(param.grad.device, device)) {
         refuse(fmt::format("is {}, but its gradient is {} or on another device", name_of(param.value.dtype),
                            name_of(param.grad.dtype)));
     }

@@ -905,3 +905,11 @@ def test_a_disk_that_is_full_leaves_the_former_checkpoint(program, tmp_path: Pat
     """
     result = program(text).run(str(tmp_path / "root"))
     assert result.stdout.splitlines() == ["EFBIG errno", "EFBIG errno", "1000.0", "3"], result.stdout + result.stderr
+
+
+def test_a_stream_is_of_a_device_that_exists():
+    state = ts.State(weight=np.zeros(3))
+    with pytest.raises((ts.Unsupported, ts.InvalidArgument), match="CUDA device"):
+        state.set_stream(1000, None)
+    with pytest.raises(TypeError, match="must be a CUDA stream"):
+        state.set_stream(0, "first")

@@ -11,7 +11,7 @@ void Ddp::set_stream(StreamHandle stream) {
     if (reducer_->device() != nullptr) return reducer_->device()->set_trainer(stream);
     if (stream == nullptr) return;
     throw refusal(Code::invalid_argument,
-                  "a stream was passed, but the model's parameters are on the CPU, which has none; pass NULL");
+                  "a stream was passed, but the model's parameters are on the CPU, which has none");
 }
 
 // All gradients of the bucket are on the trainer's stream by now. This rank contributes zeros for those that it does not have.

@@ -328,6 +328,9 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     let gathered = Layout::gather(comm, &[4], &[Region { offsets: vec![2 * rank], sizes: vec![2] }]).unwrap();
     assert_eq!(gathered.regions(1).unwrap(), layout.regions(1).unwrap());
     let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data).with("plain", &plain);
+    // SAFETY: null is the default stream of any device.
+    let refused = unsafe { state.set_stream(1000, std::ptr::null_mut()) }.unwrap_err();
+    assert!(matches!(refused.code(), Code::Unsupported | Code::InvalidArgument), "{refused}");
     state.add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank).unwrap();
     state.add("scaler", &GradScaler::builder().build().unwrap()).unwrap();
     state.add("own", &Rc::new(RefCell::new(Epoch(1)))).unwrap();
