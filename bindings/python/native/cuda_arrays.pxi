@@ -42,7 +42,7 @@ cdef void drop_capsule(object capsule) noexcept:
 @cython.final
 @cython.no_gc_clear
 cdef class CudaArray:
-    """A contiguous array of the library on a CUDA device. It has no operations of its own: pass it to a library that has, such
+    """A contiguous array of the library on a CUDA device. It has no operations: pass it to a library that has, such
     as ``torch.from_dlpack(array)``, ``cupy.from_dlpack(array)`` or ``jax.dlpack.from_dlpack(array)``, which share its memory.
 
     The export makes no stream wait: use the memory on the stream of the object that the array is from.

@@ -144,8 +144,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_ready_all(tsr_ddp *ddp);
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_wait(tsr_ddp *ddp);
 
-/** Name the stream of the trainer: it writes gradients there and uses the reduced ones. It goes on after what the model
- *  did on the former stream.
+/** Name the stream of the trainer: it writes gradients there and uses the reduced ones. A new stream continues after what the
+ *  model did on the previous one.
  *  @param ddp     borrowed for the call
  *  @param stream  of the parameters' device (cudaStream_t), borrowed until another is set or destroy; NULL, as created:
  *                 the device's default stream

@@ -224,8 +224,8 @@ class DDP(Closable):
         ----------
         stream : stream, optional
             PyTorch's, CuPy's, any object with ``__cuda_stream__``, or an address. None, as at first, is the device's
-            default stream. It must exist until another one is set. A new one goes on after what the model did on the
-            former one.
+            default stream. It must exist until another one is set. A new one continues after what the model did on the
+            previous one.
 
         Raises
         ------
@@ -268,7 +268,7 @@ class DDP(Closable):
     def stats(self) -> list[BucketStats]:
         """Statistics of each bucket in the last reduced step, in the order of reduction.
 
-        Times are 0 before the first step and after a step that rebuilt the buckets. Of parameters on a device they are
+        Times are 0 before the first step and after a step that rebuilt the buckets. On a device they are
         by the device's clock, and the first call after a step waits for it.
         """
         return [BucketStats(*_core.ddp_stats(self._handle, i)) for i in range(_core.ddp_bucket_count(self._handle))]

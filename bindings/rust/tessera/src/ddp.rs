@@ -485,7 +485,7 @@ impl<'c> Ddp<'c> {
     /// Names the CUDA stream on which the trainer writes gradients and uses the reduced ones. For parameters on a device
     /// ([`CudaTensor`]s) everything is in its order: a gradient that is marked ready is what this stream has written by
     /// then, and what it gets after [`wait`](Self::wait) sees the reduced gradients. No call of a step waits for the
-    /// device. A new stream goes on after what the model did on the former one.
+    /// device. A new stream continues after what the model did on the previous one.
     ///
     /// # Errors
     /// `InvalidArgument`: the stream is of another device, or the parameters are on the CPU; `InvalidState`: in the

@@ -16,14 +16,13 @@ use std::rc::Rc;
 
 use tessera_sys as sys;
 
-use crate::comm::CudaTensor;
 use crate::element::{DType, Element};
 use crate::error::{Code, Error, Result};
 use crate::raw;
 
 /// A contiguous, row-major CPU tensor that owns its memory. A clone is another handle of the same memory.
 ///
-/// One made of a [`CudaTensor`] has memory of a device, which it does not own and which cannot be viewed.
+/// One made of a [`CudaTensor`](crate::CudaTensor) has memory of a device, which it does not own and which cannot be viewed.
 ///
 /// ```
 /// # fn main() -> tessera::Result<()> {
@@ -227,10 +226,9 @@ impl Tensor {
         Ok(())
     }
 
-    /// Where the memory is, if that is a device; `None` on the CPU.
-    pub fn cuda(&self) -> Option<CudaTensor> {
-        let address = self.0.data.expose_provenance();
-        self.0.device.map(|device| CudaTensor::from_parts(address, self.0.dtype, self.0.shape.to_vec(), device))
+    /// The address, the shape and the device of a tensor on a device.
+    pub(crate) fn on_device(&self) -> Option<(usize, Vec<i64>, i32)> {
+        self.0.device.map(|device| (self.0.data.expose_provenance(), self.0.shape.to_vec(), device))
     }
 
     fn check_on_cpu(&self) -> Result<()> {
@@ -431,7 +429,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// What can become a [`Tensor`]: `(Vec<T>, shape)`, a tensor, a [`CudaTensor`], and with the feature `ndarray` an
+/// What can become a [`Tensor`]: `(Vec<T>, shape)`, a tensor, a [`CudaTensor`](crate::CudaTensor), and with the feature `ndarray` an
 /// `ndarray::Array`.
 pub trait IntoTensor {
     /// The tensor.
@@ -450,13 +448,6 @@ impl<T: Element, S: AsRef<[usize]>> IntoTensor for (Vec<T>, S) {
 impl IntoTensor for Tensor {
     fn into_tensor(self) -> Result<Tensor> {
         Ok(self)
-    }
-}
-
-impl IntoTensor for CudaTensor {
-    fn into_tensor(self) -> Result<Tensor> {
-        // SAFETY: a contiguous tensor, whose memory its maker keeps as long as anything is given the tensor.
-        self.with_raw(|raw| unsafe { Tensor::borrowed(raw) })
     }
 }
 

@@ -9,7 +9,7 @@ use super::Comm;
 use crate::element::{DType, ReduceOp};
 use crate::error::{check, Error, Result};
 use crate::raw;
-use crate::tensor::{count, raw_tensor};
+use crate::tensor::{count, raw_tensor, IntoTensor, Tensor};
 use crate::work::{Views, Work};
 
 /// A contiguous, row-major tensor in the memory of a CUDA device: where it is and what it holds. It owns nothing.
@@ -40,11 +40,6 @@ impl CudaTensor {
         Ok(CudaTensor { address, dtype, shape, device: raw::int32("the device", device)? })
     }
 
-    /// Of memory that the library, or the maker of another tensor, keeps.
-    pub(crate) fn from_parts(address: usize, dtype: DType, shape: Vec<i64>, device: i32) -> Self {
-        CudaTensor { address, dtype, shape, device }
-    }
-
     /// The address of the first element.
     pub fn address(&self) -> usize {
         self.address
@@ -63,6 +58,21 @@ impl CudaTensor {
         tensor.device_type = sys::TSR_DEVICE_CUDA;
         tensor.device_index = self.device;
         views.with_shape(tensor, self.shape)
+    }
+}
+
+impl IntoTensor for CudaTensor {
+    fn into_tensor(self) -> Result<Tensor> {
+        // SAFETY: a contiguous tensor, whose memory its maker keeps as long as anything is given the tensor.
+        self.with_raw(|raw| unsafe { Tensor::borrowed(raw) })
+    }
+}
+
+impl Tensor {
+    /// Where the memory is, if that is a device; `None` on the CPU.
+    pub fn cuda(&self) -> Option<CudaTensor> {
+        let (address, shape, device) = self.on_device()?;
+        Some(CudaTensor { address, dtype: self.dtype(), shape, device })
     }
 }
 

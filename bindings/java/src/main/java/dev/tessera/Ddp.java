@@ -405,7 +405,7 @@ public final class Ddp extends NativeObject {
      * after {@link #await} sees the reduced gradients. No call of a step waits for the device.
      *
      * @param stream address of a stream of the parameters' device ({@code cudaStream_t}), which must exist until another one
-     *     is set; 0, as at first, is its default stream. A new one goes on after what the model did on the former one
+     *     is set; 0, as at first, is its default stream. A new one continues after what the model did on the previous one
      * @throws TesseraInvalidArgumentException if it is of another device, or the parameters are on the CPU
      * @throws TesseraInvalidStateException in the middle of a step
      */
