@@ -9,9 +9,11 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <vector>
 
+#include "comm/inner_options.hpp"
 #include "device/device.hpp"
 #include "mock_nccl/control.h"
 #include "optim/sgd.hpp"
@@ -41,7 +43,16 @@ using testing::three_layers;
 
 using Floats = std::vector<float>;
 
-CommOptions on_devices() { return test_options(("cpu:" + std::string(test_backend()) + ",cuda:nccl").c_str()); }
+// Ranks with a device each, whatever hosts they pretend to be on.
+Outcomes run_on_devices(int world_size, const std::function<void(Communicator& comm)>& body) {
+    const auto store = make_memory_store(testing::patience(milliseconds{30000}));
+    return testing::run_threads(world_size, [&](int rank) {
+        CommOptions options = test_options(("cpu:" + std::string(test_backend()) + ",cuda:nccl").c_str());
+        options.device = rank;
+        const auto comm = testing::join_job(store, rank, world_size, options);
+        body(*comm);
+    });
+}
 
 // A model's parameters copied to a device, and what a trainer does there.
 class OnDevice {
@@ -169,11 +180,13 @@ class DdpOnDeviceLike : public DdpOnDevice, public ::testing::WithParamInterface
 TEST_P(DdpOnDeviceLike, TheCpu) {
     simulated_cuda_delay(100, 5);
     for (const int world : {1, 2, 3}) {
-        expect_all_well(run_ranks(world, on_devices(), [&](Communicator& comm) {
+        expect_all_well(run_on_devices(world, [&](Communicator& comm) {
             const int rank = comm.rank();
             Model host_model = layers(static_cast<float>(rank));
             OnDevice there(comm, host_model);
-            Ddp host(shared(comm), host_model.params(), GetParam().options);
+            const auto beside =
+                comm.split(0, 0, inner_options(comm, ".host"));  // buckets of two models have no common order
+            Ddp host(beside, host_model.params(), GetParam().options);
             Ddp ddp(shared(comm), there.params(), GetParam().options);
             ASSERT_EQ(ddp.buckets().size(), host.buckets().size());
             for (size_t i = 0; i < ddp.params().size(); ++i) {
@@ -239,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(Options, DdpOnDeviceLike,
 // --- order
 
 TEST_F(DdpOnDevice, NoCallOfAStepWaitsForTheDeviceAndLateGradientsAreIncluded) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         const auto rank = static_cast<float>(comm.rank());
         Model model = three_layers();
         OnDevice there(comm, model);
@@ -274,7 +287,7 @@ TEST_F(DdpOnDevice, NoCallOfAStepWaitsForTheDeviceAndLateGradientsAreIncluded) {
 }
 
 TEST_F(DdpOnDevice, BucketsAreReducedWhileTheTrainerGoesOn) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         Model model = three_layers();
         OnDevice there(comm, model);
         Ddp ddp(shared(comm), there.params(), small());
@@ -308,7 +321,7 @@ TEST_F(DdpOnDevice, BucketsAreReducedWhileTheTrainerGoesOn) {
 }
 
 TEST_F(DdpOnDevice, ANewStreamGoesOnAfterWhatTheModelDidOnTheFormer) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         Model model = three_layers();
         OnDevice there(comm, model);
         Ddp ddp(shared(comm), there.params(), small());
@@ -337,7 +350,7 @@ TEST_F(DdpOnDevice, ANewStreamGoesOnAfterWhatTheModelDidOnTheFormer) {
 
 TEST_F(DdpOnDevice, AHookReducesOnTheStreamOfTheBucket) {
     simulated_cuda_delay(300, 2);
-    expect_all_well(run_ranks(3, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(3, [](Communicator& comm) {
         Model model = three_layers();
         OnDevice there(comm, model);
         Ddp ddp(shared(comm), there.params(), small());
@@ -363,7 +376,7 @@ TEST_F(DdpOnDevice, AHookReducesOnTheStreamOfTheBucket) {
 
 TEST_F(DdpOnDevice, ADestroyedModelLeavesWhatTheDeviceStillDoes) {
     simulated_cuda_delay(2000, 3);
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         Model model = three_layers();
         OnDevice there(comm, model);
         for (int round = 0; round < 5; ++round) {
@@ -380,7 +393,7 @@ TEST_F(DdpOnDevice, ADestroyedModelLeavesWhatTheDeviceStillDoes) {
 
 TEST_F(DdpOnDevice, BuffersMayBeInBothPlaces) {
     simulated_cuda_delay(300, 8);
-    expect_all_well(run_ranks(3, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(3, [](Communicator& comm) {
         const auto rank = static_cast<float>(comm.rank());
         Model model = three_layers();
         OnDevice there(comm, model);
@@ -405,7 +418,7 @@ TEST_F(DdpOnDevice, BuffersMayBeInBothPlaces) {
 
 TEST_F(DdpOnDevice, RanksWithoutDataJoin) {
     simulated_cuda_delay(200, 4);
-    expect_all_well(run_ranks(3, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(3, [](Communicator& comm) {
         const auto rank = static_cast<float>(comm.rank());
         Model model = three_layers(1);
         OnDevice there(comm, model);
@@ -451,7 +464,7 @@ struct Measured {
 };
 
 TEST_F(DdpOnDevice, StatisticsAreByTheClockOfTheDevice) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         Measured kernel;
         Model model = three_layers();
         OnDevice there(comm, model);
@@ -484,7 +497,7 @@ void expect_refused(Communicator& comm, const std::vector<NamedTensor>& register
 }
 
 TEST_F(DdpOnDevice, ParametersElsewhereAreRefusedOnAllRanks) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         Model model = three_layers();
         const bool bad = comm.rank() == 1;
         {
@@ -523,7 +536,7 @@ TEST_F(DdpOnDevice, ParametersElsewhereAreRefusedOnAllRanks) {
 }
 
 TEST_F(DdpOnDevice, ACommunicatorOfTheCpuRefusesThem) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         Model model = three_layers();
         OnDevice there(comm, model);
         CommOptions options = comm.options();
@@ -535,7 +548,7 @@ TEST_F(DdpOnDevice, ACommunicatorOfTheCpuRefusesThem) {
 }
 
 TEST_F(DdpOnDevice, WhatNeedsTheCpuIsRefused) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         Model model = three_layers();
         OnDevice there(comm, model);
         const auto refuse = [&](const DdpOptions& options, const char* name) {
@@ -594,7 +607,7 @@ void expect_the_cpu_goes_on() {
 }
 
 TEST_F(DdpOnDevice, AReductionThatHangsTimesOut) {
-    const auto outcomes = run_ranks(3, on_devices(), [](Communicator& comm) {
+    const auto outcomes = run_on_devices(3, [](Communicator& comm) {
         step_on(comm, [&](int step) {
             if (step != 2) return;
             comm.set_timeout(milliseconds{300});
@@ -614,7 +627,7 @@ TEST_F(DdpOnDevice, AReductionThatHangsTimesOut) {
 }
 
 TEST_F(DdpOnDevice, ARankThatGivesUpFailsTheStepsOfTheOthers) {
-    const auto outcomes = run_ranks(3, on_devices(), [](Communicator& comm) {
+    const auto outcomes = run_on_devices(3, [](Communicator& comm) {
         if (comm.rank() != 2) return step_on(comm);
         Model model = three_layers();
         OnDevice there(comm, model);
@@ -635,7 +648,7 @@ TEST_F(DdpOnDevice, ARankThatGivesUpFailsTheStepsOfTheOthers) {
 TEST_F(DdpOnDevice, ADeviceThatBreaksFailsTheStepOnAllRanks) {
     breaks_ = true;
     int broken = -1;
-    const auto outcomes = run_ranks(2, on_devices(), [&](Communicator& comm) {
+    const auto outcomes = run_on_devices(2, [&](Communicator& comm) {
         step_on(comm, [&](int step) {
             if (step != 3 || comm.rank() != 0) return;
             broken = comm.device()->index;
@@ -652,7 +665,7 @@ TEST_F(DdpOnDevice, ADeviceThatBreaksFailsTheStepOnAllRanks) {
 
 TEST_F(DdpOnDevice, ACallThatFailsFailsTheStepOnAllRanks) {
     for (const char* symbol : {"cuEventRecord", "cuStreamWaitEvent", "cuEventCreate", "cuMemsetD8Async"}) {
-        const auto outcomes = run_ranks(2, on_devices(), [&](Communicator& comm) {
+        const auto outcomes = run_on_devices(2, [&](Communicator& comm) {
             Model model = three_layers();
             OnDevice there(comm, model);
             Ddp ddp(shared(comm), there.params(), small());
@@ -677,7 +690,7 @@ TEST_F(DdpOnDevice, ACallThatFailsFailsTheStepOnAllRanks) {
 }
 
 TEST_F(DdpOnDevice, AnErrorThatNcclReportsLaterFailsTheStep) {
-    const auto outcomes = run_ranks(2, on_devices(), [](Communicator& comm) {
+    const auto outcomes = run_on_devices(2, [](Communicator& comm) {
         step_on(comm, [&](int step) {
             if (step != 2 || comm.rank() != 0) return;
             mock_nccl_hang(0);  // so that the reduction is there when the error is looked for
@@ -689,7 +702,7 @@ TEST_F(DdpOnDevice, AnErrorThatNcclReportsLaterFailsTheStep) {
 }
 
 TEST_F(DdpOnDevice, WithoutMemoryNoRankHasAModel) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
         Model model = three_layers();
         OnDevice there(comm, model);
         comm.run({.collective = Collective::barrier});
