@@ -222,6 +222,10 @@ tsr_status tsr_fsdp_reshard(tsr_fsdp* fsdp, size_t unit) {
     return guard([&] { object_of(fsdp, "fsdp")->reshard(unit); });
 }
 
+tsr_status tsr_fsdp_set_stream(tsr_fsdp* fsdp, void* stream) {
+    return guard([&] { object_of(fsdp, "fsdp")->set_stream(stream); });
+}
+
 tsr_status tsr_fsdp_set_sync(tsr_fsdp* fsdp, int32_t sync) {
     return guard([&] { object_of(fsdp, "fsdp")->set_sync(flag(sync, "sync")); });
 }

@@ -6,6 +6,14 @@
 
 namespace tsr {
 
+std::shared_ptr<void> DeviceApi::allocate_pages(size_t /*size*/) {
+    throw Error(Code::unsupported, fmt::format("{} has no ranges of addresses", name()));
+}
+
+std::unique_ptr<DeviceRange> DeviceApi::reserve(size_t /*size*/) {
+    throw Error(Code::unsupported, fmt::format("{} has no ranges of addresses", name()));
+}
+
 DeviceApi& device_api(Device device) {
     switch (device.type) {
         case DeviceType::cpu: return cpu_device();

@@ -54,6 +54,16 @@ struct Launch {
     const void* arguments = nullptr;  // the kernel's struct, copied by the call
 };
 
+// Addresses of a device that stay reserved for the object's life, and show one piece of pages after another. Pages may be shown
+// in several ranges. The device must be done with a range when it shows other pages, and when it ends.
+class DeviceRange {
+   public:
+    virtual ~DeviceRange() = default;
+    [[nodiscard]] virtual std::byte* data() const = 0;
+    // Pages of the same device, of at least the range's size, which live as long as they are shown.
+    virtual void show(std::shared_ptr<void> pages) = 0;
+};
+
 class DeviceApi {
    public:
     virtual ~DeviceApi() = default;
@@ -71,6 +81,11 @@ class DeviceApi {
     [[nodiscard]] virtual std::shared_ptr<std::byte> allocate_host(size_t size) = 0;
     // The same for memory that is already there, until the last reference is gone; that memory must live longer.
     [[nodiscard]] virtual std::shared_ptr<void> register_host(std::byte* data, size_t size) = 0;
+
+    // Memory without addresses of its own, with undefined content, for ranges. Only where devices have ranges: the CPU has none
+    // here. Both throw NO_MEMORY with the size, or UNSUPPORTED.
+    [[nodiscard]] virtual std::shared_ptr<void> allocate_pages(size_t size);
+    [[nodiscard]] virtual std::unique_ptr<DeviceRange> reserve(size_t size);
 
     // A queue of the device, destroyed with its last reference. nullptr on the CPU.
     [[nodiscard]] virtual std::shared_ptr<void> new_stream() = 0;

@@ -28,6 +28,7 @@ constexpr bool alike(Result (*)(Ours...), TheirResult (*)(Theirs...)) {
 #define TSR_ALIKE(member, symbol, parameters) \
     static_assert(alike(decltype(tsr::cuda::Driver::member){}, decltype(&symbol){}), #symbol);
 TSR_CUDA_DRIVER(TSR_ALIKE)
+TSR_CUDA_MAPPING(TSR_ALIKE)
 #undef TSR_ALIKE
 #define TSR_ALIKE(member, symbol, parameters) \
     static_assert(alike(decltype(tsr::nccl::Library::member){}, decltype(&symbol){}), #symbol);
@@ -53,6 +54,19 @@ static_assert(tsr::cuda::host_portable == CU_MEMHOSTALLOC_PORTABLE &&
               tsr::cuda::host_portable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(tsr::cuda::pointer_memory_type == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 static_assert(tsr::cuda::pointer_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+
+static_assert(tsr::cuda::smallest_granularity == CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+static_assert(tsr::cuda::Location{}.type == CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(tsr::cuda::Access{}.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+static_assert(tsr::cuda::PagesKind{}.type == CU_MEM_ALLOCATION_TYPE_PINNED);
+static_assert(tsr::cuda::PagesKind{}.shared_as == CU_MEM_HANDLE_TYPE_NONE);
+static_assert(sizeof(tsr::cuda::Location) == sizeof(CUmemLocation));
+static_assert(sizeof(tsr::cuda::Access) == sizeof(CUmemAccessDesc));
+static_assert(sizeof(tsr::cuda::PagesKind) == sizeof(CUmemAllocationProp));
+static_assert(offsetof(tsr::cuda::Location, device) == offsetof(CUmemLocation, id));
+static_assert(offsetof(tsr::cuda::Access, flags) == offsetof(CUmemAccessDesc, flags));
+static_assert(offsetof(tsr::cuda::PagesKind, location) == offsetof(CUmemAllocationProp, location));
+static_assert(offsetof(tsr::cuda::PagesKind, flags) == offsetof(CUmemAllocationProp, allocFlags));
 
 #define TSR_AT(ours, theirs)                                                              \
     static_assert(offsetof(tsr::cuda::Copy2D, ours) == offsetof(CUDA_MEMCPY2D, theirs) && \

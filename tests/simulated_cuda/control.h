@@ -28,7 +28,7 @@ void simulated_cuda_capacity(size_t bytes);
 void simulated_cuda_fail(const char* symbol, unsigned calls, int error);
 /* Every later call and operation on the device fails with `error`; 0 ends this, as only a new process does on a GPU. */
 void simulated_cuda_break(int device, int error);
-/* Of all devices together: bytes and pieces of memory that are allocated; streams, events and pinned ranges that exist. */
+/* Of all devices together: bytes and pieces of memory that are allocated (of ranges of addresses, too); streams, events and pinned ranges that exist. */
 typedef struct simulated_cuda_usage {
     size_t bytes;
     size_t allocations;

@@ -31,11 +31,14 @@ extern "C" tsr::cuda::Result cuInit(unsigned flags);
 
 #define EXPORTED __attribute__((visibility("default")))
 
+using tsr::cuda::Access;
 using tsr::cuda::Address;
 using tsr::cuda::Copy2D;
 using tsr::cuda::HostFunction;
 using tsr::cuda::invalid_value;
 using tsr::cuda::Number;
+using tsr::cuda::PagesHandle;
+using tsr::cuda::PagesKind;
 using tsr::cuda::Result;
 
 // The handles that the driver's functions pass around. A function is a kernel of the host's.
@@ -57,6 +60,7 @@ constexpr Result not_registered = 713;
 constexpr size_t region_size = size_t{1} << 35;  // of addresses, a device; only pages that are written take memory
 constexpr size_t default_capacity = size_t{16} << 30;
 constexpr size_t granularity = 4096;
+constexpr size_t large_page = size_t{2} << 20;  // of memory that is mapped
 
 // Set by the first of several operations that ends, and awaited by others.
 class Flag {
@@ -99,7 +103,11 @@ class Memory {
         ::close(file);
     }
 
-    [[nodiscard]] bool covers(Address address) const { return address >= seen_ && address - seen_ < region_size; }
+    [[nodiscard]] bool covers(Address address) const {
+        if (address >= seen_ && address - seen_ < region_size) return true;
+        const std::lock_guard lock(mutex_);
+        return range_at(address) != ranges_.end();
+    }
 
     Result allocate(size_t size, size_t capacity, Address* out) {
         const size_t length = (std::max(size, size_t{1}) + granularity - 1) / granularity * granularity;
@@ -121,16 +129,63 @@ class Memory {
         const std::lock_guard lock(mutex_);
         const auto found = pieces_.find(address);
         if (found == pieces_.end()) return invalid_value;
-        const size_t length = rounded(found->second);
-        ::madvise(bytes_at(address), length, MADV_REMOVE);  // its content is gone
-        used_ -= length;
-        pieces_.erase(found);
+        forget(found);
+        return tsr::cuda::success;
+    }
+
+    // Pages are a piece whose address nobody is told, and which is their handle. They go with their last mapping.
+    Result create_pages(size_t size, size_t capacity, PagesHandle* out) {
+        Address at = 0;
+        if (const Result error = allocate(size, capacity, &at)) return error;
+        const std::lock_guard lock(mutex_);
+        pages_[at] = {size, 0, false};
+        *out = at;
+        return tsr::cuda::success;
+    }
+    Result release_pages(PagesHandle handle) {
+        const std::lock_guard lock(mutex_);
+        const auto found = pages_.find(handle);
+        if (found == pages_.end() || found->second.released) return invalid_value;
+        found->second.released = true;
+        forget_unused(found);
+        return tsr::cuda::success;
+    }
+
+    // Ranges of addresses that are reserved are mapped as a whole.
+    Result map_pages(Address address, size_t size, PagesHandle handle) {
+        const std::lock_guard lock(mutex_);
+        const auto pages = pages_.find(handle);
+        if (pages == pages_.end() || pages->second.released || size > pages->second.size) return invalid_value;
+        if (!ranges_.try_emplace(address, Range{size, handle, false}).second) return invalid_value;
+        ++pages->second.mappings;
+        return tsr::cuda::success;
+    }
+    Result unmap_pages(Address address, size_t size) {
+        const std::lock_guard lock(mutex_);
+        const auto range = ranges_.find(address);
+        if (range == ranges_.end() || range->second.size != size) return invalid_value;
+        const auto pages = pages_.find(range->second.pages);
+        ranges_.erase(range);
+        --pages->second.mappings;
+        forget_unused(pages);
+        return tsr::cuda::success;
+    }
+    Result make_accessible(Address address, size_t size) {
+        const std::lock_guard lock(mutex_);
+        const auto range = ranges_.find(address);
+        if (range == ranges_.end() || range->second.size != size) return invalid_value;
+        range->second.accessible = true;
         return tsr::cuda::success;
     }
 
     // Null if not all of the range lies in one allocation.
     [[nodiscard]] void* bytes(Address address, size_t size) const {
         const std::lock_guard lock(mutex_);
+        if (const auto range = range_at(address); range != ranges_.end()) {
+            const size_t offset = address - range->first;
+            if (!range->second.accessible || size > range->second.size - offset) return nullptr;
+            return bytes_at(range->second.pages + offset);
+        }
         auto next = pieces_.upper_bound(address);
         if (next == pieces_.begin()) return nullptr;
         const auto& [begin, length] = *std::prev(next);
@@ -149,6 +204,35 @@ class Memory {
     }
 
    private:
+    struct Pages {
+        size_t size = 0;
+        unsigned mappings = 0;
+        bool released = false;
+    };
+    struct Range {
+        size_t size = 0;
+        PagesHandle pages = 0;
+        bool accessible = false;
+    };
+
+    void forget(std::map<Address, size_t>::iterator piece) {
+        const size_t length = rounded(piece->second);
+        ::madvise(bytes_at(piece->first), length, MADV_REMOVE);  // its content is gone
+        used_ -= length;
+        pieces_.erase(piece);
+    }
+    void forget_unused(std::map<PagesHandle, Pages>::iterator pages) {
+        if (!pages->second.released || pages->second.mappings > 0) return;
+        forget(pieces_.find(pages->first));
+        pages_.erase(pages);
+    }
+    [[nodiscard]] std::map<Address, Range>::const_iterator range_at(Address address) const {
+        const auto next = ranges_.upper_bound(address);
+        if (next == ranges_.begin()) return ranges_.end();
+        const auto range = std::prev(next);
+        return address - range->first < range->second.size ? range : ranges_.end();
+    }
+
     static size_t rounded(size_t size) { return (size + granularity - 1) / granularity * granularity; }
     static Address map(int file, int protection) {
         void* pages = ::mmap(nullptr, region_size, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
@@ -163,6 +247,8 @@ class Memory {
     Address real_ = 0;
     mutable std::mutex mutex_;  // guards all below
     std::map<Address, size_t> pieces_;
+    std::map<PagesHandle, Pages> pages_;
+    std::map<Address, Range> ranges_;  // that are mapped
     size_t used_ = 0;
 };
 
@@ -258,6 +344,7 @@ struct World {
     std::vector<std::unique_ptr<Device>> devices;
     std::vector<CUstream_st*> streams;
     std::vector<CUstream_st*> default_streams;  // by device; null until used
+    std::map<Address, size_t> reserved;         // addresses without memory of their own
     std::map<Address, size_t> pinned;
     std::map<void*, size_t> pinned_allocations;
     size_t events = 0;
@@ -320,6 +407,16 @@ Device* owner_of(Address address) {
     return nullptr;
 }
 
+// Whether the range is reserved; of size 0: whether the address is in one.
+bool is_reserved(Address address, size_t size) {
+    World& all = world();
+    const std::lock_guard lock(all.mutex);
+    const auto next = all.reserved.upper_bound(address);
+    if (next == all.reserved.begin()) return false;
+    const auto& [begin, length] = *std::prev(next);
+    return size == 0 ? address - begin < length : address == begin && size == length;
+}
+
 bool is_pinned(Address address, size_t size) {
     World& all = world();
     const std::lock_guard lock(all.mutex);
@@ -376,13 +473,16 @@ struct Side {
 };
 
 Side side_of(Address address, size_t size) {
-    Side side{address, owner_of(address) != nullptr, false};
+    Side side{address, owner_of(address) != nullptr || is_reserved(address, 0), false};
     side.pinned = !side.on_device && is_pinned(address, size);
     return side;
 }
 
 void* bytes_of(const Side& side, size_t size) {
-    if (side.on_device) return owner_of(side.address)->memory.bytes(side.address, size);
+    if (side.on_device) {
+        Device* const owner = owner_of(side.address);
+        return owner == nullptr ? nullptr : owner->memory.bytes(side.address, size);
+    }
     return reinterpret_cast<void*>(side.address);  // NOLINT(performance-no-int-to-ptr)
 }
 
@@ -497,7 +597,7 @@ EXPORTED void simulated_cuda_break(int device, int error) {
 EXPORTED void simulated_cuda_used(simulated_cuda_usage* usage) {
     World& all = world();
     const std::lock_guard lock(all.mutex);
-    *usage = {0, 0, all.streams.size(), all.events, all.pinned.size()};
+    *usage = {0, all.reserved.size(), all.streams.size(), all.events, all.pinned.size()};
     for (const auto& device : all.devices) {
         usage->bytes += device->memory.used();
         usage->allocations += device->memory.pieces();
@@ -677,6 +777,76 @@ EXPORTED Result cuMemFree_v2(Address address) {
     if (owner == nullptr) return invalid_value;
     wait_for(owner);
     return owner->memory.free(address);
+}
+
+EXPORTED Result cuMemGetAllocationGranularity(size_t* size, const PagesKind* /*kind*/, int /*option*/) {
+    if (const Result error = entered("cuMemGetAllocationGranularity")) return error;
+    *size = large_page;
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuMemCreate(PagesHandle* pages, size_t size, const PagesKind* kind, unsigned long long flags) {
+    if (const Result error = entered("cuMemCreate")) return error;
+    World& all = world();
+    const auto number = static_cast<size_t>(kind->location.device);
+    if (kind->type != 1 || kind->location.type != 1 || number >= all.devices.size()) return invalid_value;
+    if (flags != 0 || size == 0 || size % large_page != 0) return invalid_value;
+    size_t capacity = 0;
+    {
+        const std::lock_guard lock(all.mutex);
+        capacity = all.capacity;
+    }
+    return all.devices[number]->memory.create_pages(size, capacity, pages);
+}
+
+EXPORTED Result cuMemRelease(PagesHandle pages) {
+    if (const Result error = entered("cuMemRelease")) return error;
+    Device* const owner = owner_of(pages);
+    return owner == nullptr ? invalid_value : owner->memory.release_pages(pages);
+}
+
+// A range is of no device before pages of one are mapped.
+EXPORTED Result cuMemAddressReserve(Address* at, size_t size, size_t alignment, Address wish,
+                                    unsigned long long flags) {
+    if (const Result error = entered("cuMemAddressReserve")) return error;
+    if (alignment != 0 || wish != 0 || flags != 0 || size == 0 || size % large_page != 0) return invalid_value;
+    void* addresses = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (addresses == MAP_FAILED) return tsr::cuda::out_of_memory;
+    *at = reinterpret_cast<Address>(addresses);
+    const std::lock_guard lock(world().mutex);
+    world().reserved[*at] = size;
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuMemAddressFree(Address at, size_t size) {
+    if (const Result error = entered("cuMemAddressFree")) return error;
+    if (!is_reserved(at, size) || owner_of(at) != nullptr) return invalid_value;
+    const std::lock_guard lock(world().mutex);
+    ::munmap(reinterpret_cast<void*>(at), size);  // NOLINT(performance-no-int-to-ptr)
+    world().reserved.erase(at);
+    return tsr::cuda::success;
+}
+
+// Neither this nor cuMemUnmap waits for operations that use the range.
+EXPORTED Result cuMemMap(Address at, size_t size, size_t offset, PagesHandle pages, unsigned long long flags) {
+    if (const Result error = entered("cuMemMap")) return error;
+    Device* const owner = owner_of(pages);
+    if (owner == nullptr || offset != 0 || flags != 0 || !is_reserved(at, size)) return invalid_value;
+    return owner->memory.map_pages(at, size, pages);
+}
+
+EXPORTED Result cuMemUnmap(Address at, size_t size) {
+    if (const Result error = entered("cuMemUnmap")) return error;
+    Device* const owner = owner_of(at);
+    return owner == nullptr ? invalid_value : owner->memory.unmap_pages(at, size);
+}
+
+EXPORTED Result cuMemSetAccess(Address at, size_t size, const Access* access, size_t count) {
+    if (const Result error = entered("cuMemSetAccess")) return error;
+    Device* const owner = owner_of(at);
+    if (owner == nullptr || count != 1 || access->flags != 3 || access->location.type != 1) return invalid_value;
+    if (access->location.device != owner->context.index) return invalid_value;
+    return owner->memory.make_accessible(at, size);
 }
 
 EXPORTED Result cuMemHostAlloc(void** memory, size_t size, unsigned /*flags*/) {

@@ -381,6 +381,7 @@ cdef extern from "tessera/fsdp.h" nogil:
     tsr_status tsr_fsdp_unshard(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_await(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_reshard(tsr_fsdp *fsdp, size_t unit)
+    tsr_status tsr_fsdp_set_stream(tsr_fsdp *fsdp, void *stream)
     tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, tsr_flag sync)
     tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, tsr_flag accumulate)
     tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, tsr_flag all_reduce)

@@ -4,7 +4,13 @@
  *
  * A step: for each unit tsr_fsdp_forward, compute, tsr_fsdp_forward_done; then, in reverse, tsr_fsdp_backward, write
  * gradients, tsr_fsdp_grads_ready; tsr_fsdp_wait, and the optimizer's step on the shards. All ranks make these calls
- * for the same units in the same order. docs/FSDP.md describes what each option does and costs. */
+ * for the same units in the same order. docs/FSDP.md describes what each option does and costs.
+ *
+ * Parameters are all on the CPU, or all on the CUDA device of a communicator with the backend "cpu:auto,cuda:nccl". On a
+ * device, shards, unsharded parameters and gradients are there too, one copy per rank, and everything goes in the order of
+ * one stream of the trainer (tsr_fsdp_set_stream): it computes and updates shards on that stream. Where a call below
+ * "returns when" or "waits", on a device it makes the stream wait, not the caller, who waits for the other ranks' callers
+ * alone. Memory of the host is never read or written there. */
 #ifndef TESSERA_FSDP_H
 #define TESSERA_FSDP_H
 
@@ -20,7 +26,8 @@ typedef struct tsr_fsdp_unit {
     const char *name; /* unique in the model */
     /* n contiguous tensors of one dimension or more (any number in a flat unit), sharded by rows. Floating-point; those
      * without a gradient may have any dtype, which they keep when unsharded. data may be NULL: the shards are then
-     * zero, to be written through tsr_fsdp_shard or by a load */
+     * zero, to be written through tsr_fsdp_shard or by a load. On a device they are read in the order of its default
+     * stream */
     const tsr_param *params;
     size_t n;                /* at least 1 */
     const tsr_flag *trained; /* n flags, 0: without a gradient; NULL: all are trained */
@@ -285,6 +292,16 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_await(tsr_fsdp *fsdp, size_t unit);
  *          NO_MEMORY, INTERRUPTED (call again)
  *  @threadsafety exclusive  @collective yes  @blocking only a unit on its way  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_reshard(tsr_fsdp *fsdp, size_t unit);
+
+/** Name the stream of the trainer, which goes on after what the former one had. What the trainer does with shards,
+ *  unsharded parameters and gradients, it does on this stream.
+ *  @param fsdp    borrowed for the call
+ *  @param stream  of the parameters' device (cudaStream_t), borrowed until another is set or destroy; NULL, as created:
+ *                 the device's default stream
+ *  @return TSR_OK, INVALID_ARGUMENT (of another device, or not NULL and the parameters are on the CPU), INVALID_STATE (a
+ *          unit is not sharded, or its gradients are being reduced), ABORTED, CUDA
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_stream(tsr_fsdp *fsdp, void *stream);
 
 /** Set whether the following backward passes reduce gradients. Without synchronisation, gradients stay unsharded on
  *  each rank, and use memory, until the next backward pass with synchronisation reduces their sum: they are initially

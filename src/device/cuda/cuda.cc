@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "device/cuda/driver.hpp"
 #include "device/cuda/kernel_module.hpp"
+#include "device/cuda/range.hpp"
 #include "device/device.hpp"
 #include "kernels/list.hpp"
 
@@ -82,6 +83,7 @@ class Cuda final : public DeviceApi {
         Number number = 0;
         check(functions_.device_get(&number, index), [&] { return name_; });
         check(functions_.primary_context_retain(&context_, number), [&] { return name_ + ": creating its context"; });
+        number_ = number;
     }
 
     [[nodiscard]] std::string_view name() const override { return name_; }
@@ -122,6 +124,13 @@ class Cuda final : public DeviceApi {
                     const Current owner(functions_, context_);
                     functions_.host_unregister(registered);
                 }};
+    }
+
+    [[nodiscard]] std::shared_ptr<void> allocate_pages(size_t size) override {
+        return make_pages(functions_, number_, size, [&] { return no_room(size, "memory"); });
+    }
+    [[nodiscard]] std::unique_ptr<DeviceRange> reserve(size_t size) override {
+        return make_range(functions_, number_, name_, size);
     }
 
     [[nodiscard]] std::shared_ptr<void> new_stream() override {
@@ -263,6 +272,7 @@ class Cuda final : public DeviceApi {
     const std::string name_;
     Context context_ = nullptr;
     KernelModule kernels_{functions_, name_};
+    Number number_ = 0;  // the driver's
 };
 
 }  // namespace

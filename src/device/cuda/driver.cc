@@ -37,6 +37,7 @@ Loaded load() {
     functions.member = reinterpret_cast<decltype(functions.member)>(::dlsym(library, #symbol)); \
     if (functions.member == nullptr) missing = #symbol;
     TSR_CUDA_DRIVER(TSR_LOOK_UP)
+    TSR_CUDA_MAPPING(TSR_LOOK_UP)
 #undef TSR_LOOK_UP
     int version = 0;
     if (functions.driver_version != nullptr) functions.driver_version(&version);

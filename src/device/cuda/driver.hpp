@@ -17,9 +17,10 @@ struct CUfunc_st;
 
 namespace tsr::cuda {
 
-using Result = int;        // CUresult
-using Number = int;        // CUdevice
-using Address = uint64_t;  // CUdeviceptr
+using Result = int;                      // CUresult
+using Number = int;                      // CUdevice
+using Address = uint64_t;                // CUdeviceptr
+using PagesHandle = unsigned long long;  // CUmemGenericAllocationHandle
 using Context = CUctx_st*;
 using Stream = CUstream_st*;
 using EventHandle = CUevent_st*;
@@ -47,6 +48,32 @@ struct Copy2D {
     size_t height = 0;
 };
 
+// CUmemLocation
+struct Location {
+    int type = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
+    Number device = 0;
+};
+
+// CUmemAllocationProp: what memory without addresses of its own is.
+struct PagesKind {
+    int type = 1;       // CU_MEM_ALLOCATION_TYPE_PINNED
+    int shared_as = 0;  // CU_MEM_HANDLE_TYPE_NONE
+    Location location;
+    void* windows = nullptr;
+    struct {
+        unsigned char compression = 0;
+        unsigned char gpu_direct_rdma = 0;
+        unsigned short usage = 0;
+        unsigned char reserved[4] = {};
+    } flags;
+};
+
+// CUmemAccessDesc
+struct Access {
+    Location location;
+    int flags = 3;  // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+};
+
 constexpr Result success = 0;
 constexpr Result invalid_value = 1;      // CUDA_ERROR_INVALID_VALUE
 constexpr Result out_of_memory = 2;      // CUDA_ERROR_OUT_OF_MEMORY
@@ -64,6 +91,7 @@ constexpr unsigned host_portable = 1;       // CU_MEMHOSTALLOC_PORTABLE, CU_MEMH
 constexpr int pointer_memory_type = 2;      // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 constexpr int pointer_device_ordinal = 9;   // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 constexpr unsigned memory_type_device = 2;  // CU_MEMORYTYPE_DEVICE
+constexpr int smallest_granularity = 0;     // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 constexpr int oldest_version = 12000;
 
 // (member, symbol, parameters)
@@ -107,9 +135,22 @@ constexpr int oldest_version = 12000;
       (Function function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z, unsigned threads_x, \
        unsigned threads_y, unsigned threads_z, unsigned shared_bytes, Stream stream, void** arguments, void** extra))
 
+// Memory that is mapped at addresses.
+#define TSR_CUDA_MAPPING(X)                                                                                           \
+    X(granularity, cuMemGetAllocationGranularity, (size_t* size, const PagesKind* kind, int option))                  \
+    X(pages_create, cuMemCreate, (PagesHandle * pages, size_t size, const PagesKind* kind, unsigned long long flags)) \
+    X(pages_release, cuMemRelease, (PagesHandle pages))                                                               \
+    X(addresses_reserve, cuMemAddressReserve,                                                                         \
+      (Address * at, size_t size, size_t alignment, Address wish, unsigned long long flags))                          \
+    X(addresses_free, cuMemAddressFree, (Address at, size_t size))                                                    \
+    X(map, cuMemMap, (Address at, size_t size, size_t offset, PagesHandle pages, unsigned long long flags))           \
+    X(unmap, cuMemUnmap, (Address at, size_t size))                                                                   \
+    X(set_access, cuMemSetAccess, (Address at, size_t size, const Access* access, size_t count))
+
 struct Driver {
 #define TSR_MEMBER(member, symbol, parameters) Result(*member) parameters = nullptr;
     TSR_CUDA_DRIVER(TSR_MEMBER)
+    TSR_CUDA_MAPPING(TSR_MEMBER)
 #undef TSR_MEMBER
 };
 

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "comm/fingerprint.hpp"
-#include "comm/inner_options.hpp"
 #include "parallel/fsdp/unwritten.hpp"
 #include "parallel/tensor/tensor_parallel.hpp"
 
@@ -18,14 +17,17 @@ namespace {
 
 constexpr size_t names_in_message = 8;
 
-// A communicator of the ranks with the same color.
-std::shared_ptr<Communicator> own_communicator(Communicator& comm, const char* what, int color) {
-    CommOptions options = inner_options(comm, fmt::format("/{}", what));
-    options.bound = true;
-    return comm.split(color, comm.rank(), options);
-}
-
 }  // namespace
+
+template <class Body>
+auto Fsdp::attempt(Body&& body) {
+    try {
+        return body();
+    } catch (const Error& error) {  // of these codes, nothing has happened
+        if (error.code() != Code::invalid_state && error.code() != Code::interrupted) failed_ = error;
+        throw;
+    }
+}
 
 Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options,
            std::shared_ptr<TensorParallel> slices)
@@ -36,10 +38,7 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
       grad_slots_(
           options.grads_in_flight,
           [this](const std::shared_ptr<GradMemory>& memory, size_t size) {
-              return submit(*scatter_->comm(), [scatter = scatter_, memory, size] {
-                  memory->buffer.reset();
-                  memory->buffer = scatter->comm()->allocate(size);
-              });
+              return attempt([&] { return place_->allocate(memory, size); });
           },
           [this](const WorkPtr& work) { await(work); }) {
     for (FsdpUnit& unit : units) {
@@ -47,6 +46,8 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     }
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(units, options_, comm_->world_size());
+        device_ = device_of(units, comm_->device());
+        if (device_.type != DeviceType::cpu) check_for_device(units, options_, slices_ != nullptr);
         if (slices_) slices_->check_data_ranks(*comm_);
         for (const FsdpUnit& unit : units) {
             for (const NamedTensor& param : unit.params) {
@@ -84,25 +85,23 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     plan_->ranks = ranks;
     lay_out(*plan_, shard);
     take_memory();
-    copies_ = std::make_shared<WholeCopies>(own_communicator(*comm_, "parameters", group), plan_);
+    place_->connect(*comm_, group, shard, ScatterOptions{options_.op, options_.pre_divide},
+                    slices_ ? slices_->grad_parts(slice_of_) : nullptr);
     for (size_t u = 0; u < units.size(); ++u) {
         const int among = units[u].reshard_after_forward;
         if (among == 1) continue;
-        const int hosts = among == 0 ? 1 : copies_->prepare_to_keep(among);
-        states_[u].keeping_hosts = hosts;
-        if (hosts > 1) states_[u].kept = std::make_shared<KeptPart>(KeptPart{hosts, {}});
+        states_[u].keepers = among == 0 ? 1 : place_->prepare_to_keep(u, among);
     }
-    const auto replicas = ranks < comm_->world_size() ? own_communicator(*comm_, "replicas", shard) : nullptr;
-    scatter_ = std::make_shared<GradientScatter>(own_communicator(*comm_, "gradients", group), replicas, plan_,
-                                                 ScatterOptions{options_.op, options_.pre_divide}, shard_grads_);
-    if (slices_) scatter_->set_parts(slices_->grad_parts(slice_of_));
     for (size_t u = 0; u < units.size(); ++u) order_.push_back(u);
     for (auto* flags : {&unused_, &written_, &used_, &has_grad_}) flags->assign(plan_->params.size(), 0);
     take_values(units);
 }
 
-// Queued jobs use only what they share with this object, nothing of the object itself.
-Fsdp::~Fsdp() = default;
+Fsdp::~Fsdp() {
+    bool is_idle = !failed_;
+    for (size_t u = 0; u < states_.size(); ++u) is_idle = is_idle && phase(u) == UnitPhase::sharded;
+    place_->end(is_idle);
+}
 
 // --- what there is
 
@@ -132,7 +131,7 @@ Tensor Fsdp::whole(size_t param) const {
                                       : "sharded; access it between forward() and forward_done(), or between "
                                         "backward() and grads_ready()"));
     }
-    return {state.range.data() + what.whole_at, what.shape, what.whole_dtype, {}};
+    return tensor_at(place_->data(what.unit) + what.whole_at, what.shape, what.whole_dtype);
 }
 
 Tensor Fsdp::grad(size_t param) const {
@@ -149,13 +148,15 @@ Tensor Fsdp::grad(size_t param) const {
                         "unit \"{}\"; use the gradient's shard afterwards",
                         what.name, plan_->units[what.unit].name));
     }
-    return {grad_slots_.data(*state.grad_slot) + what.grad_at, what.shape, what.grad_dtype, {}};
+    return tensor_at(grad_slots_.data(*state.grad_slot) + what.grad_at, what.shape, what.grad_dtype);
 }
 
 void Fsdp::unused(size_t param) {
     const Tensor grad = this->grad(param);
     const UnitState& state = states_[this->param(param).unit];
-    if (grad.size_bytes() > 0 && sync_ && !state.sums) std::memset(grad.data, 0, grad.size_bytes());
+    if (grad.size_bytes() > 0 && sync_ && !state.sums) {
+        attempt([&] { place_->zero(grad.data, grad.size_bytes()); });
+    }
     unused_[param] = 1;
 }
 
@@ -173,7 +174,7 @@ bool Fsdp::used(size_t param) const {
 
 Tensor Fsdp::shard(size_t param) const {
     const FsdpParam& what = this->param(param);
-    return {shards_.get() + what.shard_at, what.shard_shape, what.dtype, {}};
+    return tensor_at(shards_.params.get() + what.shard_at, what.shard_shape, what.dtype);
 }
 
 Tensor Fsdp::shard_grad(size_t param) const {
@@ -182,7 +183,7 @@ Tensor Fsdp::shard_grad(size_t param) const {
         throw refusal(Code::invalid_state,
                       fmt::format("parameter \"{}\" is not trained; it has no gradient", what.name));
     }
-    return {shard_grads_.get() + what.shard_grad_at, what.shard_shape, what.dtype, {}};
+    return tensor_at(shards_.grads.get() + what.shard_grad_at, what.shard_shape, what.dtype);
 }
 
 // Ranks with other slices shard these in the same way, by the shapes that they have there.
@@ -230,11 +231,10 @@ void Fsdp::begin_whole(size_t unit) {
     const bool is_left = one.memory == Memory::left;
     const size_t slot = is_left ? one.slot : whole_slots_.take(plan_->units[unit].whole_size, one.last_slot);
     try {
-        one.gathering = submit(*copies_->comm(),
-                               [copies = copies_, shards = shards_, unit, slot, memory = whole_slots_.memory(slot),
-                                kept = one.is_kept ? one.kept : nullptr, is_left] {
-                                   copies->make_whole(unit, slot, *memory, shards.get(), kept.get(), is_left);
-                               });
+        const auto from = is_left                          ? UnitPlace::From::left
+                          : one.is_kept && one.keepers > 1 ? UnitPlace::From::kept
+                                                           : UnitPlace::From::shards;
+        one.gathering = attempt([&] { return place_->unshard(unit, whole_slots_.id(slot), from); });
     } catch (...) {
         if (!is_left) whole_slots_.give_back(slot);
         throw;
@@ -253,7 +253,7 @@ void Fsdp::await_whole(size_t unit) {
     }
     if (one.memory == Memory::whole) return;
     await(one.gathering);
-    one.range.show(whole_slots_.memory(one.slot)->memory.get());
+    attempt([&] { place_->show(unit, whole_slots_.id(one.slot)); });
     one.gathering = nullptr;
     one.last_slot = one.slot;
     one.memory = Memory::whole;
@@ -269,9 +269,7 @@ void Fsdp::give_back(size_t unit) {
                       fmt::format("unit \"{}\" is in its backward; call grads_ready() first", plan_->units[unit].name));
     }
     if (one.memory == Memory::on_its_way) await_whole(unit);
-#ifndef NDEBUG
-    one.range.hide();  // catches uses of an invalid view
-#endif
+    attempt([&] { place_->hide(unit); });
     whole_slots_.give_back(one.slot);
     one.memory = Memory::none;
 }
@@ -280,9 +278,7 @@ void Fsdp::end_backward(size_t unit) {
     UnitState& one = states_[unit];
     const bool leaves = one.memory == Memory::whole || one.memory == Memory::left;
     if (one.reshards || one.in_backward() || !leaves) return give_back(unit);
-#ifndef NDEBUG
-    one.range.hide();
-#endif
+    attempt([&] { place_->hide(unit); });
     one.is_kept = false;
     one.memory = Memory::left;
 }
@@ -347,12 +343,11 @@ void Fsdp::forward(size_t unit) {
 void Fsdp::forward_done(size_t unit) {
     const Reentry once = enter();
     UnitState& one = state(unit);
-    if (one.keeping_hosts == 1) return;
+    if (one.keepers == 1) return;
     bool kept = one.is_kept;
-    if (one.kept && !kept && one.memory != Memory::none && !one.in_backward()) {
+    if (one.keepers > 1 && !kept && one.memory != Memory::none && !one.in_backward()) {
         await_whole(unit);
-        (void)submit(*copies_->comm(), [copies = copies_, unit, memory = whole_slots_.memory(one.slot),
-                                        part = one.kept] { copies->keep(unit, *memory, *part); });
+        attempt([&] { place_->keep(unit, whole_slots_.id(one.slot)); });
         kept = true;
     }
     give_back(unit);
@@ -364,6 +359,7 @@ void Fsdp::backward(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
     if (one.in_backward()) return;
+    if (one.is_reduced() && !place_->sees_gradients()) place_->check_can("a second backward of a unit in a step");
     pass_ = Pass::backward;
     begin_whole(unit);
     prefetch(Pass::backward, unit);
@@ -372,7 +368,7 @@ void Fsdp::backward(size_t unit) {
     for (const size_t param : one.trained) unused_[param] = 0;
     // Set last, so that an interrupted call resumes where it stopped.
     one.backward = one.is_reduced() ? Backward::begun_again : Backward::begun;
-    if (!sync_ || one.sums) return;
+    if (!sync_ || one.sums || !place_->sees_gradients()) return;
     for (const size_t param : one.trained) mark_unwritten(grad(param));
 }
 
@@ -383,13 +379,15 @@ void Fsdp::take_grad_slot(size_t unit) {
         one.clears_grads = !sync_;
     }
     std::byte* grads = grad_slots_.ready(*one.grad_slot);
-    if (std::exchange(one.clears_grads, false)) std::memset(grads, 0, plan_->units[unit].grad_size);
+    if (!one.clears_grads) return;
+    attempt([&] { place_->zero(grads, plan_->units[unit].grad_size); });
+    one.clears_grads = false;
 }
 
 // Unwritten memory may hold another unit's gradient.
 void Fsdp::refuse_unwritten(size_t unit) const {
     const UnitState& one = states_[unit];
-    if (!sync_ || one.sums) return;
+    if (!sync_ || one.sums || !place_->sees_gradients()) return;
     std::vector<std::string_view> names;
     for (const size_t param : one.trained) {
         if (is_unwritten(grad(param))) names.push_back(this->param(param).name);
@@ -420,14 +418,10 @@ void Fsdp::grads_ready(size_t unit) {
     const bool add = one.is_reduced() || accumulate_;
     if (sync_ && one.grad_slot) {
         const auto& memory = grad_slots_.memory(*one.grad_slot);
-        grad_slots_.reduce(*one.grad_slot,
-                           submit(*scatter_->comm(), [scatter = scatter_, unit, memory, add, everywhere = all_reduce_] {
-                               if (everywhere) {
-                                   scatter->reduce(unit, memory->buffer->data(), add);
-                               } else {
-                                   scatter->reduce_partly(unit, memory->buffer->data());
-                               }
-                           }));
+        grad_slots_.reduce(*one.grad_slot, attempt([&] {
+            if (!all_reduce_) return place_->reduce_partly(unit, memory);
+            return place_->reduce(unit, memory, add ? UnitPlace::Into::old_grads : UnitPlace::Into::new_grads);
+        }));
         one.grad_slot.reset();
     }
     for (const size_t param : one.trained) written_[param] |= unused_[param] == 0 ? 1 : 0;
@@ -472,7 +466,7 @@ void Fsdp::wait() {
 void Fsdp::share_used() {
     if (!sharing_) {
         shared_used_ = std::make_shared<std::vector<uint8_t>>(written_);
-        sharing_ = submit(*scatter_->comm(), [scatter = scatter_, used = shared_used_] { scatter->share(*used); });
+        sharing_ = attempt([&] { return place_->share(shared_used_); });
     }
     await(sharing_);
     sharing_ = nullptr;
@@ -510,17 +504,20 @@ void Fsdp::set_sync(bool sync) {
 
 void Fsdp::set_accumulate(bool accumulate) {
     check_not_in_backward("accumulation");
+    if (accumulate) place_->check_can("accumulation in the shards' gradients");
     accumulate_ = accumulate;
 }
 
 void Fsdp::set_reshard_after_backward(size_t unit, bool reshard) {
     UnitState& one = state(unit);
     check_not_in_backward("resharding after backward");
+    if (!reshard) place_->check_can("memory that a unit keeps after its backward");
     one.reshards = reshard;
 }
 
 void Fsdp::set_all_reduce(bool all_reduce) {
     check_not_in_backward("the reduction over replicas");
+    if (!all_reduce) place_->check_can("a reduction that leaves out replicas");
     all_reduce_ = all_reduce;
 }
 
@@ -531,8 +528,8 @@ void Fsdp::zero_grad() {
 
 // Clears the shards' gradients and what accumulates unsharded or within replicas.
 void Fsdp::give_up_gradients() {
-    scatter_->forget_partial();
-    std::memset(shard_grads_.get(), 0, plan_->shard_grad_size);
+    place_->forget_partial();
+    attempt([&] { place_->zero(shards_.grads.get(), plan_->shard_grad_size); });
     std::fill(written_.begin(), written_.end(), uint8_t{0});
     forget_gradients();
     for (UnitState& one : states_) {
@@ -545,23 +542,16 @@ void Fsdp::give_up_gradients() {
 
 // --- waits and errors
 
-WorkPtr Fsdp::submit(Communicator& comm, std::function<void()> job) {
-    try {
-        return comm.submit_job(std::move(job));
-    } catch (const Error& error) {
-        if (error.code() != Code::invalid_state) failed_ = error;  // otherwise nothing has happened
-        throw;
-    }
-}
-
+// Null: done already.
 void Fsdp::await(const WorkPtr& work) {
+    if (!work) return;
     // Each collective has its own deadline; this one only guards against work that never finishes. Jobs queued before
     // it count too: three collectives per unit.
     constexpr milliseconds most = std::chrono::hours{24 * 365};  // a longer time may overflow the clock
     const auto deadline = Deadline::in(
         std::min(most, comm_->options().timeout * static_cast<int64_t>(4 * states_.size() + 4) + milliseconds{10000}));
     try {
-        work->wait(deadline);
+        place_->await(*work, deadline);
     } catch (const Error& error) {
         // An interrupted wait does not stop the work; the caller may wait again.
         if (error.code() != Code::interrupted) failed_ = error;
@@ -569,8 +559,15 @@ void Fsdp::await(const WorkPtr& work) {
     }
 }
 
+void Fsdp::set_stream(StreamHandle stream) {
+    const Reentry once = enter();
+    check_idle("the stream cannot be changed");
+    place_->set_stream(stream);
+}
+
 void Fsdp::check_idle(const char* what) const {
     fail_if_failed();
+    place_->check();
     for (size_t u = 0; u < states_.size(); ++u) {
         const std::string& name = plan_->units[u].name;
         switch (phase(u)) {

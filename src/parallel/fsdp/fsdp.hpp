@@ -1,7 +1,7 @@
 // Fully sharded data-parallel training: every rank holds a shard of each parameter, of its gradient and of the
 // optimizer's state. The trainer groups parameters into units and marks where a unit's forward and backward begin and
-// end. In between a unit's parameters are unsharded ("whole"), in one copy per host (whole_copies.hpp), and its
-// gradients are reduced into the shards during backward (gradient_scatter.hpp).
+// end. In between a unit's parameters are unsharded ("whole"), and its gradients are reduced into the shards during
+// backward. This is the schedule; how it is done on the CPU and on a device is in host_units.hpp and device_units.hpp.
 //
 //     forward(u)        unshards it, and prefetches the next units
 //     forward_done(u)   shards it again, or keeps it until its backward: whole, or over fewer ranks
@@ -18,7 +18,7 @@
 // All ranks make the same calls of forward, backward and grads_ready in the same order. Memory is assigned by these
 // calls alone, never by timing, so the ranks agree on it without communication.
 //
-// Owned by one thread. It has two communicators, for parameters and for gradients, which work concurrently.
+// Owned by one thread.
 #pragma once
 
 #include <memory>
@@ -29,12 +29,10 @@
 #include "base/reentry.hpp"
 #include "comm/communicator.hpp"
 #include "optim/optimizer.hpp"
-#include "parallel/fsdp/address_range.hpp"
-#include "parallel/fsdp/gradient_scatter.hpp"
 #include "parallel/fsdp/options.hpp"
 #include "parallel/fsdp/slots.hpp"
+#include "parallel/fsdp/unit_place.hpp"
 #include "parallel/fsdp/unit_plan.hpp"
-#include "parallel/fsdp/whole_copies.hpp"
 #include "parallel/params.hpp"
 
 namespace tsr {
@@ -46,7 +44,8 @@ class TensorParallel;
 
 class Fsdp {
    public:
-    // Collective: checks that all ranks register the same model. The tensors' memory is read only in the constructor.
+    // Collective: checks that all ranks register the same model. The tensors' memory is read only in the constructor; on
+    // a device, in the order of its default stream.
     // `slices`: the tensor-parallel model whose slices the parameters are, if any.
     Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options,
          std::shared_ptr<TensorParallel> slices = nullptr);
@@ -95,6 +94,9 @@ class Fsdp {
     // The tensor-parallel model whose slices the parameters are; nullptr: whole parameters.
     [[nodiscard]] const std::shared_ptr<TensorParallel>& slices() const { return slices_; }
 
+    // On a device: the trainer's stream, on which it uses what it gets from this object. What a call waits for, this
+    // stream waits for. Between steps; as created, the default stream.
+    void set_stream(StreamHandle stream);
     // Between steps. Without synchronisation, gradients accumulate unsharded on each rank. With accumulation, reduced
     // gradients are added to the shards' gradients.
     void set_sync(bool sync);
@@ -125,14 +127,12 @@ class Fsdp {
     // State of a unit's gradients in this step. A later backward adds to them.
     enum class Backward { none, begun, done, begun_again };
     struct UnitState {
-        AddressRange range;
         std::vector<size_t> trained;
-        int keeping_hosts = 0;  // hosts that keep it from forward to backward; 1: each keeps all of it; 0: none
-        std::shared_ptr<KeptPart> kept;  // part kept by this host, if several keep it
+        int keepers = 0;  // parts in which it is kept from forward to backward; 1: all of it; 0: nothing
         bool is_kept = false;
         Memory memory = Memory::none;
         size_t slot = 0;                  // unless `memory` is none
-        std::optional<size_t> last_slot;  // the slot that the range shows or showed last
+        std::optional<size_t> last_slot;  // in which it was unsharded last
         WorkPtr gathering;                // while it is on its way
         bool reshards = true;             // after its backward
         Backward backward = Backward::none;
@@ -171,18 +171,22 @@ class Fsdp {
     void await(const WorkPtr& work);
     void fail_if_failed() const;
     [[nodiscard]] Error refusal(Code code, const std::string& why) const;
-    [[nodiscard]] WorkPtr submit(Communicator& comm, std::function<void()> job);
+    // Runs what begins something in the background. An error other than INVALID_STATE and INTERRUPTED is the model's end.
+    template <class Body>
+    auto attempt(Body&& body);
+    [[nodiscard]] Tensor tensor_at(std::byte* data, const Dims& shape, DType dtype) const {
+        return {data, shape, dtype, device_};
+    }
 
     const std::shared_ptr<Communicator> comm_;
     FsdpOptions options_;
     const std::shared_ptr<TensorParallel> slices_;
+    Device device_;                          // of the parameters
     std::vector<size_t> slice_of_;           // of each parameter: its index in slices_
     mutable std::vector<FsdpPlan> plan_at_;  // by place in the tensor-parallel group; made when it is needed
     std::shared_ptr<FsdpPlan> plan_;
-    std::shared_ptr<WholeCopies> copies_;
-    std::shared_ptr<GradientScatter> scatter_;
-    std::shared_ptr<std::byte> shards_;
-    std::shared_ptr<std::byte> shard_grads_;
+    ShardMemory shards_;
+    std::unique_ptr<UnitPlace> place_;
     std::vector<UnitState> states_;
 
     WholeSlots whole_slots_;

@@ -8,17 +8,11 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "parallel/fsdp/unit_place.hpp"
 #include "parallel/fsdp/unit_plan.hpp"
 #include "parallel/tensor/grad_parts.hpp"
 
 namespace tsr {
-
-struct ScatterOptions {
-    ReduceOp op = ReduceOp::avg;
-    // Each rank divides its gradients by this first; the remaining factor of the average (or sum) is applied to the
-    // shards.
-    double pre_divide = 1;
-};
 
 class GradientScatter {
    public:

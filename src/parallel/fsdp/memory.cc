@@ -7,7 +7,9 @@
 #include <map>
 #include <vector>
 
+#include "parallel/fsdp/device_units.hpp"
 #include "parallel/fsdp/fsdp.hpp"
+#include "parallel/fsdp/host_units.hpp"
 #include "parallel/shard_memory.hpp"
 
 namespace tsr {
@@ -33,9 +35,15 @@ std::vector<uint8_t> given_by_rank_zero(Communicator& comm, const std::vector<Fs
 void Fsdp::take_memory() {
     std::array<uint8_t, 1> lacks{0};
     try {
-        shards_ = allocate_shards(plan_->shard_size, fsdp_alignment);
-        shard_grads_ = allocate_shards(plan_->shard_grad_size, fsdp_alignment);
-        for (size_t u = 0; u < states_.size(); ++u) states_[u].range = AddressRange(plan_->units[u].whole_size);
+        if (device_.type == DeviceType::cpu) {
+            shards_ = {allocate_shards(plan_->shard_size, fsdp_alignment),
+                       allocate_shards(plan_->shard_grad_size, fsdp_alignment)};
+            place_ = std::make_unique<HostUnits>(plan_, shards_);
+        } else {
+            DeviceApi& api = device_api(device_);
+            shards_ = {api.allocate_zeroed(plan_->shard_size), api.allocate_zeroed(plan_->shard_grad_size)};
+            place_ = std::make_unique<DeviceUnits>(plan_, device_, shards_);
+        }
     } catch (const std::exception&) {
         lacks[0] = 1;
     }
@@ -60,6 +68,7 @@ void Fsdp::take_memory() {
 void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
     const std::vector<uint8_t> given =
         options_.sync_values ? given_by_rank_zero(*comm_, units) : std::vector<uint8_t>{};
+    DeviceApi& api = device_api(device_);
     for (size_t u = 0; u < units.size(); ++u) {
         if (options_.sync_values) {
             std::map<size_t, std::vector<size_t>> pieces;  // each with its parameters that have values
@@ -86,9 +95,10 @@ void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
             const std::byte* const values = units[u].params[i].tensor.data;
             if (values == nullptr || own.size_bytes() == 0) continue;
             const auto begin = static_cast<size_t>(param(plan_->units[u].params[i]).elements.begin);
-            std::memcpy(own.data, values + begin * size_of(own.dtype), own.size_bytes());
+            api.copy(own.data, values + begin * size_of(own.dtype), own.size_bytes(), nullptr);
         }
     }
+    api.record(nullptr)->wait(Deadline::in(comm_->options().timeout));
 }
 
 // Bytes of a rank's shards from the first to the last of these pieces of the unit.
@@ -105,9 +115,12 @@ void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, Range pieces, con
     const size_t each = scattered(number, pieces);
     if (each == 0) return;
     const size_t begin = plan_->units[number].pieces[static_cast<size_t>(pieces.begin)].shard_at;
-    std::vector<std::byte> all;
-    if (comm_->rank() == 0) {
-        all.resize(each * static_cast<size_t>(comm_->world_size()));
+    DeviceApi& api = device_api(device_);
+    const bool is_root = comm_->rank() == 0;
+    const size_t size_of_all = is_root ? each * static_cast<size_t>(comm_->world_size()) : 0;
+    std::shared_ptr<std::byte> all;
+    if (is_root) {
+        all = api.allocate_zeroed(size_of_all);
         for (const size_t i : params) {
             const FsdpParam& param = this->param(plan_->units[number].params[i]);
             const FsdpPiece& piece = plan_->units[number].pieces[param.piece];
@@ -116,20 +129,22 @@ void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, Range pieces, con
                 const int place = r % shard_ranks();
                 const Range part = elements_of(*plan_, param, place);
                 if (part.begin == part.end) continue;
-                std::memcpy(all.data() + each * static_cast<size_t>(r) + piece.shard_at - begin +
-                                place_in_chunk(*plan_, param, place) * size,
-                            unit.params[i].tensor.data + static_cast<size_t>(part.begin) * size,
-                            static_cast<size_t>(part.end - part.begin) * size);
+                api.copy(all.get() + each * static_cast<size_t>(r) + piece.shard_at - begin +
+                             place_in_chunk(*plan_, param, place) * size,
+                         unit.params[i].tensor.data + static_cast<size_t>(part.begin) * size,
+                         static_cast<size_t>(part.end - part.begin) * size, nullptr);
             }
         }
     }
-    const Tensor input{all.data(), Dims{static_cast<int64_t>(all.size())}, DType::u8, {}};
-    const Tensor output{shards_.get() + begin, Dims{static_cast<int64_t>(each)}, DType::u8, {}};
-    comm_->run({.collective = Collective::scatter,
-                .inputs = {&input, comm_->rank() == 0 ? size_t{1} : size_t{0}},
-                .outputs = {&output, 1},
-                .peer = 0,
-                .label = "parameters"});
+    const Tensor input = tensor_at(all.get(), Dims{static_cast<int64_t>(size_of_all)}, DType::u8);
+    const Tensor output = tensor_at(shards_.params.get() + begin, Dims{static_cast<int64_t>(each)}, DType::u8);
+    const Request request{.collective = Collective::scatter,
+                          .inputs = {&input, is_root ? size_t{1} : size_t{0}},
+                          .outputs = {&output, 1},
+                          .peer = 0,
+                          .label = "parameters"};
+    if (device_.type == DeviceType::cpu) return comm_->run(request);
+    comm_->submit(request)->wait(Deadline::in(comm_->options().timeout + milliseconds{10000}));
 }
 
 }  // namespace tsr

@@ -37,6 +37,12 @@ struct FsdpOptions {
 // Throws INVALID_ARGUMENT for an invalid model or invalid options.
 void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int world_size);
 
+// The device of a valid model's parameters. `own`: the communicator's, if it has one. Throws INVALID_ARGUMENT or UNSUPPORTED if
+// they are not all in one place, or on another device.
+[[nodiscard]] Device device_of(const std::vector<FsdpUnit>& units, const std::optional<Device>& own);
+// Throws UNSUPPORTED for options that parameters on a device cannot have.
+void check_for_device(const std::vector<FsdpUnit>& units, const FsdpOptions& options, bool has_slices);
+
 // One line per option, unit and parameter for check_same_on_all_ranks (comm/fingerprint.hpp).
 [[nodiscard]] std::vector<std::string> description(const std::vector<FsdpUnit>& units, const FsdpOptions& options);
 

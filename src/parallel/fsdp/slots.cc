@@ -13,14 +13,14 @@ size_t WholeSlots::take(size_t size, std::optional<size_t> last) {
         found = last;
     } else {
         for (size_t s = 0; s < slots_.size(); ++s) {
-            if (slots_[s].used || slots_[s].memory->size < size) continue;
-            if (!found || slots_[s].memory->size < slots_[*found].memory->size) found = s;
+            if (slots_[s].used || slots_[s].size < size) continue;
+            if (!found || slots_[s].size < slots_[*found].size) found = s;
         }
     }
     if (!found) {
         found = slots_.size();
         const size_t pages = std::max<size_t>((size + page_size - 1) / page_size, 1);
-        slots_.push_back({std::make_shared<WholeMemory>(WholeMemory{pages * page_size, {}})});
+        slots_.push_back({pages * page_size});
     }
     slots_[*found].used = true;
     return *found;

@@ -11,9 +11,14 @@
 
 #include "comm/communicator.hpp"
 #include "comm/work.hpp"
-#include "parallel/fsdp/whole_copies.hpp"
 
 namespace tsr {
+
+// A slot for unsharded parameters.
+struct SlotId {
+    size_t number = 0;
+    size_t size = 0;  // in bytes: pages
+};
 
 class WholeSlots {
    public:
@@ -21,25 +26,24 @@ class WholeSlots {
     // one.
     [[nodiscard]] size_t take(size_t size, std::optional<size_t> last);
     void give_back(size_t slot) { slots_[slot].used = false; }
-    // Shared with jobs in the queue.
-    [[nodiscard]] const std::shared_ptr<WholeMemory>& memory(size_t slot) const { return slots_[slot].memory; }
+    [[nodiscard]] SlotId id(size_t slot) const { return {slot, slots_[slot].size}; }
 
    private:
     struct Slot {
-        std::shared_ptr<WholeMemory> memory;
+        size_t size = 0;
         bool used = false;
     };
     std::vector<Slot> slots_;
 };
 
-// Memory of a communicator, allocated by a job in its queue.
+// On the CPU, memory of a communicator, allocated by a job in its queue.
 struct GradMemory {
     std::shared_ptr<Buffer> buffer;
 };
 
 class GradSlots {
    public:
-    // Queues the allocation of `size` bytes to replace what `memory` holds.
+    // Queues the allocation of `size` bytes to replace what `memory` holds. May return null: it is done.
     using Allocate = std::function<WorkPtr(std::shared_ptr<GradMemory> memory, size_t size)>;
     using Await = std::function<void(const WorkPtr& work)>;
     // At most `in_flight` slots are being reduced when another is taken.

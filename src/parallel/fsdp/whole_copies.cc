@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "comm/inner_options.hpp"
+#include "parallel/fsdp/unit_place.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr {
@@ -211,16 +212,7 @@ bool WholeCopies::agree(size_t unit, size_t slot, bool is_stale) {
             const int64_t* const one = &all[words * place];
             is_stale = is_stale || one[2] != 0;
             if (one[0] == own[0] && one[1] == own[1]) continue;
-            const int rank = rank_of(place);
-            const auto theirs = static_cast<size_t>(one[0]);
-            throw Error(Code::mismatch, fmt::format("rank {} unshards unit \"{}\" while rank {} unshards unit "
-                                                    "\"{}\"{}; all ranks must unshard the same "
-                                                    "units in the same order",
-                                                    comm_->rank(), plan_->units[unit].name, rank,
-                                                    theirs < plan_->units.size() ? plan_->units[theirs].name : "?",
-                                                    theirs == unit ? " with other units also unsharded" : ""))
-                .with_rank(comm_->rank())
-                .with_peer(rank);
+            throw unshards_another(*plan_, comm_->rank(), unit, rank_of(place), static_cast<size_t>(one[0]));
         }
     };
     const auto ask_host = [&] {

@@ -75,6 +75,40 @@ TEST_F(CudaDriver, AStreamWaitsForTheEventOfAnother) {
     }
 }
 
+TEST_F(CudaDriver, ARangeShowsOnePieceOfPagesAfterAnother) {
+    constexpr size_t size = 3000000;  // no whole pages
+    const auto range = device().reserve(size);
+    const auto other = device().reserve(100);
+    std::byte* const at = range->data();
+    EXPECT_THROW(device().check_memory(at), Error);
+    const auto fill = [&](std::byte* data, uint8_t value) {
+        std::vector<uint8_t> values(size, value);
+        device().copy(data, bytes_of(values), size, nullptr);
+    };
+    auto first = device().allocate_pages(size);
+    const auto second = device().allocate_pages(2 * size);
+    range->show(first);
+    EXPECT_NO_THROW(device().check_memory(at + size - 1));
+    fill(at, 1);
+    synchronize(device(), nullptr);
+    range->show(second);
+    fill(at, 2);
+    other->show(second);  // the same pages in two ranges
+    EXPECT_EQ(content(device(), other->data(), 100), std::vector<uint8_t>(100, 2));
+    range->show(first);
+    EXPECT_EQ(range->data(), at);
+    first.reset();  // they live as long as they are shown
+    EXPECT_EQ(content(device(), at, size), std::vector<uint8_t>(size, 1));
+    range->show(second);
+    EXPECT_EQ(content(device(), at + size - 3, 3), std::vector<uint8_t>(3, 2));
+}
+
+TEST_F(CudaDriver, PagesThatDoNotFitAreNoMemory) {
+    const Error error = failure([] { (void)device().allocate_pages(size_t{1} << 46); });
+    EXPECT_EQ(error.code(), Code::no_memory);
+    EXPECT_THAT(error.what(), HasSubstr("70368744177664 bytes"));
+}
+
 TEST_F(CudaDriver, TellsItsMemoryFromTheHosts) {
     const auto memory = device().allocate(100);
     EXPECT_NO_THROW(device().check_memory(memory.get()));

@@ -1166,6 +1166,7 @@ functions! {
     fn tsr_fsdp_unshard(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_await(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_reshard(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
+    fn tsr_fsdp_set_stream(fsdp: *mut tsr_fsdp, stream: *mut c_void) -> tsr_status;
     fn tsr_fsdp_set_sync(fsdp: *mut tsr_fsdp, sync: tsr_flag) -> tsr_status;
     fn tsr_fsdp_set_accumulate(fsdp: *mut tsr_fsdp, accumulate: tsr_flag) -> tsr_status;
     fn tsr_fsdp_set_all_reduce(fsdp: *mut tsr_fsdp, all_reduce: tsr_flag) -> tsr_status;

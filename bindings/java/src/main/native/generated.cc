@@ -809,6 +809,12 @@ void fsdp_reshard(JNIEnv* env, jclass, jlong fsdp, jlong unit) {
     });
 }
 
+void fsdp_set_stream(JNIEnv* env, jclass, jlong fsdp, jlong stream) {
+    shim(env, [&] {
+        check(env, tsr_fsdp_set_stream(as<tsr_fsdp>(fsdp), as<void>(stream)));
+    });
+}
+
 void fsdp_set_sync(JNIEnv* env, jclass, jlong fsdp, jboolean sync) {
     shim(env, [&] {
         check(env, tsr_fsdp_set_sync(as<tsr_fsdp>(fsdp), (sync ? 1 : 0)));
@@ -1717,6 +1723,7 @@ Methods plain_methods() {
         method<fsdp_unshard>("fsdpUnshard"),
         method<fsdp_await>("fsdpAwait"),
         method<fsdp_reshard>("fsdpReshard"),
+        method<fsdp_set_stream>("fsdpSetStream"),
         method<fsdp_set_sync>("fsdpSetSync"),
         method<fsdp_set_accumulate>("fsdpSetAccumulate"),
         method<fsdp_set_all_reduce>("fsdpSetAllReduce"),

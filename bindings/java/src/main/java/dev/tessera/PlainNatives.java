@@ -118,6 +118,7 @@ abstract class PlainNatives {
     static native void fsdpUnshard(long fsdp, long unit);
     static native void fsdpAwait(long fsdp, long unit);
     static native void fsdpReshard(long fsdp, long unit);
+    static native void fsdpSetStream(long fsdp, long stream);
     static native void fsdpSetSync(long fsdp, boolean sync);
     static native void fsdpSetAccumulate(long fsdp, boolean accumulate);
     static native void fsdpSetAllReduce(long fsdp, boolean allReduce);

@@ -1,0 +1,324 @@
+#include "parallel/fsdp/device_units.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr milliseconds after_timeout{10000};  // operations end by themselves at the communicator's timeout
+constexpr milliseconds after_abort{10000};
+
+class DeviceBuffer final : public Buffer {
+   public:
+    DeviceBuffer(std::shared_ptr<std::byte> memory, size_t size) : memory_(std::move(memory)), size_(size) {}
+    [[nodiscard]] std::byte* data() const override { return memory_.get(); }
+    [[nodiscard]] size_t size() const override { return size_; }
+
+   private:
+    const std::shared_ptr<std::byte> memory_;
+    const size_t size_;
+};
+
+}  // namespace
+
+void DeviceUnits::Lanes::each(FunctionRef<void(Lane&)> use) {
+    for (Lane* lane : {&gathers, &scatters, &replicas}) {
+        if (lane->comm) use(*lane);
+    }
+    for (auto& [parts, lane] : keepers) use(lane);
+}
+
+void DeviceUnits::Lanes::abort(const std::string& reason) {
+    each([&](Lane& lane) { lane.comm->abort(reason); });
+    hosts->abort(reason);
+}
+
+Error DeviceUnits::Lanes::cause_of(const Error& error) {
+    if (error.code() != Code::aborted) return error;
+    std::optional<Error> cause = hosts->error();
+    each([&](Lane& lane) {
+        if (!cause || cause->code() == Code::aborted) cause = lane.comm->error();
+    });
+    return cause && cause->code() != Code::aborted ? *cause : error;
+}
+
+DeviceUnits::DeviceUnits(std::shared_ptr<const FsdpPlan> plan, Device device, ShardMemory shards)
+    : plan_(std::move(plan)), device_(device), api_(device_api(device)), shards_(std::move(shards)) {
+    for (const UnitPlan& unit : plan_->units) units_.push_back({.range = api_.reserve(unit.whole_size)});
+}
+
+void DeviceUnits::connect(Communicator& comm, int group, int place, const ScatterOptions& options,
+                          std::shared_ptr<GradParts> parts) {
+    if (parts) check_can("a tensor-parallel model");
+    options_ = options;
+    lanes_ = std::make_shared<Lanes>();
+    lanes_->hosts = own_communicator(comm, "order", 0, Reach::cpu);
+    lanes_->gathers.comm = own_communicator(comm, "parameters", group, Reach::all);
+    lanes_->scatters.comm = own_communicator(comm, "gradients", group, Reach::all);
+    if (plan_->ranks == comm.world_size()) return;
+    lanes_->replicas.comm = own_communicator(comm, "replicas", place, Reach::all);
+    between_ = api_.new_stream();
+}
+
+Deadline DeviceUnits::deadline() const { return Deadline::in(lanes_->hosts->options().timeout + after_timeout); }
+
+template <class Body>
+auto DeviceUnits::together(Body&& body) {
+    try {
+        return body();
+    } catch (...) {
+        Error error = current_error();
+        if (error.code() == Code::interrupted) throw;
+        error = lanes_->cause_of(error);
+        lanes_->abort(error.what());
+        throw error;
+    }
+}
+
+WorkPtr DeviceUnits::submit(Lane& lane, const Request& request) {
+    lane.last = lane.comm->submit(request);
+    return lane.last;
+}
+
+void DeviceUnits::await(const Work& work, Deadline deadline) {
+    together([&] { work.order(stream_, deadline); });
+}
+
+// --- unsharded parameters
+
+// The driver does not wait for the device when it maps other pages, so this does. A unit stays in its slot as long as the order
+// of the calls leaves it free.
+void DeviceUnits::move_to(Unit& unit, SlotId slot) {
+    if (unit.slot == slot.number) return;
+    if (unit.released) unit.released->wait(deadline());
+    slots_.resize(std::max(slots_.size(), slot.number + 1));
+    std::shared_ptr<void>& pages = slots_[slot.number];
+    if (!pages) pages = api_.allocate_pages(slot.size);
+    unit.range->show(pages);
+    unit.slot = slot.number;
+}
+
+Tensor DeviceUnits::bytes(std::byte* data, int64_t size) const { return {data, Dims{size}, DType::u8, device_}; }
+
+size_t DeviceUnits::part_size(const FsdpPiece& piece, int parts) const {
+    return static_cast<size_t>(piece.chunk) * static_cast<size_t>(plan_->ranks / parts) * size_of(piece.whole_dtype);
+}
+
+WorkPtr DeviceUnits::gather(size_t unit, From from) {
+    Unit& one = units_[unit];
+    std::vector<Tensor> inputs;
+    std::vector<Tensor> outputs;
+    const int parts = from == From::kept ? one.kept.parts : plan_->ranks;
+    std::byte* kept = one.kept.memory.get();
+    for (const FsdpPiece& piece : plan_->units[unit].pieces) {
+        const auto size = static_cast<int64_t>(part_size(piece, parts));
+        if (size == 0) continue;
+        inputs.push_back(bytes(from == From::kept ? kept : shards_.params.get() + piece.shard_at, size));
+        outputs.push_back(bytes(one.range->data() + piece.whole_at, size * parts));
+        kept += size;
+    }
+    if (inputs.empty()) return nullptr;
+    return submit(from == From::kept ? lanes_->keepers.at(parts) : lanes_->gathers,
+                  {.collective = Collective::all_gather,
+                   .inputs = inputs,
+                   .outputs = outputs,
+                   .label = from == From::kept ? "kept parts of a unit" : "parameters of a unit",
+                   .stream = stream_});
+}
+
+// In the background. Once it is done, all ranks have launched the same.
+WorkPtr DeviceUnits::compare(size_t unit, SlotId slot) const {
+    return lanes_->hosts->submit_job([lanes = lanes_, plan = plan_, unit, number = slot.number] {
+        try {
+            Communicator& hosts = *lanes->hosts;
+            std::array<int64_t, 2> own{static_cast<int64_t>(unit), static_cast<int64_t>(number)};
+            std::vector<int64_t> all(own.size() * static_cast<size_t>(hosts.world_size()));
+            const Tensor input = tensor_of(std::span<int64_t>(own), DType::i64);
+            const Tensor output = tensor_of(std::span<int64_t>(all), DType::i64);
+            hosts.run({.collective = Collective::all_gather,
+                       .inputs = {&input, 1},
+                       .outputs = {&output, 1},
+                       .label = "next unit to unshard"});
+            for (int rank = 0; rank < hosts.world_size(); ++rank) {
+                const int64_t* const theirs = &all[own.size() * static_cast<size_t>(rank)];
+                if (theirs[0] == own[0] && theirs[1] == own[1]) continue;
+                throw unshards_another(*plan, hosts.rank(), unit, rank, static_cast<size_t>(theirs[0]));
+            }
+        } catch (const Error& error) {
+            lanes->each(
+                [&](Lane& lane) { lane.comm->abort(error.what()); });  // they would wait for each other for ever
+            throw;
+        }
+    });
+}
+
+WorkPtr DeviceUnits::unshard(size_t unit, SlotId slot, From from) {
+    return together([&] {
+        move_to(units_[unit], slot);
+        units_[unit].gather = gather(unit, from);
+        return compare(unit, slot);
+    });
+}
+
+void DeviceUnits::show(size_t unit, SlotId /*slot*/) {
+    if (const WorkPtr gather = std::exchange(units_[unit].gather, nullptr)) await(*gather, deadline());
+}
+
+void DeviceUnits::hide(size_t unit) {
+    together([&] { units_[unit].released = api_.record(stream_); });
+}
+
+int DeviceUnits::prepare_to_keep(size_t unit, int ranks) {
+    if (ranks >= plan_->ranks) return 0;
+    units_[unit].kept.parts = ranks;
+    Lane& keepers = lanes_->keepers[ranks];
+    Communicator& group = *lanes_->gathers.comm;
+    if (!keepers.comm) {
+        keepers.comm = own_communicator(group, fmt::format("{}_keepers", ranks), group.rank() / ranks, Reach::all);
+    }
+    return ranks;
+}
+
+void DeviceUnits::keep(size_t unit, SlotId /*slot*/) {
+    together([&] {
+        Unit& one = units_[unit];
+        Kept& kept = one.kept;
+        const std::vector<FsdpPiece>& pieces = plan_->units[unit].pieces;
+        if (!kept.memory) {
+            size_t size = 0;
+            for (const FsdpPiece& piece : pieces) size += part_size(piece, kept.parts);
+            kept.memory = api_.allocate(size);
+        }
+        const auto place = static_cast<size_t>(lanes_->keepers.at(kept.parts).comm->rank());
+        std::byte* at = kept.memory.get();
+        for (const FsdpPiece& piece : pieces) {
+            const size_t size = part_size(piece, kept.parts);
+            api_.copy(at, one.range->data() + piece.whole_at + place * size, size, stream_);
+            at += size;
+        }
+    });
+}
+
+// --- gradients
+
+// Memory that is replaced is kept for others: to free it would make the host wait for the device. The trainer's stream has
+// waited for its last reduction, so whoever gets it comes after that.
+WorkPtr DeviceUnits::allocate(const std::shared_ptr<GradMemory>& memory, size_t size) {
+    together([&] {
+        if (memory->buffer) spare_.push_back(std::move(memory->buffer));
+        std::shared_ptr<Buffer>* fit = nullptr;
+        for (std::shared_ptr<Buffer>& spare : spare_) {
+            if (spare->size() >= size && (fit == nullptr || spare->size() < (*fit)->size())) fit = &spare;
+        }
+        if (fit == nullptr) {
+            memory->buffer = std::make_shared<DeviceBuffer>(api_.allocate(size), size);
+        } else {
+            memory->buffer = std::move(*fit);
+            std::erase(spare_, nullptr);
+        }
+    });
+    return nullptr;
+}
+
+WorkPtr DeviceUnits::reduce(size_t unit, const std::shared_ptr<GradMemory>& memory, Into into) {
+    if (into == Into::old_grads) check_can("a second reduction into the same gradients");
+    return together([&] {
+        WorkPtr last;
+        for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
+            std::vector<Tensor> inputs;
+            std::vector<Tensor> outputs;
+            for (const FsdpPiece& piece : plan_->units[unit].pieces) {
+                if (!piece.trained || piece.chunk == 0 || piece.dtype != dtype) continue;
+                inputs.push_back(
+                    {memory->buffer->data() + piece.grad_at, Dims{piece.chunk * plan_->ranks}, dtype, device_});
+                outputs.push_back({shards_.grads.get() + piece.shard_grad_at, Dims{piece.chunk}, dtype, device_});
+            }
+            if (inputs.empty()) continue;
+            last = submit(lanes_->scatters, {.collective = Collective::reduce_scatter,
+                                             .inputs = inputs,
+                                             .outputs = outputs,
+                                             .op = options_.op,
+                                             .label = "gradients of a unit",
+                                             .stream = stream_});
+            if (!lanes_->replicas.comm) continue;
+            last->order(between_.get(), deadline());
+            last = submit(lanes_->replicas, {.collective = Collective::all_reduce,
+                                             .outputs = outputs,
+                                             .op = options_.op,
+                                             .label = "gradients of replicas",
+                                             .stream = between_.get()});
+        }
+        return last;
+    });
+}
+
+WorkPtr DeviceUnits::reduce_partly(size_t /*unit*/, const std::shared_ptr<GradMemory>& /*memory*/) {
+    check_can("a reduction without replicas");
+    return nullptr;
+}
+
+WorkPtr DeviceUnits::share(const std::shared_ptr<std::vector<uint8_t>>& flags) {
+    return together([&] {
+        return lanes_->hosts->submit_job([lanes = lanes_, flags] {
+            const Tensor tensor = tensor_of(std::span(*flags), DType::u8);
+            lanes->hosts->run({.collective = Collective::all_reduce,
+                               .outputs = {&tensor, 1},
+                               .op = ReduceOp::max,
+                               .label = "used parameters"});
+        });
+    });
+}
+
+void DeviceUnits::zero(std::byte* data, size_t size) {
+    together([&] { api_.zero(data, size, stream_); });
+}
+
+// Each of these needs a kernel: a sum, a quotient, a conversion, a comparison of memory.
+void DeviceUnits::check_can(const char* what) const {
+    throw Error(Code::unsupported, fmt::format("{} is not available for parameters on a CUDA device", what));
+}
+
+// --- streams, errors, the end
+
+void DeviceUnits::set_stream(StreamHandle stream) {
+    api_.check_stream(stream);
+    api_.wait(stream, *api_.record(stream_));
+    stream_ = stream;
+}
+
+void DeviceUnits::check() {
+    together([&] {
+        lanes_->each([](Lane& lane) {
+            if (!lane.last || !lane.last->done()) return;
+            if (const auto error = lane.last->error()) throw Error(*error);
+        });
+    });
+}
+
+// Pages must stay where they are as long as the device uses them.
+void DeviceUnits::end(bool is_idle) noexcept {
+    try {
+        if (is_idle) {
+            try {
+                lanes_->each([this](Lane& lane) {
+                    if (lane.last) lane.last->wait(deadline());
+                });
+            } catch (...) {
+                is_idle = false;
+            }
+        }
+        if (!is_idle) lanes_->abort("the model was destroyed in the middle of a step");
+        api_.record(stream_)->wait(Deadline::in(after_abort));
+    } catch (...) {
+        for (Unit& unit : units_) static_cast<void>(unit.range.release());
+    }
+}
+
+}  // namespace tsr

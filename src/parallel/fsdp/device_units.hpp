@@ -1,0 +1,111 @@
+// Units on a CUDA device. Each communicator has a stream there, beside the trainer's:
+//
+//     trainer's    optimizer . . . forward of u . forward of u+1 . . . backward of u+1 . backward of u . . . wait . optimizer
+//                     \ event        / event        /                            \ event         / slots       / event
+//     parameters       gather u . . gather u+1 . . .                              \             /             /
+//     gradients                                                                    scatter u+1 . scatter u . .
+//
+// A gather or a scatter waits for all that the trainer's stream had when it was asked for: the last write of the shards, the
+// last use of the slot, the gradients. The trainer's stream waits for it when the trainer needs it: never the host for the
+// device, but where a unit moves to another slot. So slots bound the memory, however far the host runs ahead, and no
+// operation can outlive the memory that it uses.
+//
+// All operations are launched by the trainer's thread, in the same order on all ranks, as NCCL needs it. What is unsharded is
+// compared by the hosts (jobs of the communicator `hosts`), so that ranks that differ are named.
+//
+// A slot is pages of the device; each unit sees the slot that it is in at its own fixed addresses (DeviceRange).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "device/device.hpp"
+#include "parallel/fsdp/unit_place.hpp"
+
+namespace tsr {
+
+class DeviceUnits final : public UnitPlace {
+   public:
+    // Throws NO_MEMORY or CUDA.
+    DeviceUnits(std::shared_ptr<const FsdpPlan> plan, Device device, ShardMemory shards);
+
+    void connect(Communicator& comm, int group, int place, const ScatterOptions& options,
+                 std::shared_ptr<GradParts> parts) override;
+    void await(const Work& work, Deadline deadline) override;
+    [[nodiscard]] WorkPtr unshard(size_t unit, SlotId slot, From from) override;
+    void show(size_t unit, SlotId slot) override;
+    void hide(size_t unit) override;
+    [[nodiscard]] std::byte* data(size_t unit) const override { return units_[unit].range->data(); }
+    [[nodiscard]] int prepare_to_keep(size_t unit, int ranks) override;
+    void keep(size_t unit, SlotId slot) override;
+    [[nodiscard]] WorkPtr allocate(const std::shared_ptr<GradMemory>& memory, size_t size) override;
+    [[nodiscard]] WorkPtr reduce(size_t unit, const std::shared_ptr<GradMemory>& memory, Into into) override;
+    [[nodiscard]] WorkPtr reduce_partly(size_t unit, const std::shared_ptr<GradMemory>& memory) override;
+    void forget_partial() override {}
+    [[nodiscard]] bool sees_gradients() const override { return false; }
+    [[nodiscard]] WorkPtr share(const std::shared_ptr<std::vector<uint8_t>>& flags) override;
+    void zero(std::byte* data, size_t size) override;
+    void check_can(const char* what) const override;
+    void set_stream(StreamHandle stream) override;
+    void check() override;
+    void end(bool is_idle) noexcept override;
+
+   private:
+    // A communicator, and the last operation on its stream.
+    struct Lane {
+        std::shared_ptr<Communicator> comm;
+        WorkPtr last;
+    };
+    // Shared with jobs of the hosts.
+    struct Lanes {
+        std::shared_ptr<Communicator> hosts;
+        Lane gathers;
+        Lane scatters;
+        Lane replicas;                // without a communicator: no other rank holds the same shards
+        std::map<int, Lane> keepers;  // by number of parts
+
+        void each(FunctionRef<void(Lane&)> use);
+        void abort(const std::string& reason);  // any thread
+        // Why they failed; `error` if nobody knows better.
+        [[nodiscard]] Error cause_of(const Error& error);
+    };
+    // What a unit keeps from its forward to its backward: one of `parts` equal parts of each piece.
+    struct Kept {
+        int parts = 0;
+        std::shared_ptr<std::byte> memory;  // null before it is kept for the first time
+    };
+    struct Unit {
+        std::unique_ptr<DeviceRange> range;
+        std::optional<size_t> slot;                   // that it shows
+        std::shared_ptr<const DeviceEvent> released;  // after its last use there
+        WorkPtr gather;                               // until it is shown
+        Kept kept;
+    };
+
+    // Runs `body`; if it fails, aborts what other ranks wait for.
+    template <class Body>
+    auto together(Body&& body);
+    static WorkPtr submit(Lane& lane, const Request& request);
+    void move_to(Unit& unit, SlotId slot);
+    [[nodiscard]] WorkPtr gather(size_t unit, From from);
+    [[nodiscard]] WorkPtr compare(size_t unit, SlotId slot) const;
+    [[nodiscard]] Tensor bytes(std::byte* data, int64_t size) const;
+    [[nodiscard]] size_t part_size(const FsdpPiece& piece, int parts) const;
+    [[nodiscard]] Deadline deadline() const;
+
+    const std::shared_ptr<const FsdpPlan> plan_;
+    const Device device_;
+    DeviceApi& api_;
+    const ShardMemory shards_;
+    StreamHandle stream_ = nullptr;             // the trainer's
+    std::shared_ptr<void> between_;             // a stream from scatters to replicas
+    std::vector<std::shared_ptr<void>> slots_;  // their pages, before the units that show them go
+    std::vector<Unit> units_;
+    std::vector<std::shared_ptr<Buffer>> spare_;  // memory of gradients that no slot has
+    ScatterOptions options_;
+    std::shared_ptr<Lanes> lanes_;
+};
+
+}  // namespace tsr
