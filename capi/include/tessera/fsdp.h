@@ -293,7 +293,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_await(tsr_fsdp *fsdp, size_t unit);
  *  @threadsafety exclusive  @collective yes  @blocking only a unit on its way  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_reshard(tsr_fsdp *fsdp, size_t unit);
 
-/** Name the stream of the trainer, which goes on after what the former one had. What the trainer does with shards,
+/** Name the stream of the trainer, which continues after what the previous one had. What the trainer does with shards,
  *  unsharded parameters and gradients, it does on this stream.
  *  @param fsdp    borrowed for the call
  *  @param stream  of the parameters' device (cudaStream_t), borrowed until another is set or destroy; NULL, as created:
