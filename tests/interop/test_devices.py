@@ -65,7 +65,9 @@ def test_a_hook_of_ddp_reduces_on_the_stream_of_its_bucket(programs: dict[str, l
     ],
     ids=["old driver", "no device", "old NCCL", "no NCCL", "not NCCL", "no kernels", "not kernels"],
 )
-def test_what_is_missing_is_said(programs: dict[str, list[str]], variables: dict[str, str], words: str) -> None:
-    done = run_job(["-n", "2", *programs["c"]], **variables)
+def test_what_is_missing_is_said(
+    programs: dict[str, list[str]], variables: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    done = run_job(["-n", "2", *programs["c"]], **variables, CHECKPOINTS=str(tmp_path / "checkpoints"))
     assert done.returncode != 0
     assert words in done.stderr, done.stderr

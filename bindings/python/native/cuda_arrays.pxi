@@ -41,21 +41,17 @@ cdef void drop_capsule(object capsule) noexcept:
 
 @cython.final
 @cython.no_gc_clear
-cdef class CudaArray:
+cdef class CudaArray(Lent):
     """A contiguous array of the library on a CUDA device. It has no operations: pass it to a library that has, such
     as ``torch.from_dlpack(array)``, ``cupy.from_dlpack(array)`` or ``jax.dlpack.from_dlpack(array)``, which share its memory.
 
-    The export makes no stream wait: use the memory on the stream of the object that the array is from.
+    The export makes no stream wait: use the memory on the stream of the object that the array is from. Who takes a
+    read-only array is told so, but PyTorch has no read-only tensors.
     """
 
     cdef tsr_tensor view
     cdef int64_t shape_words[8]
     cdef int64_t stride_words[8]
-    cdef Handle owner
-
-    def __dealloc__(self):
-        if self.owner is not None:
-            unpin(self.owner)
 
     @property
     def shape(self):
@@ -76,6 +72,19 @@ cdef class CudaArray:
         """Where the first element is on the device."""
         return <size_t>self.view.data
 
+    def __array__(self, *arguments, **named):
+        raise self.no_host_access()
+
+    def __getitem__(self, place):
+        raise self.no_host_access()
+
+    def __setitem__(self, place, value):
+        raise self.no_host_access()
+
+    cdef object no_host_access(self):
+        return TypeError(f"the array is on CUDA device {self.view.device_index}, where the host cannot reach it; use it "
+                         "there, such as by torch.from_dlpack(array)")
+
     def __dlpack_device__(self):
         return TSR_DEVICE_CUDA, self.view.device_index
 
@@ -84,10 +93,7 @@ cdef class CudaArray:
         cdef dl_versioned *versioned
         cdef void *memory
         cdef bint is_versioned = max_version is not None and max_version[0] >= 1
-        if self.owner is None:
-            raise BufferError("CudaArray objects are made by the objects that own their memory")
-        if self.owner.generation != current_generation():
-            raise BufferError("the memory belongs to the parent of this forked process")
+        self.check_owner()
         if copy:
             raise BufferError("the memory is shared, not copied; pass copy=False")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
@@ -98,6 +104,7 @@ cdef class CudaArray:
         if is_versioned:
             versioned = <dl_versioned *>memory
             versioned.major = 1
+            versioned.flags = self.read_only
             versioned.context = <void *>self
             versioned.deleter = <void (*)(void *) noexcept nogil>drop_versioned
             self.describe(&versioned.tensor)
@@ -117,7 +124,7 @@ cdef class CudaArray:
         out.device_type = TSR_DEVICE_CUDA
         out.device_id = self.view.device_index
         out.ndim = self.view.ndim
-        out.code = 4 if self.view.dtype == TSR_DTYPE_BF16 else 2
+        out.code = dlpack_code_of(self.view.dtype)
         out.bits = <unsigned char>bits
         out.lanes = 1
         out.shape = self.shape_words
@@ -127,8 +134,21 @@ cdef class CudaArray:
         return f"<array of shape {self.shape} on CUDA device {self.view.device_index}>"
 
 
+cdef unsigned char dlpack_code_of(int dtype) noexcept:
+    if dtype in (TSR_DTYPE_F16, TSR_DTYPE_F32, TSR_DTYPE_F64):
+        return 2
+    if dtype in (TSR_DTYPE_I8, TSR_DTYPE_I16, TSR_DTYPE_I32, TSR_DTYPE_I64):
+        return 0
+    if dtype in (TSR_DTYPE_U8, TSR_DTYPE_U16, TSR_DTYPE_U32, TSR_DTYPE_U64):
+        return 1
+    if dtype in (TSR_DTYPE_C64, TSR_DTYPE_C128):
+        return 5
+    return (4 if dtype == TSR_DTYPE_BF16 else 6 if dtype == TSR_DTYPE_BOOL else 10 if dtype == TSR_DTYPE_F8_E4M3 else
+            12 if dtype == TSR_DTYPE_F8_E5M2 else 14)
+
+
 cdef CudaArray cuda_array(Handle owner, const tsr_tensor *tensor):
-    """Over floating-point memory of `owner`, which stays alive for it."""
+    """Over memory of `owner`, which stays alive for it."""
     cdef CudaArray array = CudaArray.__new__(CudaArray)
     cdef int64_t stride = 1
     cdef int i

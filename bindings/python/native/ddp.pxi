@@ -29,10 +29,6 @@ def ddp_param_count(DDP ddp not None):
     return count
 
 
-cdef tuple shape_of(const tsr_tensor *tensor):
-    return tuple([tensor.shape[i] for i in range(tensor.ndim)])
-
-
 def ddp_param(DDP ddp not None, size_t place):
     """(name, dtype, shape)"""
     cdef Lease lease = share(ddp)
@@ -49,28 +45,12 @@ def ddp_shared_param(DDP ddp not None, size_t place):
     return tensor_view(ddp, &param.tensor)
 
 
-cdef tuple tensor_view(Handle model, const tsr_tensor *tensor):
-    cdef size_t size = item_size_of(tensor.dtype)
-    shape = shape_of(tensor)
-    for length in shape:
-        size *= length
-    return memory_of(model, <char *>tensor.data + tensor.byte_offset, size), tensor.dtype, shape
-
-
 def ddp_grad(DDP ddp not None, size_t place):
     """(memory, dtype, shape)"""
     cdef Lease lease = share(ddp)
     cdef tsr_tensor grad
     check(tsr_ddp_grad(<tsr_ddp *>lease.ptr, place, &grad))
     return tensor_view(ddp, &grad)
-
-
-def ddp_cuda_grad(DDP ddp not None, size_t place):
-    """The gradient on its device; None if that is the CPU."""
-    cdef Lease lease = share(ddp)
-    cdef tsr_tensor grad
-    check(tsr_ddp_grad(<tsr_ddp *>lease.ptr, place, &grad))
-    return cuda_array(ddp, &grad) if grad.device_type == TSR_DEVICE_CUDA else None
 
 
 def ddp_ready(DDP ddp not None, object which):

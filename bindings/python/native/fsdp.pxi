@@ -53,9 +53,12 @@ cdef UnitArray unit_array(list units):
     return array
 
 
-def described(tuple shape not None, int dtype):
-    """A tensor without memory: a parameter that gets its values later."""
+def described(tuple shape not None, int dtype, object device=None):
+    """A tensor without memory: a parameter that gets its values later, on the CPU or on a CUDA device."""
     cdef Tensor tensor = Tensor.__new__(Tensor, LATER)
+    if device is not None:
+        tensor.view.device_type = TSR_DEVICE_CUDA
+        tensor.view.device_index = int32(device, "the number of the device")
     tensor.view.ndim = copy_dims(tensor.shape_words, shape)
     tensor.view.dtype = dtype
     return tensor
@@ -142,13 +145,17 @@ def fsdp_layout(FSDP fsdp not None, size_t place):
     return adopt(Layout.__new__(Layout), out)
 
 
-cdef tuple counted_view(FSDP fsdp, size_t place, const tsr_tensor *tensor):
-    """A view that its unit counts while it is alive."""
+cdef tuple view_of_pass(FSDP fsdp, size_t place, const tsr_tensor *tensor, bint counted, bint read_only):
+    """A view that its unit counts while it is alive, or one that may outlive the pass: its owner must know when it is
+    valid, and that it is not written."""
+    cdef tuple view = tensor_view(fsdp, tensor)
+    cdef Lent memory = view[0]
     cdef size_t unit = 0
-    check(tsr_fsdp_param(<tsr_fsdp *>fsdp.ptr, place, NULL, &unit, NULL))
-    memory, dtype, shape = tensor_view(fsdp, tensor)
-    (<Memory>memory).count_in(fsdp.views, unit)
-    return memory, dtype, shape
+    if counted:
+        check(tsr_fsdp_param(<tsr_fsdp *>fsdp.ptr, place, NULL, &unit, NULL))
+        memory.count_in(fsdp.views, unit)
+        memory.read_only = read_only
+    return view
 
 
 cdef int refuse_if_viewed(FSDP fsdp, size_t unit) except -1:
@@ -162,19 +169,19 @@ cdef int refuse_if_viewed(FSDP fsdp, size_t unit) except -1:
 
 
 def fsdp_whole(FSDP fsdp not None, size_t place, *, bint counted=True):
-    """(memory, dtype, shape). A view that is not counted may outlive the pass; its owner must know when it is valid."""
+    """(memory, dtype, shape); see `view_of_pass`."""
     cdef Lease lease = use(fsdp)
     cdef tsr_tensor whole
     check(tsr_fsdp_whole(<tsr_fsdp *>lease.ptr, place, &whole))
-    return counted_view(fsdp, place, &whole) if counted else tensor_view(fsdp, &whole)
+    return view_of_pass(fsdp, place, &whole, counted, True)
 
 
 def fsdp_grad(FSDP fsdp not None, size_t place, *, bint counted=True):
-    """(memory, dtype, shape); see `fsdp_whole`."""
+    """(memory, dtype, shape); see `view_of_pass`."""
     cdef Lease lease = use(fsdp)
     cdef tsr_tensor grad
     check(tsr_fsdp_grad(<tsr_fsdp *>lease.ptr, place, &grad))
-    return counted_view(fsdp, place, &grad) if counted else tensor_view(fsdp, &grad)
+    return view_of_pass(fsdp, place, &grad, counted, False)
 
 
 def fsdp_forward(FSDP fsdp not None, size_t unit):
@@ -255,6 +262,12 @@ def fsdp_reshard(FSDP fsdp not None, size_t unit):
         refuse_if_viewed(fsdp, unit)
     with nogil:
         check(tsr_fsdp_reshard(<tsr_fsdp *>lease.ptr, unit))
+
+
+def fsdp_set_stream(FSDP fsdp not None, size_t stream):
+    cdef Lease lease = use(fsdp)
+    with nogil:
+        check(tsr_fsdp_set_stream(<tsr_fsdp *>lease.ptr, <void *>stream))
 
 
 def fsdp_set_sync(FSDP fsdp not None, object sync):

@@ -1,16 +1,13 @@
-# Memory that peers access without a copy, and any memory of the library as a Python buffer.
+# Memory that peers access without a copy, and any memory of the library as a program sees it: on the CPU as a Python
+# buffer, on a device as a CudaArray.
 
-@cython.final
 @cython.no_gc_clear
-cdef class Memory:
-    """Memory of the library as a Python buffer. Keeps the handle that owns it alive."""
+cdef class Lent:
+    """Memory of the library. Keeps the handle that owns it alive."""
 
-    cdef void *data
-    cdef Py_ssize_t size
     cdef Handle owner
     cdef list counts  # where it is counted while it is alive, or None
     cdef size_t place
-    cdef object keep  # what else it needs, such as the array that it is a part of
     cdef bint read_only
 
     def __dealloc__(self):
@@ -24,11 +21,25 @@ cdef class Memory:
         self.counts = counts
         self.place = place
 
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
+    cdef int check_owner(self) except -1:
         if self.owner is None:
-            raise BufferError("Memory objects are created by functions of tessera._core")
+            raise BufferError(f"{type(self).__name__} objects are made by the objects that own their memory")
         if self.owner.generation != current_generation():
             raise BufferError("the memory belongs to the parent of this forked process")
+        return 0
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Memory(Lent):
+    """Memory of the host as a Python buffer."""
+
+    cdef void *data
+    cdef Py_ssize_t size
+    cdef object keep  # what else it needs, such as the array that it is a part of
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        self.check_owner()
         PyBuffer_FillInfo(buffer, self, self.data, self.size, self.read_only, flags)
 
     def __releasebuffer__(self, Py_buffer *buffer):
@@ -45,6 +56,21 @@ cdef Memory memory_of(Handle owner, void *data, size_t size):
     memory.data = data
     memory.size = size
     return memory
+
+
+cdef tuple shape_of(const tsr_tensor *tensor):
+    return tuple([tensor.shape[i] for i in range(tensor.ndim)])
+
+
+cdef tuple tensor_view(Handle model, const tsr_tensor *tensor):
+    """(memory, dtype, shape) of memory of `model`: a Memory, or on a device a CudaArray"""
+    cdef size_t size = item_size_of(tensor.dtype)
+    shape = shape_of(tensor)
+    if tensor.device_type == TSR_DEVICE_CUDA:
+        return cuda_array(model, tensor), tensor.dtype, shape
+    for length in shape:
+        size *= length
+    return memory_of(model, <char *>tensor.data + tensor.byte_offset, size), tensor.dtype, shape
 
 
 cdef class Buffer(Handle):

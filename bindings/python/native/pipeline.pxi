@@ -274,7 +274,7 @@ def pipeline_output(Pipeline pipeline not None, int dtype, tuple shape not None)
     cdef tsr_tensor tensor
     check(tsr_pipeline_output(<tsr_pipeline *>lease.ptr, dtype, wanted.shape_words, wanted.view.ndim, &tensor))
     memory, dtype, shape = tensor_view(pipeline, &tensor)
-    (<Memory>memory).count_in(pipeline.running, 0)
+    (<Lent>memory).count_in(pipeline.running, 0)
     return memory, dtype, shape
 
 

@@ -390,6 +390,22 @@ def test_after_its_block_a_parameter_or_gradient_is_refused(ranks):
     ranks(2, job)
 
 
+def test_the_cpu_has_no_streams():
+    with ts.init() as comm, ts.FSDP(comm, initial()) as fsdp:
+        fsdp.set_stream()
+        with pytest.raises(ts.InvalidArgument, match="the CPU has no streams"):
+            fsdp.set_stream(1)
+        with pytest.raises(TypeError, match="must be a CUDA stream"):
+            fsdp.set_stream("first")
+        with fsdp.forward("first"), pytest.raises(ts.InvalidState, match='"first" is unsharded'):
+            fsdp.set_stream()
+
+
+def test_parameters_on_a_device_need_a_communicator_for_it():
+    with ts.init() as comm, pytest.raises(ts.Unsupported, match='"w" is on CUDA device 3, .* no transport for it'):
+        ts.FSDP(comm, {"u": {"w": ts.Deferred((4,), device=3)}})
+
+
 def test_a_unit_is_whole_in_its_blocks_alone(ranks):
     def job(comm: ts.Comm):
         fsdp = ts.FSDP(comm, initial())
@@ -1018,8 +1034,9 @@ def test_after_a_failed_collective_every_call_says_why_and_the_shards_are_as_the
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_pages_examples_run(program, number):
-    """Under a launcher, on two ranks, as they stand there."""
-    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    """The complete ones, under a launcher, on two ranks, as they stand there."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    examples = [block for block in blocks if "import tessera" in block]
     assert len(examples) == 2
     written = program("import os, sys\nos.chdir(sys.argv[1])\n" + examples[number])
     run = written.launch(2, str(written.path.parent))

@@ -4,6 +4,8 @@ import dev.tessera.DType;
 import dev.tessera.Ddp;
 import dev.tessera.Device;
 import dev.tessera.ErrorCode;
+import dev.tessera.Fsdp;
+import dev.tessera.FsdpUnit;
 import dev.tessera.Optimizer;
 import dev.tessera.Params;
 import dev.tessera.ReduceOp;
@@ -17,7 +19,7 @@ import java.util.List;
 
 /**
  * A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint of it, what is
- * refused, and steps of DDP and of an optimizer.
+ * refused, and steps of DDP, of FSDP and of optimizers.
  */
 public final class OnDevice {
     private OnDevice() {}
@@ -42,6 +44,117 @@ public final class OnDevice {
             return;
         }
         throw new AssertionError(words);
+    }
+
+    private static void write(Tensor tensor, float from, float by) {
+        for (long i = 0; i < tensor.numel(); ++i) {
+            store(tensor.address() + 4 * i, from + i * by);
+        }
+    }
+
+    private static boolean is(Tensor tensor, float from, float by) {
+        for (long i = 0; i < tensor.numel(); ++i) {
+            if (load(tensor.address() + 4 * i) != from + i * by) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    private static Tensor on(int device, int count, float from, float by) {
+        final Tensor tensor = Tensor.ofAddress(allocate(device, 4L * count), DType.F32, Device.cuda(device), count);
+        write(tensor, from, by);
+        return tensor;
+    }
+
+    private static void unreachable(Runnable call) {
+        try {
+            call.run();
+        } catch (UnsupportedOperationException error) {
+            expect(error.getMessage().contains("cannot be a ByteBuffer"), error.toString());
+            return;
+        }
+        throw new AssertionError("the host reached a device");
+    }
+
+    /**
+     * Three steps of SGD, in which rank r's gradient is (r + 1) times the parameter; all ranks make these calls. Element i of
+     * w is scale * 8 * (i + 1), of v scale * -4 * (i + 1).
+     */
+    private static void fsdpTrains(Comm comm) {
+        final int rank = comm.rank();
+        final int ranks = comm.worldSize();
+        final float[] by = {8, -4};
+        final int[] counts = {8, 4};
+        final boolean counted = rank == 0;
+        final List<FsdpUnit> units = List.of(
+                FsdpUnit.of("first").and("w", on(rank, 8, counted ? by[0] : rank, counted ? by[0] : 0)),
+                FsdpUnit.of("second")
+                        .and("v", on(rank, 4, counted ? by[1] : rank, counted ? by[1] : 0))
+                        .andDeferred("late", DType.F32, Device.cuda(rank), 3)
+                        .freeze("late"));
+        try (Fsdp fsdp = Fsdp.create(comm, units); Optimizer optimizer = Optimizer.sgd(fsdp).lr(0.25).build()) {
+            fsdp.setStream(0);
+            optimizer.setStream(0);
+            final float average = (ranks + 1) / 2f;
+            float scale = 1;
+            for (int step = 0; step < 3; ++step) {
+                try (Fsdp.Pass pass = fsdp.forward("first")) {
+                    expect(pass.paramTensor("w").device().equals(Device.cuda(rank)), "the parameter is on the device");
+                    expect(is(pass.paramTensor("w"), scale * by[0], scale * by[0]), "w in forward");
+                    unreachable(() -> pass.param("w"));
+                    refused(ErrorCode.INVALID_STATE, "is unsharded", () -> fsdp.setStream(0));
+                }
+                try (Fsdp.Pass pass = fsdp.forward("second")) {
+                    expect(is(pass.paramTensor("v"), scale * by[1], scale * by[1]), "v in forward");
+                    expect(is(pass.paramTensor("late"), 0, 0), "late in forward");
+                }
+                for (int p = 1; p >= 0; --p) {
+                    try (Fsdp.Pass pass = fsdp.backward(p)) {
+                        final Tensor grad = pass.gradTensor(p);
+                        expect(is(pass.paramTensor(p), scale * by[p], scale * by[p]), "the parameter in backward");
+                        write(grad, (rank + 1) * scale * by[p], (rank + 1) * scale * by[p]);
+                        pass.ready();
+                    }
+                }
+                fsdp.await();
+                double squares = 0;
+                for (int p = 0; p < 2; ++p) {
+                    final int first = (counts[p] + ranks - 1) / ranks * rank;
+                    final float each = average * scale * by[p];
+                    expect(is(fsdp.shardGradTensor(p), each * (first + 1), each), "the average");
+                    for (int i = 1; i <= counts[p]; ++i) {
+                        squares += (double) each * each * i * i;
+                    }
+                }
+                expect(Math.abs(optimizer.clipGradNorm(1e6) / Math.sqrt(squares) - 1) < 1e-5, "the norm");
+                optimizer.step();
+                scale -= 0.25f * average * scale;
+            }
+            try (State state = new State().with("model", fsdp).with("optim", optimizer).setStream(rank, 0);
+                    Saver saver = Saver.at(comm, Path.of(System.getenv("CHECKPOINTS"), "fsdp")).open()) {
+                saver.save(3, state);
+                for (int p = 0; p < 3; ++p) {
+                    write(fsdp.shardTensor(p), 7, 0);
+                }
+                expect(saver.resume(state) == 3, "the step");
+            }
+            for (int p = 0; p < 2; ++p) {
+                final int first = (counts[p] + ranks - 1) / ranks * rank;
+                expect(is(fsdp.shardTensor(p), scale * by[p] * (first + 1), scale * by[p]), "what was loaded");
+            }
+            unreachable(() -> fsdp.shard(0));
+            fsdp.unshard(0);
+            fsdp.unshard(1);
+            for (int p = 0; p < 2; ++p) {
+                final Fsdp.Pass pass = fsdp.whole(p);
+                expect(is(pass.paramTensor(p), scale * by[p], scale * by[p]), "a parameter after the load");
+            }
+            fsdp.reshard(0);
+            fsdp.reshard(1);
+            fsdp.forward(0).close();
+            fsdp.abandon();
+        }
     }
 
     public static void main(String[] arguments) {
@@ -91,6 +204,7 @@ public final class OnDevice {
                 ddp.await();
                 expect(load(grad.address()) == (ranks + 1) / 2f, "the average");
             }
+            fsdpTrains(comm);
             final long gradient = allocate(rank, 8);
             final Tensor grad = Tensor.ofAddress(gradient, DType.F32, Device.cuda(rank), 2);
             try (Optimizer optimizer = Optimizer.sgd(Params.of("x", x), List.of(grad)).lr(0.5).build()) {

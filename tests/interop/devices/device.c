@@ -1,5 +1,5 @@
 /* A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint
- * of it, what is refused, and steps of DDP and of an optimizer. */
+ * of it, what is refused, and steps of DDP, of FSDP and of optimizers. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdio.h>
@@ -21,6 +21,145 @@ static void *function(const char *name) {
     return dlsym(library, name);
 }
 
+static void *(*allocate)(int, size_t);
+static void (*store)(void *, float);
+static float (*load)(const void *);
+
+static void find_functions(void) {
+    void *symbol = function("simulated_cuda_allocate");
+    memcpy(&allocate, &symbol, sizeof symbol);
+    symbol = function("simulated_cuda_store");
+    memcpy(&store, &symbol, sizeof symbol);
+    symbol = function("simulated_cuda_load");
+    memcpy(&load, &symbol, sizeof symbol);
+}
+
+/* Sets n floats to from + i * by, and whether they are that. */
+static void fill(const tsr_tensor *tensor, int64_t n, float from, float by) {
+    for (int64_t i = 0; i < n; ++i) store((float *)tensor->data + i, from + (float)i * by);
+}
+static int is(const tsr_tensor *tensor, int64_t n, float from, float by) {
+    for (int64_t i = 0; i < n; ++i)
+        if (load((float *)tensor->data + i) != from + (float)i * by) return 0;
+    return 1;
+}
+
+enum { W, V, LATE };
+
+/* Three steps of SGD, in which rank r's gradient is (r + 1) times the parameter; all ranks make these calls. Element i of
+ * w is scale * 8 * (i + 1), of v scale * -4 * (i + 1). */
+static void fsdp_trains(tsr_comm *comm, int rank, int ranks) {
+    const int64_t counts[] = {8, 4, 3};
+    const float by[] = {8, -4, 0};
+    const char *names[] = {"w", "v", "late"};
+    tsr_param params[3];
+    for (int p = 0; p < 3; ++p) {
+        params[p].name = names[p];
+        params[p].tensor = (tsr_tensor){.shape = &counts[p],
+                                        .ndim = 1,
+                                        .dtype = TSR_DTYPE_F32,
+                                        .device_type = TSR_DEVICE_CUDA,
+                                        .device_index = rank};
+        if (p == LATE) continue;
+        params[p].tensor.data = allocate(rank, sizeof(float) * (size_t)counts[p]);
+        fill(&params[p].tensor, counts[p], rank == 0 ? by[p] : (float)rank, rank == 0 ? by[p] : 0);
+    }
+    const tsr_flag trained[] = {1, 1, 0};
+    tsr_fsdp_unit units[2];
+    for (int u = 0; u < 2; ++u) CHECK(tsr_fsdp_unit_init(&units[u], sizeof units[u]));
+    units[0].name = "first";
+    units[0].params = params;
+    units[0].n = 1;
+    units[1].name = "second";
+    units[1].params = &params[V];
+    units[1].n = 2;
+    units[1].trained = &trained[V];
+    tsr_fsdp *fsdp = NULL;
+    CHECK(tsr_fsdp_create(comm, units, 2, NULL, &fsdp));
+    CHECK(tsr_fsdp_set_stream(fsdp, NULL));
+    tsr_sgd_options sgd;
+    tsr_optimizer *optimizer = NULL;
+    CHECK(tsr_sgd_options_init(&sgd, sizeof sgd));
+    sgd.lr = 0.25;
+    CHECK(tsr_fsdp_sgd(fsdp, &sgd, &optimizer));
+    CHECK(tsr_optimizer_set_stream(optimizer, NULL));
+
+    float scale = 1;
+    const float average = (float)(ranks + 1) / 2;
+    tsr_tensor whole, grad;
+    tsr_param shard;
+    for (int step = 0; step < 3; ++step) {
+        CHECK(tsr_fsdp_forward(fsdp, 0));
+        CHECK(tsr_fsdp_whole(fsdp, W, &whole));
+        EXPECT(whole.device_type == TSR_DEVICE_CUDA && whole.device_index == rank);
+        EXPECT(is(&whole, counts[W], scale * by[W], scale * by[W]));
+        EXPECT(tsr_fsdp_set_stream(fsdp, NULL) == TSR_E_INVALID_STATE);
+        CHECK(tsr_fsdp_forward_done(fsdp, 0));
+        CHECK(tsr_fsdp_forward(fsdp, 1));
+        CHECK(tsr_fsdp_whole(fsdp, LATE, &whole));
+        EXPECT(is(&whole, counts[LATE], 0, 0));
+        CHECK(tsr_fsdp_forward_done(fsdp, 1));
+        for (int p = V; p >= W; --p) {
+            CHECK(tsr_fsdp_backward(fsdp, (size_t)p));
+            CHECK(tsr_fsdp_whole(fsdp, (size_t)p, &whole));
+            EXPECT(is(&whole, counts[p], scale * by[p], scale * by[p]));
+            CHECK(tsr_fsdp_grad(fsdp, (size_t)p, &grad));
+            fill(&grad, counts[p], (float)(rank + 1) * scale * by[p], (float)(rank + 1) * scale * by[p]);
+            CHECK(tsr_fsdp_grads_ready(fsdp, (size_t)p));
+        }
+        CHECK(tsr_fsdp_wait(fsdp));
+        double squares = 0, norm = 0;
+        for (int p = W; p <= V; ++p) {
+            const int64_t first = (counts[p] + ranks - 1) / ranks * rank;
+            const float each = average * scale * by[p];
+            CHECK(tsr_fsdp_shard_grad(fsdp, (size_t)p, &grad));
+            EXPECT(is(&grad, grad.shape[0], each * (float)(first + 1), each));
+            for (int64_t i = 1; i <= counts[p]; ++i) squares += (double)each * each * (double)(i * i);
+        }
+        CHECK(tsr_optimizer_clip_grad_norm(optimizer, 1e6, 2, &norm));
+        EXPECT(norm * norm > squares * 0.99999 && norm * norm < squares * 1.00001);
+        CHECK(tsr_optimizer_step(optimizer));
+        scale -= 0.25F * average * scale;
+    }
+
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/fsdp", getenv("CHECKPOINTS"));
+    tsr_state *state = NULL;
+    tsr_saver *saver = NULL;
+    int64_t step = 0;
+    CHECK(tsr_state_create(&state));
+    CHECK(tsr_state_add_fsdp(state, "model", fsdp));
+    CHECK(tsr_state_add_optimizer(state, "optim", optimizer));
+    CHECK(tsr_state_set_stream(state, rank, NULL));
+    CHECK(tsr_saver_create(comm, folder, NULL, &saver));
+    CHECK(tsr_saver_save(saver, 3, state));
+    for (size_t p = W; p <= LATE; ++p) {
+        CHECK(tsr_fsdp_shard(fsdp, p, &shard));
+        fill(&shard.tensor, shard.tensor.shape[0], 7, 0);
+    }
+    CHECK(tsr_saver_resume(saver, state, &step));
+    EXPECT(step == 3);
+    for (int p = W; p <= V; ++p) {
+        CHECK(tsr_fsdp_shard(fsdp, (size_t)p, &shard));
+        const int64_t first = (counts[p] + ranks - 1) / ranks * rank;
+        EXPECT(is(&shard.tensor, shard.tensor.shape[0], scale * by[p] * (float)(first + 1), scale * by[p]));
+    }
+    tsr_saver_destroy(saver);
+    tsr_state_destroy(state);
+    for (size_t u = 0; u < 2; ++u) CHECK(tsr_fsdp_unshard(fsdp, u));
+    for (size_t u = 0; u < 2; ++u) {
+        CHECK(tsr_fsdp_await(fsdp, u));
+        CHECK(tsr_fsdp_whole(fsdp, u, &whole));
+        EXPECT(is(&whole, counts[u], scale * by[u], scale * by[u]));
+    }
+    for (size_t u = 0; u < 2; ++u) CHECK(tsr_fsdp_reshard(fsdp, u));
+    CHECK(tsr_fsdp_forward(fsdp, 0));
+    CHECK(tsr_fsdp_forward_done(fsdp, 0));
+    CHECK(tsr_fsdp_abandon(fsdp));
+    tsr_optimizer_destroy(optimizer);
+    tsr_fsdp_destroy(fsdp);
+}
+
 int main(void) {
     tsr_comm_options options;
     tsr_comm *comm = NULL;
@@ -32,16 +171,7 @@ int main(void) {
     CHECK(tsr_comm_rank(comm, &rank));
     CHECK(tsr_comm_world_size(comm, &ranks));
 
-    void *(*allocate)(int, size_t) = NULL;
-    void (*store)(void *, float) = NULL;
-    float (*load)(const void *) = NULL;
-    void *symbol = function("simulated_cuda_allocate");
-    memcpy(&allocate, &symbol, sizeof symbol);
-    symbol = function("simulated_cuda_store");
-    memcpy(&store, &symbol, sizeof symbol);
-    symbol = function("simulated_cuda_load");
-    memcpy(&load, &symbol, sizeof symbol);
-
+    find_functions();
     float *memory = allocate(rank, 2 * sizeof(float));
     const int64_t shape[] = {2};
     tsr_tensor tensor = {.data = memory,
@@ -90,7 +220,7 @@ int main(void) {
     EXPECT(load(memory + 1) == 10.0F * (float)(ranks * ranks));
 
     /* A step of data-parallel training. */
-    const tsr_param param = {"w", tensor};
+    tsr_param param = {"w", tensor};
     tsr_ddp *ddp = NULL;
     tsr_tensor grad;
     store(memory, (float)(5 + rank));
@@ -104,13 +234,14 @@ int main(void) {
     CHECK(tsr_ddp_wait(ddp));
     EXPECT(load(grad.data) == (float)(ranks + 1) / 2);
     tsr_ddp_destroy(ddp);
+    fsdp_trains(comm, rank, ranks);
     CHECK(tsr_comm_finalize(comm));
     tsr_comm_destroy(comm);
 
     /* An optimizer on the device: 1 - 0.5 * 2, and a gradient of norm 2 clipped to 1. */
     float *grad_memory = allocate(rank, 2 * sizeof(float));
-    tsr_param param = {"x", tensor};
-    tsr_tensor grad = tensor;
+    param.name = "x";
+    grad = tensor;
     grad.data = grad_memory;
     tsr_sgd_options sgd;
     tsr_optimizer *optimizer = NULL;

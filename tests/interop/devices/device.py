@@ -1,15 +1,18 @@
 """A rank on a simulated CUDA device, for test_devices.py: collectives over its memory, a checkpoint of it,
-what is refused, and steps of DDP and of an optimizer."""
+what is refused, and steps of DDP, of FSDP and of optimizers."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tessera as ts
+from tessera import _core
 
 CUDA = ctypes.CDLL("libcuda.so.1")
 CUDA.simulated_cuda_allocate.restype = ctypes.c_void_p
@@ -77,6 +80,87 @@ def refused(error: type[Exception], words: str, call: Any) -> None:
         raise AssertionError(words)
 
 
+def values(array: Any) -> list[float]:
+    return [CUDA.simulated_cuda_load(array.address + 4 * i) for i in range(array.shape[0])]
+
+
+def write(array: Any, given: list[float]) -> None:
+    for i, value in enumerate(given):
+        CUDA.simulated_cuda_store(array.address + 4 * i, value)
+
+
+def on(device: int, given: list[float]) -> Floats:
+    array = Floats(device, CUDA.simulated_cuda_allocate(device, 4 * len(given)), len(given))
+    for i, value in enumerate(given):
+        array[i] = value
+    return array
+
+
+def fsdp_trains(comm: ts.Comm) -> None:
+    """Three steps of SGD, in which rank r's gradient is (r + 1) times the parameter; all ranks make these calls."""
+    rank, ranks = comm.rank, comm.world_size
+    expected = {"w": [8.0 * (i + 1) for i in range(8)], "v": [-4.0 * (i + 1) for i in range(4)]}
+    given = {name: on(rank, full if rank == 0 else [rank] * len(full)) for name, full in expected.items()}
+    late = ts.Deferred((3,), device=rank)
+    fsdp = ts.FSDP(comm, {"first": {"w": given["w"]}, "second": {"v": given["v"], "late": late}}, frozen=["late"])
+    fsdp.set_stream(Stream())
+    optimizer = ts.SGD(fsdp, lr=0.25)
+    optimizer.set_stream(Stream())
+    rows = {
+        name: slice(-(-len(full) // ranks) * rank, -(-len(full) // ranks) * (rank + 1))
+        for name, full in expected.items()
+    }
+
+    def check(params: Mapping[str, Any], *names: str) -> None:
+        for name in names:
+            assert values(params[name]) == expected[name], (name, values(params[name]))
+
+    for step in range(3):
+        with fsdp.forward("first") as params:
+            check(params, "w")
+            refused(ts.InvalidState, "is unsharded", fsdp.set_stream)
+        with fsdp.forward("second") as params:
+            check(params, "v")
+            assert values(params["late"]) == [0, 0, 0]
+            if step == 0:
+                refused(TypeError, f"is on CUDA device {rank}", lambda: np.asarray(params["v"]) + 1)
+                refused(ts.InvalidArgument, "is read-only", lambda: comm.on_stream(0).all_reduce(params["v"]))
+        for unit, name in (("second", "v"), ("first", "w")):
+            with fsdp.backward(unit) as (params, grads):
+                check(params, name)
+                refused(ts.InvalidArgument, "is on CUDA device", partial(grads.__setitem__, name, np.ones(8)))
+                write(grads[name], [(rank + 1) * value for value in expected[name]])
+        fsdp.wait()
+        average = (ranks + 1) / 2
+        for name, part in rows.items():
+            assert values(fsdp.shard_grads[name]) == [average * value for value in expected[name][part]]
+        norm = average * float(np.linalg.norm(expected["w"] + expected["v"]))
+        assert abs(optimizer.clip_grad_norm(1e6) / norm - 1) < 1e-5
+        optimizer.step()
+        expected = {name: [value - 0.25 * average * value for value in full] for name, full in expected.items()}
+    state = ts.State(model=fsdp, optim=optimizer).set_stream(rank, Stream())
+    with ts.Saver(comm, os.path.join(os.environ["CHECKPOINTS"], "fsdp")) as saver:
+        saver.save(3, state)
+        for shard in fsdp.shards.values():
+            write(shard, [7.0] * shard.shape[0])
+        assert saver.resume(state) == 3
+    for name, part in rows.items():
+        assert values(fsdp.shards[name]) == expected[name][part]
+    with fsdp.summon_full_params() as params:
+        check(params, "w", "v")
+    held: list[Any] = []
+
+    def hold() -> None:
+        with fsdp.forward("first") as params:
+            held.append(params["w"].__dlpack__(max_version=(1, 0)))
+
+    refused(ts.InvalidState, "1 views of its unsharded parameters", hold)
+    held.clear()
+    _core.fsdp_forward_done(fsdp._handle, 0)
+    fsdp.abandon()
+    fsdp.close()
+
+
 def main() -> None:
     with ts.init(backend="cpu:auto,cuda:nccl") as comm:
         rank, ranks = comm.rank, comm.world_size
@@ -127,6 +211,7 @@ def main() -> None:
                 ddp.ready("w")
                 ddp.wait()
                 assert CUDA.simulated_cuda_load(grad.address) == ranks * (ranks + 1) / 2
+        fsdp_trains(comm)
     grad = Floats(rank, CUDA.simulated_cuda_allocate(rank, 8), 2)
     optimizer = ts.SGD({"x": x}, {"x": grad}, lr=0.5)
     optimizer.set_stream(Stream())

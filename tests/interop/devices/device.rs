@@ -1,11 +1,12 @@
 //! A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint of it,
-//! what is refused, and steps of DDP and of an optimizer.
+//! what is refused, and steps of DDP, of FSDP and of optimizers.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use tessera::{
-    params, Code, Comm, CommOptions, CudaParams, CudaTensor, DType, Ddp, ReduceOp, Result, Saver, Sgd, State,
+    params, units, Code, Comm, CommOptions, CudaParams, CudaTensor, DType, Ddp, Fsdp, FsdpUnit, ReduceOp, Result,
+    Saver, Sgd, State, Tensor,
 };
 
 extern "C" {
@@ -25,20 +26,122 @@ fn refused<T>(code: Code, words: &str, result: Result<T>) {
     assert!(error.message().contains(words), "{error}");
 }
 
+/// Memory of the simulated devices.
+#[derive(Clone, Copy)]
+struct Devices {
+    allocate: extern "C" fn(c_int, usize) -> usize,
+    store: extern "C" fn(usize, f32),
+    load: extern "C" fn(usize) -> f32,
+}
+
+impl Devices {
+    fn find() -> Self {
+        unsafe {
+            Devices {
+                allocate: std::mem::transmute(function(c"simulated_cuda_allocate")),
+                store: std::mem::transmute(function(c"simulated_cuda_store")),
+                load: std::mem::transmute(function(c"simulated_cuda_load")),
+            }
+        }
+    }
+
+    fn write(&self, tensor: &CudaTensor, values: &[f32]) {
+        values.iter().enumerate().for_each(|(i, &value)| (self.store)(tensor.address() + 4 * i, value));
+    }
+
+    fn read(&self, tensor: &CudaTensor, count: usize) -> Vec<f32> {
+        (0..count).map(|i| (self.load)(tensor.address() + 4 * i)).collect()
+    }
+}
+
+fn times(values: &[f32], factor: f32) -> Vec<f32> {
+    values.iter().map(|value| value * factor).collect()
+}
+
+/// Three steps of SGD, in which rank r's gradient is (r + 1) times the parameter; all ranks make these calls.
+fn fsdp_trains(comm: &Comm, devices: Devices) -> Result<()> {
+    let (rank, ranks) = (comm.rank()?, comm.world_size()?);
+    let mut expected: [Vec<f32>; 2] =
+        [(1..=8).map(|i| 8.0 * i as f32).collect(), (1..=4).map(|i| -4.0 * i as f32).collect()];
+    let given = expected.clone().map(|full| {
+        let address = (devices.allocate)(i32::try_from(rank).unwrap(), 4 * full.len());
+        let tensor = unsafe { CudaTensor::new(address, DType::F32, [full.len()], rank) }.unwrap();
+        devices.write(&tensor, &if rank == 0 { full } else { vec![rank as f32; full.len()] });
+        tensor
+    });
+    let [w, v] = given;
+    let late = Tensor::deferred_on(rank, DType::F32, [3])?;
+    let second = FsdpUnit::new(params!["v" => v, "late" => late]).frozen(["late"]);
+    let mut fsdp = Fsdp::new(comm, units!["first" => params!["w" => w], "second" => second])?;
+    unsafe { fsdp.set_stream(ptr::null_mut()) }?;
+    let mut optimizer = Sgd::new(&mut fsdp).lr(0.25).build()?;
+    unsafe { optimizer.set_stream(ptr::null_mut()) }?;
+    let rows = |full: &[f32]| {
+        let each = full.len().div_ceil(ranks);
+        full.chunks(each).nth(rank).unwrap_or_default().to_vec()
+    };
+    let average = (ranks + 1) as f32 / 2.0;
+    for _ in 0..3 {
+        let layer = fsdp.forward(0)?;
+        assert_eq!(devices.read(layer.cuda_param(0)?, 8), expected[0]);
+        refused(Code::InvalidArgument, "is on CUDA device", layer.param(0));
+        layer.done()?;
+        let layer = fsdp.forward(1)?;
+        assert_eq!(devices.read(layer.cuda_param(1)?, 4), expected[1]);
+        assert_eq!(devices.read(layer.cuda_param(2)?, 3), [0.0; 3]);
+        layer.done()?;
+        for p in [1, 0] {
+            let layer = fsdp.backward(p)?;
+            let full = &expected[p];
+            assert_eq!(devices.read(layer.cuda_param(p)?, full.len()), *full);
+            refused(Code::InvalidArgument, "is on CUDA device", layer.grad_mut(p).map(|_| ()));
+            devices.write(layer.cuda_grad(p)?, &times(full, (rank + 1) as f32));
+            layer.ready()?;
+        }
+        fsdp.wait()?;
+        refused(Code::InvalidState, "is frozen", fsdp.cuda_shard_grad(2));
+        let mut squares = 0.0;
+        for (p, full) in expected.iter().enumerate() {
+            let own = rows(full);
+            assert_eq!(devices.read(&fsdp.cuda_shard_grad(p)?, own.len()), times(&own, average));
+            squares += full.iter().map(|value| f64::from(value * average).powi(2)).sum::<f64>();
+        }
+        assert!((optimizer.clip_grad_norm(1e6, 2.0)? / squares.sqrt() - 1.0).abs() < 1e-5);
+        optimizer.step()?;
+        expected = expected.map(|full| full.iter().map(|value| value - 0.25 * average * value).collect());
+    }
+    let mut state = State::new().with("model", &fsdp).with("optim", &optimizer);
+    unsafe { state.set_stream(rank, ptr::null_mut()) }?;
+    let saver = Saver::at(comm, std::env::var("CHECKPOINTS").expect("CHECKPOINTS") + "/fsdp").open()?;
+    saver.save(3, &state)?;
+    for (p, full) in expected.iter().enumerate() {
+        devices.write(&fsdp.cuda_shard(p)?, &vec![7.0; rows(full).len()]);
+    }
+    assert_eq!(saver.resume(&mut state)?, 3);
+    for (p, full) in expected.iter().enumerate() {
+        let own = rows(full);
+        assert_eq!(devices.read(&fsdp.cuda_shard(p)?, own.len()), own);
+    }
+    drop((saver, state));
+    refused(Code::InvalidArgument, "is on CUDA device", fsdp.shard(0));
+    fsdp.unshard(0)?;
+    fsdp.unshard(1)?;
+    let layers = [fsdp.whole(0)?, fsdp.whole(1)?];
+    for (p, (layer, full)) in layers.iter().zip(&expected).enumerate() {
+        assert_eq!(devices.read(layer.cuda_param(p)?, full.len()), *full);
+    }
+    for layer in layers {
+        layer.reshard()?;
+    }
+    fsdp.forward(0)?.done()?;
+    fsdp.abandon()
+}
+
 fn main() -> Result<()> {
     let comm = Comm::from_env_with(&CommOptions::new().backend("cpu:auto,cuda:nccl"))?;
     let (rank, ranks) = (comm.rank()?, comm.world_size()?);
-    let (allocate, store, load): (
-        extern "C" fn(c_int, usize) -> usize,
-        extern "C" fn(usize, f32),
-        extern "C" fn(usize) -> f32,
-    ) = unsafe {
-        (
-            std::mem::transmute(function(c"simulated_cuda_allocate")),
-            std::mem::transmute(function(c"simulated_cuda_store")),
-            std::mem::transmute(function(c"simulated_cuda_load")),
-        )
-    };
+    let devices = Devices::find();
+    let Devices { allocate, store, load } = devices;
     let memory = allocate(i32::try_from(rank).unwrap(), 8);
     let tensor = |address: usize, device: usize| unsafe { CudaTensor::new(address, DType::F32, [2], device) };
     let x = [tensor(memory, rank)?];
@@ -82,6 +185,7 @@ fn main() -> Result<()> {
     ddp.wait()?;
     assert_eq!(load(grad), (ranks + 1) as f32 / 2.0);
     drop(ddp);
+    fsdp_trains(&comm, devices)?;
     comm.finalize()?;
 
     let gradient = allocate(i32::try_from(rank).unwrap(), 8);

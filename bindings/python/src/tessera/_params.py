@@ -11,12 +11,12 @@ from . import _core
 from ._base import there_are
 from ._core import CudaArray
 from .errors import InvalidArgument, NotFound
-from .tensor import ArrayLike, DTypeLike, is_array
+from .tensor import ArrayLike, DTypeLike, dtype_of, is_array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Deferred", "Grads", "Params", "named", "parameter"]
+__all__ = ["Deferred", "Grads", "Params", "named", "parameter", "parameter_or_deferred"]
 
 Params = Mapping[str, ArrayLike] | Sequence[tuple[str, ArrayLike]] | Sequence[ArrayLike]
 """Named arrays: a mapping, (name, array) pairs, or bare arrays, which are named "0", "1", ..."""
@@ -46,6 +46,13 @@ def parameter(name: str, array: ArrayLike) -> _core.Tensor:
         return _core.Tensor(array, strided=True)
     except (InvalidArgument, TypeError) as error:
         raise type(error)(f"parameter {name!r}: {error}") from None
+
+
+def parameter_or_deferred(name: str, given: ArrayLike | Deferred) -> _core.Tensor:
+    """The same where the values may come later."""
+    if isinstance(given, Deferred):
+        return _core.described(tuple(given.shape), int(dtype_of(given.dtype)), given.device)
+    return parameter(name, given)
 
 
 def _advice(name: str, array: npt.NDArray[Any], view: npt.NDArray[Any]) -> str:
@@ -124,3 +131,5 @@ class Deferred(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: DTypeLike = "float32"
+    device: int | None = None
+    """The number of the CUDA device that its shards are on; None: the CPU."""

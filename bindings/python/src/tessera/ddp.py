@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from . import _core, _options
 from ._base import Closable, checked, there_are
-from ._core import CudaArray
 from ._given import raw, takes
 from ._params import Grads, Params, named, parameter
 from .comm import Comm
@@ -21,7 +20,6 @@ from .tensor import array_over, tensor
 from .work import Stream, stream_of
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
 
     from ._base_optimizer import Optimizer
     from ._options import DDPOptions
@@ -122,10 +120,7 @@ class DDP(Closable):
         if options.get("share_params"):
             arrays = [array_over(*_core.ddp_shared_param(self._handle, i)) for i in range(count)]
         self._params = MappingProxyType(dict(zip(self._names, arrays, strict=True)))
-        views: dict[str, npt.NDArray[Any] | CudaArray] = {}
-        for i, name in enumerate(self._names):
-            on_device = _core.ddp_cuda_grad(self._handle, i)
-            views[name] = array_over(*_core.ddp_grad(self._handle, i)) if on_device is None else on_device
+        views = {name: array_over(*_core.ddp_grad(self._handle, i)) for i, name in enumerate(self._names)}
         self._grads = Grads(views, "the model")
 
     @property

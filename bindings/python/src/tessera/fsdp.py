@@ -10,40 +10,39 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 from . import _core, _options
 from ._base import Closable, checked, there_are
 from ._given import raw, takes
-from ._params import Deferred, Grads, Params, named, parameter
+from ._params import Deferred, Grads, Params, named, parameter_or_deferred
 from .comm import Comm
 from .errors import InvalidArgument, InvalidState, NotFound
 from .layout import Layout
 from .tensor import DTypeLike, array_over, dtype_of
+from .work import Stream, stream_of
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from ._options import FSDPOptions
     from .tp import TensorParallel
 
 __all__ = ["FSDP", "Deferred"]
 
 DTypes = DTypeLike | Mapping[str, DTypeLike] | None
-Arrays = Mapping[str, "npt.NDArray[Any]"]
+Arrays = Mapping[str, Any]  # of NumPy, or on a device CudaArrays
 Phase = Literal["sharded", "on_its_way", "whole", "backward", "reducing"]
 
 
-class _Block(Mapping[str, "npt.NDArray[Any]"]):
+class _Block(Mapping[str, Any]):
     """Views by name, valid in a block; only their names remain afterwards."""
 
     __slots__ = ("_names", "_of", "_views", "_what")
 
-    def __init__(self, views: dict[str, npt.NDArray[Any]], what: str, of: str) -> None:
+    def __init__(self, views: dict[str, Any], what: str, of: str) -> None:
         self._names = tuple(views)
-        self._views: dict[str, npt.NDArray[Any]] | None = views
+        self._views: dict[str, Any] | None = views
         self._what = what  # in messages: "the gradient of",
         self._of = of  # and "unit 'fc1'"
 
     def end(self) -> None:
         self._views = None
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> Any:
         if self._views is not None and name in self._views:
             return self._views[name]
         if name not in self._names:
@@ -80,8 +79,9 @@ class FSDP(Closable):
     comm : Comm
         The ranks that train together.
     units : mapping of str to parameters
-        The parameters of each unit, as for `DDP`, or `Deferred` ones; names must be unique in the model. The arrays are
-        read here and not used later. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
+        The parameters of each unit, as for `DDP`, or `Deferred` ones; names must be unique in the model. All are in CPU
+        memory or all on the communicator's CUDA device (see `set_stream`). The arrays are read here, on a device in the
+        order of its default stream, and not used later. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
     frozen : collection of str, default ()
         Names of parameters without a gradient. They may have any dtype; those that are not floating-point keep it when
         unsharded.
@@ -114,6 +114,8 @@ class FSDP(Closable):
     InvalidArgument
         An array is not contiguous, not floating-point (unless frozen) or has no dimension (unless in a flat unit), or
         a name occurs twice.
+    Unsupported
+        An option is not available for parameters on a CUDA device; the message names it.
 
     Examples
     --------
@@ -181,12 +183,7 @@ class FSDP(Closable):
             [
                 (
                     names,
-                    [
-                        _core.described(tuple(array.shape), int(dtype_of(array.dtype)))
-                        if isinstance(array, Deferred)
-                        else parameter(name, array)
-                        for name, array in zip(names, arrays, strict=True)
-                    ],
+                    [parameter_or_deferred(name, array) for name, array in zip(names, arrays, strict=True)],
                     [name not in frozen for name in names],
                     {
                         "name": unit,
@@ -238,14 +235,15 @@ class FSDP(Closable):
     def shards(self) -> Arrays:
         """This rank's rows (in a flat unit: elements) of each parameter, which optimizers update and checkpoints save.
 
-        A shard may be empty. NumPy views of memory that never changes. Do not write to them while the unit is
-        unsharded.
+        A shard may be empty. Views of memory that never changes: NumPy arrays, or for parameters on a CUDA device
+        objects that share its memory by DLPack, ``torch.from_dlpack(fsdp.shards["w"])``. Do not write to them while the
+        unit is unsharded.
         """
         return self._shards
 
     @property
     def shard_grads(self) -> Arrays:
-        """The gradients of the shards of trained parameters, reduced when `wait` returns."""
+        """The gradients of the shards of trained parameters, reduced when `wait` returns. Views like the shards."""
         return self._shard_grads
 
     def layout(self, name: str) -> Layout:
@@ -282,9 +280,7 @@ class FSDP(Closable):
     def _whole(self, *units: int) -> _Block:
         whole = {}
         for i in (i for unit in units for i in self._of_unit[unit]):
-            array = array_over(*_core.fsdp_whole(self._handle, i))
-            array.flags.writeable = False
-            whole[self._names[i]] = array
+            whole[self._names[i]] = array_over(*_core.fsdp_whole(self._handle, i))
         of = f"unit {self.units[units[0]]!r}" if len(units) == 1 else "the model"
         return _Block(whole, "the unsharded parameter", of)
 
@@ -295,8 +291,8 @@ class FSDP(Closable):
         Yields
         ------
         mapping of str to array
-            The unsharded parameters by name: read-only NumPy views, valid only inside the block. Delete variables that
-            hold one before it ends.
+            The unsharded parameters by name: read-only views, valid only inside the block. Delete variables that hold
+            one before it ends, also those of another library that shares one by DLPack.
 
         Raises
         ------
@@ -413,6 +409,27 @@ class FSDP(Closable):
             whole.end()
             for number in numbers:
                 _core.fsdp_reshard(self._handle, number)
+
+    def set_stream(self, stream: Stream = None) -> None:
+        """Name the CUDA stream on which the trainer computes and updates shards.
+
+        For parameters on a device, everything is in its order: blocks begin and `wait` ends when this stream will wait
+        for the device, and the host goes on. A gradient is what this stream has written when its block ends.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            PyTorch's, CuPy's, any object with ``__cuda_stream__``, or an address. None, as at first, is the device's
+            default stream. It must exist until another one is set. A new one continues after what the former one had.
+
+        Raises
+        ------
+        InvalidArgument
+            The stream is of another device, or the parameters are on the CPU.
+        InvalidState
+            A unit is not sharded, or its gradients are being reduced.
+        """
+        _core.fsdp_set_stream(self._handle, stream_of(stream))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 
@@ -149,8 +149,14 @@ def tensors(source: ArrayLike | Sequence[ArrayLike], dtype: DTypeLike | None = N
         raise
 
 
-def array_over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """A NumPy array over memory of the library; it keeps the memory alive."""
+@overload
+def array_over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> npt.NDArray[Any]: ...
+@overload
+def array_over(memory: _core.CudaArray, dtype: int, shape: tuple[int, ...]) -> _core.CudaArray: ...
+def array_over(memory: Any, dtype: int, shape: tuple[int, ...]) -> Any:
+    """An array over memory of the library, which it keeps alive: of NumPy, or on a device a `CudaArray`."""
+    if isinstance(memory, _core.CudaArray):
+        return memory
     return np.ndarray(shape, _numpy_of(DType(dtype)), memoryview(memory))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from . import _core, _options
 from ._base import Closable, checked, there_are
 from ._given import raw, takes
-from ._params import Deferred, Grads, Params, named, parameter
+from ._params import Deferred, Grads, Params, named, parameter_or_deferred
 from .comm import Comm
 from .errors import InvalidArgument, NotFound
 from .layout import Layout, Replicate, Shard
@@ -144,12 +144,7 @@ class TensorParallel(Closable):
         self._handle = _core.tp_create(
             part._handle,
             names,
-            [
-                _core.described(tuple(array.shape), int(dtype_of(array.dtype)))
-                if isinstance(array, Deferred)
-                else parameter(name, array)
-                for name, array in zip(names, arrays, strict=True)
-            ],
+            [parameter_or_deferred(name, array) for name, array in zip(names, arrays, strict=True)],
             [_rule(pattern, style) for pattern, style in plan.items()],
             **raw(_options.TP, options),
         )

@@ -13,7 +13,7 @@ use tessera_sys as sys;
 
 use crate::callback::Failure;
 use crate::choices::{DdpHook, DdpJoin};
-use crate::comm::{Borrowed, Comm, CudaTensor, Owner};
+use crate::comm::{on_cpu, Borrowed, Comm, CudaTensor, Owner};
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{check, Code, Error, Result};
 use crate::params::{group_accessors, GradientOf, Group, Params, RawParams};
@@ -477,9 +477,8 @@ impl<'c> Ddp<'c> {
     /// # Errors
     /// `InvalidArgument`: there is no such parameter, or it is on the CPU.
     pub fn cuda_grad(&self, index: usize) -> Result<CudaTensor> {
-        let name = self.group().name(index);
         let grad = self.group().grad(index)?.cuda();
-        grad.ok_or_else(|| Error::argument(format!("the gradient of {name} is on the CPU: use grad_mut")))
+        grad.ok_or_else(|| on_cpu(&GradientOf(self.group().name(index)), "grad_mut"))
     }
 
     /// Names the CUDA stream on which the trainer writes gradients and uses the reduced ones. For parameters on a device

@@ -1,6 +1,7 @@
 //! Fully sharded data-parallel training.
 
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use tessera_sys as sys;
 
-use crate::comm::{Borrowed, Comm};
+use crate::comm::{on_cpu, Borrowed, Comm, CudaTensor};
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{check, Code, Error, Result};
 use crate::layout::Layout;
@@ -36,7 +37,8 @@ pub struct FsdpUnit {
 
 impl FsdpUnit {
     /// A unit of these parameters, all trained. They must be floating-point tensors with at least one dimension, and
-    /// are sharded by rows (see also [`FsdpUnit::flat`]); [`Tensor::deferred`] ones get their values later.
+    /// are sharded by rows (see also [`FsdpUnit::flat`]); [`Tensor::deferred`] ones get their values later. All of a
+    /// model are on the CPU, or all on the communicator's CUDA device: [`CudaTensor`]s, [`Tensor::deferred_on`].
     pub fn new(params: Params) -> Self {
         FsdpUnit { params, ..Self::default() }
     }
@@ -360,19 +362,9 @@ impl FsdpInner {
         self.check_readable()?;
         // SAFETY: nobody writes shards.
         check(unsafe { begin(self.as_ptr(), unit) })?;
-        lent.params = info
-            .indices
-            .clone()
-            .map(|index| {
-                // SAFETY: a plain struct of which zero is a value. The memory is there until the unit is sharded again,
-                // before which the guard ends.
-                unsafe {
-                    let mut whole: sys::tsr_tensor = std::mem::zeroed();
-                    check(sys::tsr_fsdp_whole(self.as_ptr(), index, &mut whole))?;
-                    Tensor::borrowed(&whole)
-                }
-            })
-            .collect::<Result<_>>()?;
+        // SAFETY: the memory is there until the unit is sharded again, before which the guard ends.
+        let whole = |index| unsafe { Seen::new(self, index, sys::tsr_fsdp_whole) };
+        lent.params = info.indices.clone().map(whole).collect::<Result<_>>()?;
         lent.open = true;
         Ok(lent)
     }
@@ -660,6 +652,41 @@ impl<'c> Fsdp<'c> {
         self.inner.param(index)?.grad()?.view_mut()
     }
 
+    /// This rank's rows of parameter `index` where they are on a device. They stay there as long as the model and its
+    /// optimizers; do not write them while the unit is unsharded.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the parameter does not exist, or it is on the CPU.
+    pub fn cuda_shard(&self, index: usize) -> Result<CudaTensor> {
+        let param = self.inner.param(index)?;
+        param.shard.cuda().ok_or_else(|| on_cpu(&format_args!("shard of {}", param.name), "shard"))
+    }
+
+    /// The gradient of this rank's rows of parameter `index` where it is on a device.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the parameter does not exist, or it is on the CPU; `InvalidState`: it is frozen.
+    pub fn cuda_shard_grad(&self, index: usize) -> Result<CudaTensor> {
+        let param = self.inner.param(index)?;
+        param.grad()?.cuda().ok_or_else(|| on_cpu(&GradientOf(&param.name), "shard_grad"))
+    }
+
+    /// Names the CUDA stream on which the trainer computes and updates shards. For parameters on a device
+    /// ([`CudaTensor`]s) everything is in its order: a call returns when this stream will wait for the device, and the
+    /// host goes on. A gradient is what the stream has written when its guard is [`ready`](Backward::ready). A new
+    /// stream continues after what the former one had.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the stream is of another device, or the parameters are on the CPU; `InvalidState`: a unit is
+    /// not sharded, or its gradients are being reduced.
+    ///
+    /// # Safety
+    /// `stream` is a CUDA stream (`cudaStream_t`), or null for the default one, as at first. It exists until another one is
+    /// set or the model and its optimizers are dropped.
+    pub unsafe fn set_stream(&mut self, stream: *mut c_void) -> Result<()> {
+        check(unsafe { sys::tsr_fsdp_set_stream(self.inner.as_ptr(), stream) })
+    }
+
     /// Begins a unit's forward: returns when its parameters are unsharded, while the next units are being unsharded.
     /// The guard gives access to them and ends the forward. Collective.
     ///
@@ -693,13 +720,8 @@ impl<'c> Fsdp<'c> {
                 if param.grad.is_none() {
                     return Ok(None);
                 }
-                // SAFETY: a plain struct of which zero is a value; the memory is there until `ready`, with which the guard
-                // ends.
-                unsafe {
-                    let mut grad: sys::tsr_tensor = std::mem::zeroed();
-                    check(sys::tsr_fsdp_grad(inner.as_ptr(), index, &mut grad))?;
-                    Tensor::borrowed(&grad).map(Some)
-                }
+                // SAFETY: the memory is there until `ready`, with which the guard ends.
+                unsafe { Seen::new(inner, index, sys::tsr_fsdp_grad) }.map(Some)
             })
             .collect::<Result<_>>()?;
         Ok(Backward { lent, grads })
@@ -840,11 +862,41 @@ impl fmt::Debug for Fsdp<'_> {
     }
 }
 
+/// A tensor of an unsharded unit.
+struct Seen {
+    tensor: Tensor,
+    /// If it is on a device.
+    cuda: Option<CudaTensor>,
+}
+
+impl Seen {
+    /// # Safety
+    /// What `get` gives stays as long as this is used.
+    unsafe fn new(
+        inner: &FsdpInner,
+        index: usize,
+        get: unsafe fn(*mut sys::tsr_fsdp, usize, *mut sys::tsr_tensor) -> sys::tsr_status,
+    ) -> Result<Self> {
+        // SAFETY: a plain struct of which zero is a value; the handle is alive.
+        let tensor = unsafe {
+            let mut raw: sys::tsr_tensor = std::mem::zeroed();
+            check(get(inner.as_ptr(), index, &mut raw))?;
+            Tensor::borrowed(&raw)?
+        };
+        let cuda = tensor.cuda();
+        Ok(Seen { tensor, cuda })
+    }
+
+    fn cuda(&self, what: &dyn fmt::Display, instead: &str) -> Result<&CudaTensor> {
+        self.cuda.as_ref().ok_or_else(|| on_cpu(what, instead))
+    }
+}
+
 /// An unsharded unit, for its guard.
 struct Lent<'f> {
     inner: &'f FsdpInner,
     unit: usize,
-    params: Vec<Tensor>,
+    params: Vec<Seen>,
     /// Whether it must still be ended.
     open: bool,
 }
@@ -875,10 +927,15 @@ impl Lent<'_> {
     }
 
     fn param<T: Element>(&self, index: usize) -> Result<&[T]> {
-        let param = &self.params[self.position(index)?];
+        let param = &self.params[self.position(index)?].tensor;
         param.check_dtype(T::DTYPE)?;
+        param.check_on_cpu()?;
         // SAFETY: it is whole for as long as the guard lives, and nobody writes it meanwhile.
         Ok(unsafe { slice(param.as_raw().data.cast_const().cast(), param.len()) })
+    }
+
+    fn cuda_param(&self, index: usize) -> Result<&CudaTensor> {
+        self.params[self.position(index)?].cuda(&self.inner.params[index].name, "param")
     }
 
     fn end(&mut self, end: unsafe fn(*mut sys::tsr_fsdp, usize) -> sys::tsr_status) -> Result<()> {
@@ -916,6 +973,16 @@ macro_rules! whole_accessors {
         /// The same errors.
         pub fn param_as<T: Element>(&self, index: usize) -> Result<&[T]> {
             self.$($lent)*.param(index)
+        }
+
+        /// Parameter `index`, unsharded, where it is on a device. Kernels and operations on the trainer's stream
+        /// ([`Fsdp::set_stream`]) may read it, and may not write it.
+        ///
+        /// # Errors
+        /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): it does not belong to this unit, or it is on the
+        /// CPU.
+        pub fn cuda_param(&self, index: usize) -> Result<&CudaTensor> {
+            self.$($lent)*.cuda_param(index)
         }
     };
 }
@@ -988,13 +1055,13 @@ impl fmt::Debug for Whole<'_> {
 pub struct Backward<'f> {
     lent: Lent<'f>,
     /// None for frozen parameters.
-    grads: Vec<Option<Tensor>>,
+    grads: Vec<Option<Seen>>,
 }
 
 impl Backward<'_> {
     whole_accessors!(lent);
 
-    fn grad(&self, index: usize) -> Result<&Tensor> {
+    fn grad(&self, index: usize) -> Result<&Seen> {
         let position = self.lent.position(index)?;
         self.grads[position].as_ref().ok_or_else(|| self.lent.inner.params[index].is_not_trained())
     }
@@ -1014,7 +1081,16 @@ impl Backward<'_> {
     /// # Errors
     /// The same errors.
     pub fn grad_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
-        self.grad(index)?.view_mut()
+        self.grad(index)?.tensor.view_mut()
+    }
+
+    /// The unsharded gradient of parameter `index` where it is on a device, to be written on the trainer's stream
+    /// ([`Fsdp::set_stream`]) before [`Self::ready`].
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it does not belong to this unit, or it is on the CPU; `InvalidState`: it is frozen.
+    pub fn cuda_grad(&self, index: usize) -> Result<&CudaTensor> {
+        self.grad(index)?.cuda(&GradientOf(&self.lent.inner.params[index].name), "grad_mut")
     }
 
     /// Marks parameter `index` as having no gradient on this rank in this backward; it counts as zeros.
@@ -1022,7 +1098,7 @@ impl Backward<'_> {
     /// # Errors
     /// As [`Self::grad_mut`].
     pub fn unused(&self, index: usize) -> Result<()> {
-        self.grad(index)?.check_writable(&GradientOf(&self.lent.inner.params[index].name))?;
+        self.grad(index)?.tensor.check_writable(&GradientOf(&self.lent.inner.params[index].name))?;
         check(unsafe { sys::tsr_fsdp_unused(self.lent.inner.as_ptr(), index) })
     }
 

@@ -145,14 +145,25 @@ impl Tensor {
     /// # Errors
     /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the shape is too large.
     pub fn deferred(dtype: DType, shape: impl AsRef<[usize]>) -> Result<Self> {
-        let shape = shape.as_ref();
+        Self::without_memory(dtype, shape.as_ref(), None)
+    }
+
+    /// The same for a model whose parameters are on CUDA device number `device`.
+    ///
+    /// # Errors
+    /// As [`Tensor::deferred`].
+    pub fn deferred_on(device: usize, dtype: DType, shape: impl AsRef<[usize]>) -> Result<Self> {
+        Self::without_memory(dtype, shape.as_ref(), Some(raw::int32("the device", device)?))
+    }
+
+    fn without_memory(dtype: DType, shape: &[usize], device: Option<i32>) -> Result<Self> {
         Ok(Tensor(Rc::new(Memory {
             data: std::ptr::null_mut(),
             len: count(shape)?,
             dtype,
             shape: shape.iter().map(|&size| raw::int64("a size", size)).collect::<Result<_>>()?,
             access: Access(Cell::new(Access::DEFERRED)),
-            device: None,
+            device,
             shared: false,
             _owner: None,
         })))
@@ -228,10 +239,10 @@ impl Tensor {
 
     /// The address, the shape and the device of a tensor on a device.
     pub(crate) fn on_device(&self) -> Option<(usize, Vec<i64>, i32)> {
-        self.0.device.map(|device| (self.0.data.expose_provenance(), self.0.shape.to_vec(), device))
+        self.0.device.filter(|_| !self.is_deferred()).map(|device| (self.0.data.expose_provenance(), self.0.shape.to_vec(), device))
     }
 
-    fn check_on_cpu(&self) -> Result<()> {
+    pub(crate) fn check_on_cpu(&self) -> Result<()> {
         match self.0.device {
             None => Ok(()),
             Some(device) => {

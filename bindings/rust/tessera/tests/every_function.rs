@@ -235,6 +235,7 @@ fn training_in_shards(comm: &Comm) {
     ];
     State::new().add("model", &fsdp).unwrap();
     assert_eq!(fsdp.layout(0).unwrap().regions(1).unwrap()[0].sizes, [1, 2]);
+    unsafe { fsdp.set_stream(std::ptr::null_mut()) }.unwrap();
     fsdp.set_sync(true).unwrap();
     fsdp.set_accumulate(false).unwrap();
     fsdp.set_all_reduce(true).unwrap();

@@ -535,6 +535,32 @@ fn a_model_is_saved_at_3_ranks_and_loaded_at_2_optimizer_and_all() {
 }
 
 #[test]
+fn the_cpu_has_no_streams_and_a_device_no_views() {
+    ranks(1, |comm| {
+        let refused = |result: tessera::Result<()>, words: &str| {
+            let error = result.unwrap_err();
+            assert!(error.code() == Code::InvalidArgument && error.message().contains(words), "{error}");
+        };
+        let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![1.0f32; 4], [4])]]).unwrap();
+        refused(unsafe { fsdp.set_stream(std::ptr::dangling_mut()) }, "the CPU has no streams");
+        refused(fsdp.cuda_shard(0).map(drop), "shard of w is on the CPU: use shard");
+        refused(fsdp.cuda_shard_grad(0).map(drop), "gradient of w is on the CPU: use shard_grad");
+        let layer = fsdp.backward(0).unwrap();
+        refused(layer.cuda_param(0).map(|_| ()), "w is on the CPU: use param");
+        refused(layer.cuda_grad(0).map(|_| ()), "gradient of w is on the CPU: use grad_mut");
+        layer.unused(0).unwrap();
+        layer.ready().unwrap();
+        fsdp.wait().unwrap();
+
+        let later = Tensor::deferred_on(3, DType::F32, [4]).unwrap();
+        assert!(later.cuda().is_none() && later.view::<f32>().is_err());
+        let error = Fsdp::new(&comm, units!["u" => params!["w" => later]]).unwrap_err();
+        assert_eq!(error.code(), Code::Unsupported, "{error}");
+        assert!(error.message().contains("is on CUDA device 3"), "{error}");
+    });
+}
+
+#[test]
 fn deferred_parameters_get_their_values_in_shards() {
     ranks(3, |comm| {
         let (rank, world) = (comm.rank().unwrap(), comm.world_size().unwrap());

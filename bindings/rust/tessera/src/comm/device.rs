@@ -1,6 +1,7 @@
 //! Collectives of tensors on CUDA devices.
 
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr;
 
 use tessera_sys as sys;
@@ -74,6 +75,11 @@ impl Tensor {
         let (address, shape, device) = self.on_device()?;
         Some(CudaTensor { address, dtype: self.dtype(), shape, device })
     }
+}
+
+/// Of a model's tensor `what`, which a program gets by `instead`.
+pub(crate) fn on_cpu(what: &dyn fmt::Display, instead: &str) -> Error {
+    Error::argument(format!("{what} is on the CPU: use {instead}"))
 }
 
 /// The collectives of a [`Comm`] on a CUDA stream; see [`Comm::on_stream`].

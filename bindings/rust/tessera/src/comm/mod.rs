@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
+pub(crate) use self::device::on_cpu;
 pub use self::device::{AfterStream, CudaTensor, OnStream};
 pub use self::options::CommOptions;
 use crate::error::{check, Error, Result};

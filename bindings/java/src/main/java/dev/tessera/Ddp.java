@@ -306,7 +306,7 @@ public final class Ddp extends NativeObject {
     public Tensor paramTensor(int index) {
         return ref.call(h -> {
             check(index);
-            return tensors != null ? tensors.get(index) : viewOf(Native.ddpSharedParam(h, index));
+            return tensors != null ? tensors.get(index) : Views.of(ref, Native.ddpSharedParam(h, index));
         });
     }
 
@@ -340,20 +340,11 @@ public final class Ddp extends NativeObject {
         return ref.call(h -> {
             synchronized (floats) {
                 if (grads[check(index)] == null) {
-                    grads[index] = viewOf(Native.ddpGrad(h, index));
+                    grads[index] = Views.of(ref, Native.ddpGrad(h, index));
                 }
                 return grads[index];
             }
         });
-    }
-
-    // Of memory of this object.
-    private Tensor viewOf(long[] descriptor) {
-        final Tensor bare = Tensor.overNative(descriptor, null);
-        // Memory of a device has no byte buffer.
-        final long size = bare.device().equals(Device.cpu()) ? bare.sizeBytes() : 0;
-        final Views.View view = new Views.View(ref, bare.address(), size);
-        return Tensor.overNative(descriptor, view.owner());
     }
 
     /**

@@ -265,7 +265,7 @@ public final class Fsdp extends NativeObject {
                     final long[] descriptor = get.call(h, index);
                     final Tensor bare = Tensor.overNative(descriptor, null);
                     if (views[index] == null || views[index].address() != bare.address()) {
-                        views[index] = new Views.View(ref, bare.address(), bare.sizeBytes());
+                        views[index] = new Views.View(ref, bare);
                     }
                     known[place] = Tensor.overNative(descriptor, views[index].owner()).leased(lease);
                 }
@@ -528,10 +528,7 @@ public final class Fsdp extends NativeObject {
     private Tensor viewForGood(long handle, int index, Tensor[] known, ParamCall get) {
         synchronized (shards) {
             if (known[check(index)] == null) {
-                final long[] descriptor = get.call(handle, index);
-                final Tensor bare = Tensor.overNative(descriptor, null);
-                final Views.View view = new Views.View(ref, bare.address(), bare.sizeBytes());
-                known[index] = Tensor.overNative(descriptor, view.owner());
+                known[index] = Views.of(ref, get.call(handle, index));
             }
             return known[index];
         }
@@ -744,6 +741,20 @@ public final class Fsdp extends NativeObject {
             Native.fsdpAbandon(h);
             endAll();
         });
+    }
+
+    /**
+     * Name the CUDA stream on which the trainer computes and updates shards. For parameters on a device everything is in
+     * its order: passes begin and {@link #await} returns when this stream will wait for the device, and the host goes on. A
+     * gradient is what the stream has written at {@link Pass#ready}.
+     *
+     * @param stream address of a stream of the parameters' device ({@code cudaStream_t}), which must exist until another one
+     *     is set; 0, as at first, is its default stream. A new one continues after what the former one had
+     * @throws TesseraInvalidArgumentException if it is of another device, or the parameters are on the CPU
+     * @throws TesseraInvalidStateException if a unit is not sharded, or its gradients are being reduced
+     */
+    public void setStream(long stream) {
+        ref.runExclusive(h -> Native.fsdpSetStream(h, stream));
     }
 
     /**

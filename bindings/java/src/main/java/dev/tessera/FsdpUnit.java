@@ -51,7 +51,9 @@ public final class FsdpUnit {
      *
      * @param name "layer3", for messages and calls; must be unique in the model
      * @param params contiguous, floating-point if trained, with at least one dimension, sharded by rows (see also
-     *     {@link #flat}); read by {@link Fsdp#create} and not used later
+     *     {@link #flat}); all of a model on the CPU, or all on the communicator's CUDA device (see {@link
+     *     Fsdp#setStream}); read by {@link Fsdp#create}, on a device in the order of its default stream, and not used
+     *     later
      * @return the unit
      */
     public static FsdpUnit of(String name, Params params) {
@@ -80,7 +82,20 @@ public final class FsdpUnit {
      * @return a new unit
      */
     public FsdpUnit andDeferred(String param, DType dtype, long... shape) {
-        return and(param, Params.named(param, () -> Tensor.overNative(0, dtype, shape, null)));
+        return andDeferred(param, dtype, Device.cpu(), shape);
+    }
+
+    /**
+     * The same of a model whose parameters are on a CUDA device.
+     *
+     * @param param its name
+     * @param dtype F16, BF16, F32 or F64
+     * @param device of the model's parameters
+     * @param shape at least one dimension
+     * @return a new unit
+     */
+    public FsdpUnit andDeferred(String param, DType dtype, Device device, long... shape) {
+        return and(param, Params.named(param, () -> Tensor.deferred(dtype, device, shape)));
     }
 
     /**

@@ -298,6 +298,11 @@ public final class Tensor {
                 descriptor[2] == 1 ? Device.cpu() : Device.cuda((int) descriptor[3]), shape, owner);
     }
 
+    /** What describes a parameter whose values come later. */
+    static Tensor deferred(DType dtype, Device device, long[] shape) {
+        return new Tensor(0, dtype, device, shape, null);
+    }
+
     static Tensor overNative(long address, DType dtype, long[] shape, Object owner) {
         return new Tensor(address, dtype, Device.cpu(), shape, owner);
     }
@@ -493,7 +498,8 @@ public final class Tensor {
 
     private ByteBuffer allBytes() {
         if (!device.equals(Device.cpu())) {
-            throw new UnsupportedOperationException("memory on " + device + " cannot be a ByteBuffer");
+            throw new UnsupportedOperationException("memory on " + device
+                    + " cannot be a ByteBuffer; use it there, at its address()");
         }
         if (sizeBytes() > Integer.MAX_VALUE) {
             throw new UnsupportedOperationException("a ByteBuffer holds at most 2 GiB; use slice()");

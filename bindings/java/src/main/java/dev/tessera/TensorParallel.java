@@ -61,7 +61,7 @@ public final class TensorParallel extends NativeObject {
         Memory(Ref ref, long[] descriptor) {
             this.descriptor = descriptor;
             final Tensor bare = Tensor.overNative(descriptor, null);
-            view = new Views.View(ref, bare.address(), bare.sizeBytes());
+            view = new Views.View(ref, bare);
         }
 
         Tensor tensor() {
@@ -187,7 +187,7 @@ public final class TensorParallel extends NativeObject {
          * @throws IllegalArgumentException if two parameters have the same name, or the shape is invalid
          */
         public Builder deferred(String name, DType dtype, long... shape) {
-            params = params.and(name, Params.named(name, () -> Tensor.overNative(0, dtype, shape, null)));
+            params = params.and(name, Params.named(name, () -> Tensor.deferred(dtype, Device.cpu(), shape)));
             return this;
         }
 

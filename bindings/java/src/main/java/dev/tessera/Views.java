@@ -7,6 +7,11 @@ import java.nio.ByteBuffer;
 final class Views {
     private Views() {}
 
+    /** A tensor over memory of {@code ref}'s native part. */
+    static Tensor of(Ref ref, long[] descriptor) {
+        return Tensor.overNative(descriptor, new View(ref, Tensor.overNative(descriptor, null)).owner());
+    }
+
     /** A range of memory of {@code ref}'s native part. */
     static final class View {
         private final Ref ref;
@@ -20,13 +25,18 @@ final class Views {
             this.size = size;
         }
 
+        /** Of a tensor's memory. */
+        View(Ref ref, Tensor bare) {
+            this(ref, bare.address(), bare.device().equals(Device.cpu()) ? bare.sizeBytes() : 0);
+        }
+
         long address() {
             return address;
         }
 
         /**
          * What tensors over this memory keep reachable, and what keeps the native half alive: the byte buffer of the whole
-         * range (from which other buffers are cut), or, from 2 GiB on, an object without any other use.
+         * range (from which other buffers are cut), or, from 2 GiB on and on a device, an object without any other use.
          */
         synchronized Object owner() {
             Object object = owner.get();

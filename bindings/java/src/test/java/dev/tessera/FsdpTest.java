@@ -991,6 +991,25 @@ class FsdpTest {
     }
 
     @Test
+    void theCpuHasNoStreams() throws Exception {
+        Ranks.run(1, comm -> {
+            final FsdpUnit unit = FsdpUnit.of("u");
+            try (Fsdp fsdp = Fsdp.create(comm, List.of(unit.andDeferred("w", DType.F32, 4)))) {
+                fsdp.setStream(0);
+                assertThrows(TesseraInvalidArgumentException.class, () -> fsdp.setStream(1));
+                try (Fsdp.Pass pass = fsdp.forward("u")) {
+                    assertThrows(TesseraInvalidStateException.class, () -> fsdp.setStream(0));
+                }
+            }
+            final FsdpUnit elsewhere = unit.andDeferred("w", DType.F32, Device.cuda(3), 4);
+            final TesseraException refused = assertThrows(TesseraException.class,
+                    () -> Fsdp.create(comm, List.of(elsewhere)));
+            assertEquals(ErrorCode.UNSUPPORTED, refused.code());
+            assertTrue(refused.getMessage().contains("is on CUDA device 3"), refused.getMessage());
+        });
+    }
+
+    @Test
     void valuesMayComeLater() throws Exception {
         Ranks.run(3, comm -> {
             final List<FsdpUnit> units = List.of(FsdpUnit.of("u").andDeferred("w", DType.F32, 8, 5)
