@@ -45,8 +45,8 @@ cdef class CudaArray(Lent):
     """A contiguous array of the library on a CUDA device. It has no operations: pass it to a library that has, such
     as ``torch.from_dlpack(array)``, ``cupy.from_dlpack(array)`` or ``jax.dlpack.from_dlpack(array)``, which share its memory.
 
-    The export makes no stream wait: use the memory on the stream of the object that the array is from. Who takes a
-    read-only array is told so, but PyTorch has no read-only tensors.
+    The export makes no stream wait: use the memory on the stream of the object that the array is from. A
+    read-only array has DLPack's flag for that, but PyTorch has no read-only tensors.
     """
 
     cdef tsr_tensor view

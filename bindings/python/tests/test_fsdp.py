@@ -402,7 +402,7 @@ def test_the_cpu_has_no_streams():
 
 
 def test_parameters_on_a_device_need_a_communicator_for_it():
-    with ts.init() as comm, pytest.raises(ts.Unsupported, match='"w" is on CUDA device 3, .* no transport for it'):
+    with ts.init() as comm, pytest.raises(ts.Unsupported, match=r'"w" is on CUDA device 3, .* no transport for it'):
         ts.FSDP(comm, {"u": {"w": ts.Deferred((4,), device=3)}})
 
 

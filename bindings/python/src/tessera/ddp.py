@@ -20,7 +20,6 @@ from .tensor import array_over, tensor
 from .work import Stream, stream_of
 
 if TYPE_CHECKING:
-
     from ._base_optimizer import Optimizer
     from ._options import DDPOptions
     from .tp import TensorParallel

@@ -413,14 +413,14 @@ class FSDP(Closable):
     def set_stream(self, stream: Stream = None) -> None:
         """Name the CUDA stream on which the trainer computes and updates shards.
 
-        For parameters on a device, everything is in its order: blocks begin and `wait` ends when this stream will wait
-        for the device, and the host goes on. A gradient is what this stream has written when its block ends.
+        For parameters on a device, everything is in its order: the beginning of a block and `wait` make this stream
+        wait for the device, not the caller. What is reduced is what this stream has written when the block ends.
 
         Parameters
         ----------
         stream : stream, optional
             PyTorch's, CuPy's, any object with ``__cuda_stream__``, or an address. None, as at first, is the device's
-            default stream. It must exist until another one is set. A new one continues after what the former one had.
+            default stream. It must exist until another one is set. A new one continues after what the previous one had.
 
         Raises
         ------

@@ -672,9 +672,9 @@ impl<'c> Fsdp<'c> {
     }
 
     /// Names the CUDA stream on which the trainer computes and updates shards. For parameters on a device
-    /// ([`CudaTensor`]s) everything is in its order: a call returns when this stream will wait for the device, and the
-    /// host goes on. A gradient is what the stream has written when its guard is [`ready`](Backward::ready). A new
-    /// stream continues after what the former one had.
+    /// ([`CudaTensor`]s) everything is in its order: the beginning of a pass and [`wait`](Self::wait) make this stream
+    /// wait for the device, not the caller. What is reduced is what this stream has written at
+    /// [`ready`](Backward::ready). A new stream continues after what the previous one had.
     ///
     /// # Errors
     /// `InvalidArgument`: the stream is of another device, or the parameters are on the CPU; `InvalidState`: a unit is

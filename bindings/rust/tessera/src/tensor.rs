@@ -239,7 +239,10 @@ impl Tensor {
 
     /// The address, the shape and the device of a tensor on a device.
     pub(crate) fn on_device(&self) -> Option<(usize, Vec<i64>, i32)> {
-        self.0.device.filter(|_| !self.is_deferred()).map(|device| (self.0.data.expose_provenance(), self.0.shape.to_vec(), device))
+        self.0
+            .device
+            .filter(|_| !self.is_deferred())
+            .map(|device| (self.0.data.expose_provenance(), self.0.shape.to_vec(), device))
     }
 
     pub(crate) fn check_on_cpu(&self) -> Result<()> {

@@ -745,11 +745,11 @@ public final class Fsdp extends NativeObject {
 
     /**
      * Name the CUDA stream on which the trainer computes and updates shards. For parameters on a device everything is in
-     * its order: passes begin and {@link #await} returns when this stream will wait for the device, and the host goes on. A
-     * gradient is what the stream has written at {@link Pass#ready}.
+     * its order: the beginning of a pass and {@link #await} make this stream wait for the device, not the caller. What is
+     * reduced is what this stream has written at {@link Pass#ready}.
      *
      * @param stream address of a stream of the parameters' device ({@code cudaStream_t}), which must exist until another one
-     *     is set; 0, as at first, is its default stream. A new one continues after what the former one had
+     *     is set; 0, as at first, is its default stream. A new one continues after what the previous one had
      * @throws TesseraInvalidArgumentException if it is of another device, or the parameters are on the CPU
      * @throws TesseraInvalidStateException if a unit is not sharded, or its gradients are being reduced
      */
