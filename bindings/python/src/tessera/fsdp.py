@@ -414,7 +414,7 @@ class FSDP(Closable):
         """Name the CUDA stream on which the trainer computes and updates shards.
 
         For parameters on a device, everything is in its order: the beginning of a block and `wait` make this stream
-        wait for the device, not the caller. What is reduced is what this stream has written when the block ends.
+        wait for the device, not the caller. Reductions take what this stream has written when the block ends.
 
         Parameters
         ----------

@@ -673,7 +673,7 @@ impl<'c> Fsdp<'c> {
 
     /// Names the CUDA stream on which the trainer computes and updates shards. For parameters on a device
     /// ([`CudaTensor`]s) everything is in its order: the beginning of a pass and [`wait`](Self::wait) make this stream
-    /// wait for the device, not the caller. What is reduced is what this stream has written at
+    /// wait for the device, not the caller. Reductions take what this stream has written at
     /// [`ready`](Backward::ready). A new stream continues after what the previous one had.
     ///
     /// # Errors

@@ -745,8 +745,8 @@ public final class Fsdp extends NativeObject {
 
     /**
      * Name the CUDA stream on which the trainer computes and updates shards. For parameters on a device everything is in
-     * its order: the beginning of a pass and {@link #await} make this stream wait for the device, not the caller. What is
-     * reduced is what this stream has written at {@link Pass#ready}.
+     * its order: the beginning of a pass and {@link #await} make this stream wait for the device, not the caller.
+     * Reductions take what this stream has written at {@link Pass#ready}.
      *
      * @param stream address of a stream of the parameters' device ({@code cudaStream_t}), which must exist until another one
      *     is set; 0, as at first, is its default stream. A new one continues after what the previous one had
