@@ -242,7 +242,7 @@ impl Tensor {
         self.0
             .device
             .filter(|_| !self.is_deferred())
-            .map(|device| (self.0.data.expose_provenance(), self.0.shape.to_vec(), device))
+            .map(|device| (self.0.data as usize, self.0.shape.to_vec(), device))
     }
 
     pub(crate) fn check_on_cpu(&self) -> Result<()> {

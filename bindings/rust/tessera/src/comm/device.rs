@@ -48,14 +48,14 @@ impl CudaTensor {
 
     /// The C view of it, for a call.
     pub(crate) fn with_raw<R>(&self, call: impl FnOnce(&sys::tsr_tensor) -> R) -> R {
-        let mut tensor = raw_tensor(ptr::with_exposed_provenance_mut(self.address), &self.shape, self.dtype);
+        let mut tensor = raw_tensor(self.address as *mut c_void, &self.shape, self.dtype);
         tensor.device_type = sys::TSR_DEVICE_CUDA;
         tensor.device_index = self.device;
         call(&tensor)
     }
 
     pub(crate) fn into_views(self, views: Views) -> Views {
-        let mut tensor = raw_tensor(ptr::with_exposed_provenance_mut(self.address), &[], self.dtype);
+        let mut tensor = raw_tensor(self.address as *mut c_void, &[], self.dtype);
         tensor.device_type = sys::TSR_DEVICE_CUDA;
         tensor.device_index = self.device;
         views.with_shape(tensor, self.shape)
@@ -83,14 +83,14 @@ pub(crate) fn on_cpu(what: &dyn fmt::Display, instead: &str) -> Error {
 }
 
 /// The collectives of a [`Comm`] on a CUDA stream; see [`Comm::on_stream`].
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct OnStream<'a> {
     comm: &'a Comm,
     stream: *mut c_void,
 }
 
 /// The asynchronous collectives of a [`Comm`] after a CUDA stream; see [`Comm::after_stream`].
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct AfterStream<'a> {
     comm: &'a Comm,
     stream: *mut c_void,
