@@ -399,6 +399,7 @@ int run_batch(void* argument) {
             if (hangs) world().hanging_rank = -1;
         }
         if (hangs) state.wait_until([] { return false; });
+        if (state.aborted) throw Aborted{};  // others may still be in what this rank has left
         for (const Op& op : batch->ops) run_collective(state, op);
         run_messages(state, batch->ops);
     } catch (const Aborted&) {  // NOLINT(bugprone-empty-catch): the kernel ends; its output is undefined
