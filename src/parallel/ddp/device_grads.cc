@@ -128,12 +128,13 @@ void DeviceGrads::await(const Communicator& comm) {
 
 void DeviceGrads::check(const Communicator& comm) {
     const std::lock_guard lock(mutex_);
+    for (const WorkPtr& work : works_) {
+        const auto error = work->done() ? work->error() : std::nullopt;
+        if (!error) continue;
+        // What failed first, which may be another operation of this model.
+        throw Error(comm.error().value_or(*error));
+    }
     std::erase_if(works_, ended_well);
-    const auto failed = std::ranges::find_if(works_, [](const WorkPtr& one) { return one->done(); });
-    if (failed == works_.end()) return;
-    // What failed first, which may be another operation of this model.
-    const auto first = comm.error();
-    throw first ? Error(*first) : Error(*(*failed)->error());
 }
 
 bool DeviceGrads::has_unfinished() {
