@@ -9,10 +9,16 @@ then has nothing to do.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import results
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "gpu" / "ranks"))
+
+import one_gpu
 
 SIZES = [4, 1 << 20, 16 << 20, 256 << 20, 1 << 30]
 ADDED_US = 3.0  # by a call of ours, at most
@@ -25,15 +31,16 @@ def gpus() -> list[str]:
 
 
 def bench(binaries: Path, tessera: Path, rounds: int) -> list[results.Case]:
-    gpu = gpus()[0]
+    names = gpus()
     cases = []
     for ranks in (1, 2):
-        one_each = len(gpus()) >= ranks
+        one_each = len(names) >= ranks
+        environment = os.environ if one_each else {**os.environ, **one_gpu.VARIABLES}
         sizes = SIZES[:1] if ranks == 1 else SIZES if one_each else SIZES[:4]
         command = [tessera, "run", "-n", str(ranks), binaries / "gpu_comm", str(rounds), ",".join(map(str, sizes))]
-        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
         lines = [json.loads(line[line.index("{") :]) for line in output.splitlines() if "{" in line]
-        where = f"{ranks} rank{'s' if ranks > 1 else ''} on {gpu}" + ("" if one_each else ", sharing it")
+        where = f"{ranks} rank{'s' if ranks > 1 else ''} on {names[0]}" + ("" if one_each else ", sharing it")
         for size in sizes:
             of_size = [line for line in lines if line["bytes"] == size]
             if ranks > 1:

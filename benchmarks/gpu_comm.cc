@@ -22,19 +22,6 @@ namespace {
 
 using bench::check;
 
-// Ranks that share a device are hosts of their own to NCCL (tests/gpu/ranks/one_gpu.py).
-void share_a_device(const char* rank) {
-    const std::string host = std::string("rank-") + rank;
-    ::setenv("NCCL_HOSTID", host.c_str(), 1);
-    for (const auto& [name, value] : std::vector<std::pair<const char*, const char*>>{{"NCCL_NET", "Socket"},
-                                                                                      {"NCCL_SOCKET_IFNAME", "lo"},
-                                                                                      {"NCCL_NVLS_ENABLE", "0"},
-                                                                                      {"NCCL_MNNVL_ENABLE", "0"},
-                                                                                      {"NCCL_RAS_ENABLE", "0"}}) {
-        ::setenv(name, value, 1);
-    }
-}
-
 void check_nccl(int result) {
     if (result == tsr::nccl::success) return;
     std::fprintf(stderr, "NCCL: %s\n", tsr::nccl::library().error_string(result));
@@ -74,7 +61,10 @@ int main(int argc, char** argv) {
         return 2;
     }
     const int rounds = std::atoi(argv[1]);
-    if (const char* rank = std::getenv("RANK"); rank != nullptr && tsr::cuda_device_count() == 1) share_a_device(rank);
+    // Ranks that share a device are separate hosts to NCCL; gpu.py sets the rest of tests/gpu/ranks/one_gpu.py.
+    if (const char* place = std::getenv("RANK"); place != nullptr && tsr::cuda_device_count() == 1) {
+        ::setenv("NCCL_HOSTID", place, 1);
+    }
     tsr_comm_options options;
     check(tsr_comm_options_init(&options, sizeof options));
     options.backend = "cpu:auto,cuda:nccl";

@@ -9,7 +9,6 @@
 #include <climits>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -17,6 +16,7 @@
 
 #include "base/env.hpp"
 #include "base/error.hpp"
+#include "base/function_ref.hpp"
 #include "base/json.hpp"
 #include "checkpoint/io/file_system.hpp"
 #include "comm/communicator.hpp"
@@ -91,7 +91,7 @@ Json transports() {
     return found;
 }
 
-std::string or_why_not(const std::function<std::string()>& fact) {
+std::string or_why_not(FunctionRef<std::string()> fact) {
     try {
         return fact();
     } catch (const Error& error) {

@@ -50,7 +50,7 @@ struct DeviceQueue::State {
         const std::lock_guard lock(mutex);
         return !stopping;
     }
-    [[nodiscard]] Error explained(const Error& error) const;
+    [[nodiscard]] Error told(const Error& error, const Launch& launch) const;
     void fail(const PendingPtr& one, const Error& error);
     void finish(const Pending& one, std::optional<Error> error) const;
     void keep(std::shared_ptr<DeviceEvent> event);
@@ -126,7 +126,7 @@ void DeviceQueue::State::launch(const Request& request, Launch launched, const D
         const std::lock_guard lock(mutex);
         one->event = std::move(event);
     } catch (...) {
-        const Error error = callbacks.named(explained(current_error()), one->launch);
+        const Error error = told(current_error(), one->launch);
         {
             const std::lock_guard lock(mutex);
             if (failure) throw Error(*failure);  // the watch has ended it
@@ -194,20 +194,21 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
             failed(first);
         }
     }
-    if (found.failed) found.error = callbacks.named(explained(*found.error), found.failed->launch);
+    if (found.failed) found.error = told(*found.error, found.failed->launch);
     return found;
 }
 
 // A transport that lost a connection does not know why. Who closed it is about to end, which the other transport notices, or
 // to tell its reason there.
-Error DeviceQueue::State::explained(const Error& error) const {
-    if (error.code() != Code::peer_lost || error.record()->peer >= 0) return error;
-    const Deadline deadline = Deadline::in(time_to_end);
-    while (!deadline.expired() && has_owner()) {
-        if (auto reason = callbacks.peer_error()) return *std::move(reason);
-        std::this_thread::sleep_for(longest_pause);
+Error DeviceQueue::State::told(const Error& error, const Launch& launch) const {
+    if (error.code() != Code::peer_lost || error.record()->peer >= 0) return callbacks.named(error, launch);
+    std::optional<Error> reason;
+    const auto is_known = [&] { return !has_owner() || (reason = callbacks.peer_error()).has_value(); };
+    try {
+        wait_until(is_known, Deadline::in(time_to_end), "the reason");
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it stays unknown
     }
-    return error;
+    return callbacks.named(reason.value_or(error), launch);
 }
 
 // An event is created by the driver: that takes longer than all else here.

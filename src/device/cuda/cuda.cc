@@ -278,7 +278,7 @@ CudaFacts cuda_facts() {
     const auto well = [](Result result) { check(result, [] { return std::string("asking about CUDA devices"); }); };
     int version = 0;
     well(functions.driver_version(&version));
-    CudaFacts facts{fmt::format("{}.{}", version / 1000, version % 1000 / 10), {}};
+    CudaFacts facts{version_text(version), {}};
     std::vector<Number> numbers(static_cast<size_t>(cuda_device_count()));
     for (size_t i = 0; i < numbers.size(); ++i) well(functions.device_get(&numbers[i], static_cast<int>(i)));
     for (const Number device : numbers) {

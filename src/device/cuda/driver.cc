@@ -42,11 +42,9 @@ Loaded load() {
     if (functions.driver_version != nullptr) functions.driver_version(&version);
     if (missing != nullptr || version < oldest_version) {
         const std::string lack = missing == nullptr ? "" : fmt::format(" and has no {}", missing);
-        loaded.failure =
-            unusable(fmt::format("{} supports CUDA {}.{}{}, but {}.{} is the oldest that is supported; update the "
-                                 "NVIDIA driver",
-                                 library_name, version / 1000, version % 1000 / 10, lack, oldest_version / 1000,
-                                 oldest_version % 1000 / 10));
+        loaded.failure = unusable(
+            fmt::format("{} supports CUDA {}{}, but {} is the oldest that is supported; update the NVIDIA driver",
+                        library_name, version_text(version), lack, version_text(oldest_version)));
         return loaded;
     }
     return loaded;
@@ -83,6 +81,8 @@ std::string describe(Result result) {
     if (name == nullptr) return fmt::format("CUDA error {}", result);
     return fmt::format("{} ({}): {}", name, result, text == nullptr ? "no description" : text);
 }
+
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 namespace {
 

@@ -117,6 +117,8 @@ struct Driver {
 // than 12.0, it finds no device. Any thread. A driver that was initialised before a fork cannot be used in the child.
 [[nodiscard]] const Driver& driver();
 
+[[nodiscard]] std::string version_text(int version);  // "13.0"
+
 // "CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered"
 [[nodiscard]] std::string describe(Result result);
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
-import one_gpu  # noqa: F401  first
+import one_gpu
 import tessera as ts
 import torch
 
@@ -22,16 +23,23 @@ def values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def main() -> None:
+    one_gpu.share(torch.cuda.device_count())
     with ts.init(backend="cpu:auto,cuda:nccl") as comm:
         rank, ranks = comm.rank, comm.world_size
         device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         stream = torch.cuda.Stream()
+        on = comm.on_stream(stream)
+        is_root = rank == 0
         checked = 0
 
-        def compare(what: str, cpu: torch.Tensor, gpu: torch.Tensor) -> None:
+        def agree(what: str, call: Callable[..., None], result: torch.Tensor, *inputs: torch.Tensor) -> None:
+            """Of a collective of `result`, in place or made of the inputs, on the CPU and on the device."""
             nonlocal checked
             checked += 1
+            cpu, gpu = result.clone(), result.to(device)
+            call(comm, cpu, *inputs)
+            call(on, gpu, *(tensor.to(device) for tensor in inputs))
             back = gpu.cpu()
             if not torch.equal(back, cpu):
                 wrong = (back != cpu).nonzero().flatten()
@@ -39,56 +47,31 @@ def main() -> None:
                 difference = f"{len(wrong)} of {cpu.numel()} differ, the first at {first}"
                 raise AssertionError(f"{what}: {difference}: {back[first]}, not {cpu[first]}")
 
+        def send(ranks_of: ts.collectives.Collectives, out: torch.Tensor, own: torch.Tensor) -> None:
+            if rank == 0:
+                ranks_of.send(own, 1)
+            elif rank == 1:
+                ranks_of.recv(out, 0)
+                assert torch.equal(out.cpu(), values(out.numel(), out.dtype, 0))
+
         with torch.cuda.stream(stream):
-            on = comm.on_stream(stream)
             for dtype, count in itertools.product(MOVED, COUNTS):
                 name = f"{dtype} x {count}"
                 own = values(count, dtype, rank)
                 whole = values(count * ranks, dtype, 100 + rank)
-                own_gpu, whole_gpu = own.to(device), whole.to(device)
-                if dtype != torch.bool:
-                    for op in ("sum", "max", "min", "prod"):
-                        a, b = own.clone(), own_gpu.clone()
-                        comm.all_reduce(a, op)
-                        on.all_reduce(b, op)
-                        compare(f"all_reduce {op} {name}", a, b)
-                    a, b = own.clone(), own_gpu.clone()
-                    comm.reduce_scatter(whole, a)
-                    on.reduce_scatter(whole_gpu, b)
-                    compare(f"reduce_scatter {name}", a, b)
-                if dtype.is_floating_point:
-                    a, b = own.clone(), own_gpu.clone()
-                    comm.all_reduce(a, "avg")
-                    on.all_reduce(b, "avg")
-                    compare(f"all_reduce avg {name}", a, b)
-                a, b = torch.zeros_like(whole), torch.zeros_like(whole_gpu)
-                comm.all_gather(own, a)
-                on.all_gather(own_gpu, b)
-                compare(f"all_gather {name}", a, b)
-                a, b = own.clone(), own_gpu.clone()
-                comm.broadcast(a, ranks - 1)
-                on.broadcast(b, ranks - 1)
-                compare(f"broadcast {name}", a, b)
-                a, b = torch.zeros_like(whole), torch.zeros_like(whole_gpu)
-                comm.all_to_all(whole, a)
-                on.all_to_all(whole_gpu, b)
-                compare(f"all_to_all {name}", a, b)
-                a, b = torch.zeros_like(own), torch.zeros_like(own_gpu)
-                is_root = rank == 0
-                comm.scatter(whole if is_root else None, a)
-                on.scatter(whole_gpu if is_root else None, b)
-                compare(f"scatter {name}", a, b)
-                a, b = torch.zeros_like(whole), torch.zeros_like(whole_gpu)
-                comm.gather(own, a if is_root else None)
-                on.gather(own_gpu, b if is_root else None)
-                compare(f"gather {name}", a, b)
+                none, none_whole = torch.zeros_like(own), torch.zeros_like(whole)
+                ops = ["sum", "max", "min", "prod"] if dtype != torch.bool else []
+                for op in [*ops, "avg"] if dtype.is_floating_point else ops:
+                    agree(f"all_reduce {op} {name}", lambda on, x, op=op: on.all_reduce(x, op), own)
+                if ops:
+                    agree(f"reduce_scatter {name}", lambda on, out, x: on.reduce_scatter(x, out), own, whole)
+                agree(f"all_gather {name}", lambda on, out, x: on.all_gather(x, out), none_whole, own)
+                agree(f"broadcast {name}", lambda on, x: on.broadcast(x, ranks - 1), own)
+                agree(f"all_to_all {name}", lambda on, out, x: on.all_to_all(x, out), none_whole, whole)
+                agree(f"scatter {name}", lambda on, out, x: on.scatter(x if is_root else None, out), none, whole)
+                agree(f"gather {name}", lambda on, out, x: on.gather(x, out if is_root else None), none_whole, own)
                 if ranks > 1:
-                    a, b = torch.zeros_like(own), torch.zeros_like(own_gpu)
-                    if rank == 0:
-                        on.send(own_gpu, 1)
-                    elif rank == 1:
-                        on.recv(b, 0)
-                        compare(f"send {name}", values(count, dtype, 0), b)
+                    agree(f"send {name}", send, none, own)
 
             # The order of the stream, with computation before and after, and not a wait of the host in between.
             x = torch.full((1 << 22,), float(rank + 1), device=device)
