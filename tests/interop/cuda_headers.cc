@@ -53,6 +53,8 @@ static_assert(tsr::cuda::host_portable == CU_MEMHOSTALLOC_PORTABLE &&
               tsr::cuda::host_portable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(tsr::cuda::pointer_memory_type == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 static_assert(tsr::cuda::pointer_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+static_assert(tsr::cuda::capture_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(tsr::cuda::capture_none == CU_STREAM_CAPTURE_STATUS_NONE);
 
 #define TSR_AT(ours, theirs)                                                              \
     static_assert(offsetof(tsr::cuda::Copy2D, ours) == offsetof(CUDA_MEMCPY2D, theirs) && \
