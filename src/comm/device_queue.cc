@@ -37,6 +37,7 @@ struct DeviceQueue::State {
         : transport(std::move(moved)), callbacks(std::move(given)), api(device_api(transport->device())) {}
 
     void launch(const Request& request, Launch launch, const DeviceEvent* after);
+    void watch_graph(const PendingPtr& one);
     void watch();
     // What is done, taken out, and the first operation that failed.
     struct Found {
@@ -63,6 +64,7 @@ struct DeviceQueue::State {
     mutable std::mutex mutex;  // guards all below
     std::condition_variable changed;
     std::list<PendingPtr> pending;
+    PendingPtr in_graphs;  // the last that was captured; null if none was, or after a failure
     std::vector<std::shared_ptr<DeviceEvent>> spare;  // done and not used by anybody: to be recorded again
     std::optional<Error> failure;
     bool stopping = false;
@@ -98,13 +100,14 @@ void DeviceQueue::launch(const Request& request, Launch launch, const DeviceEven
 void DeviceQueue::State::launch(const Request& request, Launch launched, const DeviceEvent* after) {
     const Deadline deadline = Deadline::in(launched.timeout);
     const auto one = std::make_shared<Pending>(Pending{std::move(launched), deadline, nullptr});
+    const bool captured = after == nullptr && api.is_captured(request.stream);
     std::shared_ptr<DeviceEvent> event;
     {
         const std::lock_guard lock(mutex);
         if (failure) throw Error(*failure);
         if (pending.empty()) changed.notify_all();  // else the thread is watching
         pending.push_back(one);
-        if (!spare.empty()) {
+        if (!captured && !spare.empty()) {
             event = std::move(spare.back());
             spare.pop_back();
         }
@@ -117,6 +120,7 @@ void DeviceQueue::State::launch(const Request& request, Launch launched, const D
             api.wait(stream, *after);
         }
         transport->enqueue(request, stream);
+        if (captured) return watch_graph(one);
         if (event) {
             api.record_again(*event, stream);
         } else {
@@ -136,13 +140,30 @@ void DeviceQueue::State::launch(const Request& request, Launch launched, const D
     }
 }
 
+// A graph runs again and again, without a call of this queue: the operation has neither an end nor a deadline there. But peers
+// and the transport are watched from now on.
+void DeviceQueue::State::watch_graph(const PendingPtr& one) {
+    {
+        const std::lock_guard lock(mutex);
+        if (failure) throw Error(*failure);
+        pending.remove(one);
+        in_graphs = one;
+    }
+    finish(*one, std::nullopt);
+}
+
 void DeviceQueue::State::watch() {
     auto pause = first_pause;
     auto next_check = Clock::now() + check_interval;
     while (true) {
         {
             std::unique_lock lock(mutex);
-            changed.wait(lock, [this] { return stopping || !pending.empty(); });
+            const auto is_busy = [this] { return stopping || !pending.empty(); };
+            if (in_graphs) {
+                changed.wait_until(lock, next_check, is_busy);
+            } else {
+                changed.wait(lock, [&] { return is_busy() || in_graphs; });
+            }
             if (stopping) return;
         }
         const bool ask = Clock::now() >= next_check;
@@ -184,7 +205,7 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
                 failed(*one);
             }
         }
-        if (!pending.empty()) first = pending.front();
+        first = pending.empty() ? in_graphs : pending.front();
     }
     if (ask && first && !found.failed) {
         try {
@@ -219,12 +240,13 @@ void DeviceQueue::State::keep(std::shared_ptr<DeviceEvent> event) {
 }
 
 void DeviceQueue::State::fail(const PendingPtr& one, const Error& error) {
+    bool is_graphs = false;  // which ended for this queue when it was captured
     {
         const std::lock_guard lock(mutex);
-        pending.remove(one);
+        is_graphs = pending.remove(one) == 0;
     }
     callbacks.failed(error);
-    finish(*one, error);
+    if (!is_graphs) finish(*one, error);
 }
 
 void DeviceQueue::State::finish(const Pending& one, std::optional<Error> error) const {
@@ -238,6 +260,11 @@ void DeviceQueue::drain(Deadline deadline) {
     if (state_->failure) throw Error(*state_->failure);
 }
 
+void DeviceQueue::forget_graphs() {
+    const std::lock_guard lock(state_->mutex);
+    state_->in_graphs = nullptr;
+}
+
 bool DeviceQueue::is_idle() const {
     const std::lock_guard lock(state_->mutex);
     return state_->pending.empty();
@@ -249,6 +276,7 @@ void DeviceQueue::abort(const Error& error) {
         const std::lock_guard lock(state_->mutex);
         if (!state_->failure) state_->failure = error;
         pending.swap(state_->pending);
+        state_->in_graphs = nullptr;
     }
     state_->transport->abort();
     for (const State::PendingPtr& one : pending) state_->finish(*one, error);

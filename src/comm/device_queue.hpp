@@ -43,12 +43,15 @@ class DeviceQueue {
     [[nodiscard]] std::string_view name() const;
 
     // Enqueues on the request's stream: what the stream has later sees the result; or, after an event, on a stream of the queue.
-    // Throws what failed; everything else that was launched has failed then too.
+    // Throws what failed; everything else that was launched has failed then too. An operation without work on a captured
+    // stream becomes part of the graph.
     void launch(const Request& request, Launch launch, const DeviceEvent* after = nullptr);
 
     // Returns when all that was launched is done. Throws TIMEOUT, INTERRUPTED or why the queue was aborted.
     void drain(Deadline deadline);
     [[nodiscard]] bool is_idle() const;
+    // Peers may leave from now on: no graph with operations of this queue runs again.
+    void forget_graphs();
     // Fails everything that was launched with `error`, and every later launch. Idempotent.
     void abort(const Error& error);
 

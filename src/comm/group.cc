@@ -345,7 +345,10 @@ void Group::finalize() {
         throw Error(Code::invalid_state,
                     fmt::format("rank {}: communicator '{}' is already finalized", rank_, options_.name));
     }
-    if (device_) device_->drain(Deadline::in(timeout()));
+    if (device_) {
+        device_->drain(Deadline::in(timeout()));
+        device_->forget_graphs();
+    }
     Request request;
     request.collective = Collective::finalize;
     run(request);

@@ -38,6 +38,7 @@ class Cpu final : public DeviceApi {
         if (stream == nullptr) return;
         throw Error(Code::invalid_argument, "a stream was passed for a tensor on the CPU; the CPU has no streams");
     }
+    [[nodiscard]] bool is_captured(StreamHandle /*stream*/) override { return false; }
     void check_memory(const std::byte* /*data*/) override {}
 
     void copy(std::byte* to, const std::byte* from, size_t size, StreamHandle stream) override {

@@ -93,6 +93,8 @@ class DeviceApi {
     virtual void in_use(FunctionRef<void()> body) = 0;
     // Throws INVALID_ARGUMENT for a stream of another device, or on a device that has none.
     virtual void check_stream(StreamHandle stream) = 0;
+    // Whether a graph is being captured from the stream: what is enqueued there runs later, any number of times or never.
+    [[nodiscard]] virtual bool is_captured(StreamHandle stream) = 0;
     // Throws INVALID_ARGUMENT if `data` cannot be memory of this device: "is memory of the host, not of CUDA device 0".
     virtual void check_memory(const std::byte* data) = 0;
 
@@ -102,6 +104,7 @@ class DeviceApi {
     virtual void copy_rows(ByteRows to, ConstByteRows from, size_t rows, size_t row_size, StreamHandle stream) = 0;
     virtual void zero(std::byte* to, size_t size, StreamHandle stream) = 0;
 
+    // Throws INVALID_STATE for a captured stream, as do all calls that record an event: when it is done is not known.
     [[nodiscard]] virtual std::unique_ptr<DeviceEvent> record(StreamHandle stream) = 0;
     // The same, and when the stream gets there.
     [[nodiscard]] virtual std::unique_ptr<DeviceEvent> record_time(StreamHandle stream) = 0;
@@ -114,6 +117,7 @@ class DeviceApi {
 
     // Throws UNSUPPORTED where this device has no kernels: the plug-in is not there or not for it. The CPU has none.
     virtual void require_kernels() = 0;
+    // Throws INVALID_STATE for a captured stream: arguments, such as the number of a step, would stay as they are now.
     virtual void launch(const Launch& launch, StreamHandle stream) = 0;
 };
 

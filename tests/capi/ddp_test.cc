@@ -488,7 +488,8 @@ TEST(DdpApi, BadArgumentsAreRefused) {
                  "parameter 1 (\"module.bias\") has the unknown dtype 77");
     params = model.params();
     params[0].tensor.device_type = TSR_DEVICE_CUDA;
-    EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 2, nullptr, ddp.out()), TSR_E_UNSUPPORTED, "not on the CPU");
+    EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 2, nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT,
+                 "all parameters of a model must be in one place");
     tsr_ddp_options options;
     ASSERT_OK(tsr_ddp_options_init(&options, sizeof options));
     options.op = TSR_REDUCE_MAX;

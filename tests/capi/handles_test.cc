@@ -30,7 +30,7 @@ namespace {
     F(tsr_comm_timeout) F(tsr_comm_transport) F(tsr_comm_world_size) F(tsr_comm_write_trace) F(tsr_ddp_adam) F(tsr_ddp_adamw) \
     F(tsr_ddp_broadcast_buffers) F(tsr_ddp_bucket_count) F(tsr_ddp_create) F(tsr_ddp_destroy) F(tsr_ddp_grad) \
     F(tsr_ddp_join) F(tsr_ddp_options_init) F(tsr_ddp_param) F(tsr_ddp_param_count) F(tsr_ddp_ready) \
-    F(tsr_ddp_ready_all) F(tsr_ddp_register_buffers) F(tsr_ddp_set_hook) F(tsr_ddp_set_sync) F(tsr_ddp_sgd) \
+    F(tsr_ddp_ready_all) F(tsr_ddp_register_buffers) F(tsr_ddp_set_hook) F(tsr_ddp_set_stream) F(tsr_ddp_set_sync) F(tsr_ddp_sgd) \
     F(tsr_ddp_shared_step) F(tsr_ddp_stats) F(tsr_ddp_step_in_backward) F(tsr_ddp_used) F(tsr_ddp_wait) F(tsr_ddp_zero_grad) F(tsr_error_cause) \
     F(tsr_error_code) F(tsr_error_destroy) F(tsr_error_last) F(tsr_error_message) F(tsr_error_native) \
     F(tsr_error_operation) F(tsr_error_peer) F(tsr_error_rank) F(tsr_error_retriable) F(tsr_error_sequence) \
@@ -46,7 +46,7 @@ namespace {
     F(tsr_layout_create) F(tsr_layout_destroy) F(tsr_layout_from_boxes) F(tsr_layout_gather) F(tsr_library_path) F(tsr_load_options_init) \
     F(tsr_log_set_callback) F(tsr_log_set_level) F(tsr_mesh_comm) F(tsr_mesh_create) F(tsr_mesh_destroy) F(tsr_mesh_dim) \
     F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_clip_grad_norm) \
-    F(tsr_optimizer_clip_grad_value) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
+    F(tsr_optimizer_clip_grad_value) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) F(tsr_optimizer_set_stream) \
     F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_random_bernoulli) F(tsr_random_normal) F(tsr_random_uniform) F(tsr_record_error) F(tsr_record_error_about) \
     F(tsr_pipeline_create) F(tsr_pipeline_destroy) F(tsr_pipeline_eval) F(tsr_pipeline_loss) F(tsr_pipeline_microbatches) F(tsr_pipeline_options_init) F(tsr_pipeline_output) \
     F(tsr_pipeline_stages) F(tsr_pipeline_stats) F(tsr_pipeline_step) F(tsr_pipeline_sum_tied) \
@@ -55,7 +55,7 @@ namespace {
     F(tsr_saver_save) F(tsr_saver_save_async) F(tsr_saver_should_stop) F(tsr_saver_trim) F(tsr_saver_wait) \
     F(tsr_sgd_create) F(tsr_sgd_options_init) F(tsr_state_add_ddp) F(tsr_state_add_fsdp) F(tsr_state_add_optimizer) F(tsr_state_add_sampler) \
     F(tsr_state_add_sharded) F(tsr_state_add_source) F(tsr_state_add_tensor) F(tsr_state_create) F(tsr_state_destroy) F(tsr_state_get_double) \
-    F(tsr_state_get_int64) F(tsr_state_get_value) F(tsr_state_set_double) F(tsr_state_set_int64) F(tsr_state_set_metric) \
+    F(tsr_state_get_int64) F(tsr_state_get_value) F(tsr_state_set_double) F(tsr_state_set_int64) F(tsr_state_set_metric) F(tsr_state_set_stream) \
     F(tsr_optimizer_join) F(tsr_state_gather) F(tsr_state_join) F(tsr_state_tensor) F(tsr_state_tensor_count) \
     F(tsr_state_set_value) F(tsr_status_name) F(tsr_storage_create) F(tsr_storage_destroy) F(tsr_store_add) \
     F(tsr_store_compare_set) F(tsr_store_delete) F(tsr_store_destroy) F(tsr_store_get) F(tsr_store_open) \

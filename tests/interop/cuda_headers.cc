@@ -54,6 +54,8 @@ static_assert(tsr::cuda::host_portable == CU_MEMHOSTALLOC_PORTABLE &&
               tsr::cuda::host_portable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(tsr::cuda::pointer_memory_type == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 static_assert(tsr::cuda::pointer_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+static_assert(tsr::cuda::capture_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(tsr::cuda::capture_none == CU_STREAM_CAPTURE_STATUS_NONE);
 
 static_assert(tsr::cuda::smallest_granularity == CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 static_assert(tsr::cuda::Location{}.type == CU_MEM_LOCATION_TYPE_DEVICE);

@@ -371,12 +371,14 @@ struct Batch {
     std::shared_ptr<State> state;
     void* stream = nullptr;
     std::vector<Op> ops;
-    uint64_t number = 0;  // in the order of the communicator
+    uint64_t number = 0;       // in the order of the communicator;
+    bool is_captured = false;  // then each run has its own
 };
 
 // A device that has failed runs nothing, but what is on its streams comes to an end.
 void end_batch(void* argument) {
     const std::unique_ptr<Batch> batch(static_cast<Batch*>(argument));
+    if (batch->is_captured) return;
     State& state = *batch->state;
     const std::lock_guard lock(state.mutex);
     ++state.ended;
@@ -387,10 +389,15 @@ int run_batch(void* argument) {
     const auto* batch = static_cast<const Batch*>(argument);
     State& state = *batch->state;
     int error = 0;
+    uint64_t number = batch->number;
+    if (batch->is_captured) {
+        const std::lock_guard lock(state.mutex);
+        number = state.issued++;
+    }
     try {
         state.wait_until([&] {
             const std::lock_guard lock(state.mutex);
-            return state.ended == batch->number;
+            return state.ended == number;
         });
         bool hangs = false;
         {
@@ -405,6 +412,11 @@ int run_batch(void* argument) {
     } catch (const Aborted&) {  // NOLINT(bugprone-empty-catch): the kernel ends; its output is undefined
     } catch (const IllegalAddress&) {
         error = illegal_address;
+    }
+    if (batch->is_captured) {
+        const std::lock_guard lock(state.mutex);
+        ++state.ended;
+        state.changed.notify_all();
     }
     return error;
 }
@@ -422,15 +434,16 @@ thread_local std::vector<Batch> group;
 
 Result launch(Batch batch) {
     State& state = *batch.state;
-    {
+    void* stream = batch.stream;
+    batch.is_captured = simulated_cuda_captures(stream) != 0;
+    if (!batch.is_captured) {
         const std::lock_guard lock(state.mutex);
         batch.number = state.issued++;
     }
-    void* stream = batch.stream;
     auto* moved = new Batch(std::move(batch));
     const int error = simulated_cuda_launch_until(stream, run_batch, end_batch, moved);
     if (error == 0) return success;
-    {
+    if (!moved->is_captured) {
         const std::lock_guard lock(state.mutex);
         ++state.ended;
     }

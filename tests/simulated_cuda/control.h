@@ -49,6 +49,9 @@ float simulated_cuda_load(const void* address);
 int simulated_cuda_launch(void* stream, int (*body)(void*), void* argument);
 /* The same, and calls `ended` once that is over, or will not run because the device has failed; not if this fails. */
 int simulated_cuda_launch_until(void* stream, int (*body)(void*), void (*ended)(void*), void* argument);
+/* Whether a graph is being captured from the stream. An operation then runs whenever the graph does, and `ended` is called with
+ * the graph's end. */
+int simulated_cuda_captures(void* stream);
 /* Where an operation reaches the bytes at an address of a device; NULL if `size` bytes there are not allocated. Memory of the
  * host is where it is. Only while an operation runs. */
 void* simulated_cuda_bytes(const void* address, size_t size);

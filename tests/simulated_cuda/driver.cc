@@ -57,6 +57,10 @@ constexpr std::string_view image_text = "tessera: kernels that the simulated dri
 constexpr Result illegal_address = 700;
 constexpr Result already_registered = 712;
 constexpr Result not_registered = 713;
+constexpr Result capture_unsupported = 900;
+constexpr Result capture_invalidated = 901;
+constexpr Result capture_isolation = 905;
+constexpr Result captured_event = 907;
 constexpr size_t region_size = size_t{1} << 35;  // of addresses, a device; only pages that are written take memory
 constexpr size_t default_capacity = size_t{16} << 30;
 constexpr size_t granularity = 4096;
@@ -265,6 +269,14 @@ void pause_at_random();
 
 }  // namespace
 
+// Operations that were captured, in their order.
+struct CUgraph_st {
+    std::vector<Body> operations;
+};
+struct CUgraphExec_st {
+    std::shared_ptr<const std::vector<Body>> operations;
+};
+
 struct CUstream_st {
     Device* device = nullptr;
     bool blocking = true;  // waits for operations of the default stream, and they for its own
@@ -272,8 +284,23 @@ struct CUstream_st {
     std::condition_variable changed;
     std::deque<std::pair<Body, FlagPtr>> queue;
     FlagPtr last;
+    std::unique_ptr<CUgraph_st> graph;  // while one is captured
+    bool is_global = false;             // that capture forbids calls to other threads,
+    bool is_broken = false;             // and was ended by one
     bool stopping = false;
     std::thread thread;
+
+    // Whether the operation goes into a graph.
+    bool capture(Body& body) {
+        const std::lock_guard lock(mutex);
+        if (!graph) return false;
+        graph->operations.push_back(std::move(body));
+        return true;
+    }
+    [[nodiscard]] bool is_captured() {
+        const std::lock_guard lock(mutex);
+        return graph != nullptr;
+    }
 
     FlagPtr push(Body body) {
         auto done = std::make_shared<Flag>();
@@ -322,6 +349,7 @@ struct CUevent_st {
     bool has_time = false;
     std::mutex mutex;
     FlagPtr recorded;  // null before the first record
+    bool is_captured = false;
 
     [[nodiscard]] FlagPtr flag() {
         const std::lock_guard lock(mutex);
@@ -361,6 +389,7 @@ World& world() {
 }
 
 thread_local CUctx_st* current = nullptr;
+thread_local int capture_mode = 0;  // global
 
 void pause_at_random() {
     World& all = world();
@@ -438,8 +467,25 @@ CUstream_st* default_stream_of(Device* device) {
     return stream;
 }
 
-// Enqueues, with the order that the default stream has with those that block.
+// What calls begin with that may not be beside a capture; one of them ends it.
+Result entered_beside_captures(const char* symbol) {
+    if (const Result error = entered(symbol)) return error;
+    if (capture_mode == tsr::cuda::capture_relaxed) return tsr::cuda::success;
+    World& all = world();
+    const std::lock_guard lock(all.mutex);
+    bool is_forbidden = false;
+    for (CUstream_st* stream : all.streams) {
+        const std::lock_guard stream_lock(stream->mutex);
+        if (!stream->graph || !stream->is_global) continue;
+        stream->is_broken = true;
+        is_forbidden = true;
+    }
+    return is_forbidden ? capture_unsupported : tsr::cuda::success;
+}
+
+// Enqueues, with the order that the default stream has with those that block. Null for what goes into a graph.
 FlagPtr enqueue(Device* device, CUstream_st* stream, Body body) {
+    if (stream != nullptr && stream->capture(body)) return nullptr;
     CUstream_st* const by_default = default_stream_of(device);
     if (stream == nullptr) stream = by_default;
     std::vector<FlagPtr> before;
@@ -511,6 +557,7 @@ Result copy(Device* device, CUstream_st* stream, Address to, size_t to_pitch, Ad
         return tsr::cuda::success;
     });
     if (!target.on_device && !target.pinned) {
+        if (!done) return capture_unsupported;
         done->wait();
         return device->broken;
     }
@@ -540,7 +587,7 @@ struct Named {
     const char* name;
     const char* text;
 };
-constexpr std::array<Named, 20> names{{
+constexpr std::array<Named, 24> names{{
     {0, "CUDA_SUCCESS", "no error"},
     {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -560,6 +607,10 @@ constexpr std::array<Named, 20> names{{
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
+    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"},
+    {907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 }};
 
@@ -650,6 +701,10 @@ EXPORTED int simulated_cuda_launch_until(void* stream, int (*body)(void*), void 
     if (device->broken != 0) return device->broken;
     enqueue(device, on, [body, kept = std::shared_ptr<void>(argument, ended)] { return body(kept.get()); });
     return tsr::cuda::success;
+}
+
+EXPORTED int simulated_cuda_captures(void* stream) {
+    return stream != nullptr && static_cast<CUstream_st*>(stream)->is_captured() ? 1 : 0;
 }
 
 EXPORTED void* simulated_cuda_bytes(const void* address, size_t size) {
@@ -760,6 +815,7 @@ EXPORTED Result cuMemGetInfo_v2(size_t* free, size_t* total) {
 EXPORTED Result cuMemAlloc_v2(Address* address, size_t size) {
     Device* device = nullptr;
     if (const Result error = entered("cuMemAlloc_v2", &device)) return error;
+    if (const Result error = entered_beside_captures("cuMemAlloc_v2")) return error;
     if (size == 0) return invalid_value;
     size_t capacity = 0;
     {
@@ -852,6 +908,7 @@ EXPORTED Result cuMemSetAccess(Address at, size_t size, const Access* access, si
 EXPORTED Result cuMemHostAlloc(void** memory, size_t size, unsigned /*flags*/) {
     Device* device = nullptr;
     if (const Result error = entered("cuMemHostAlloc", &device)) return error;
+    if (const Result error = entered_beside_captures("cuMemHostAlloc")) return error;
     const size_t length = (size + granularity - 1) / granularity * granularity;
     void* pages = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return tsr::cuda::out_of_memory;
@@ -968,11 +1025,77 @@ EXPORTED Result cuStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsign
     if (const Result error = entered("cuStreamWaitEvent", &device)) return error;
     if (const Result error = checked(device, stream)) return error;
     const FlagPtr flag = event->flag();
+    const bool is_captured = stream != nullptr && stream->is_captured();
+    if ((flag || event->is_captured) && event->is_captured != is_captured) return capture_isolation;
     if (!flag) return tsr::cuda::success;
     enqueue(device, stream, [flag] {
         flag->wait();
         return tsr::cuda::success;
     });
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuStreamIsCapturing(CUstream_st* stream, int* status) {
+    if (const Result error = entered("cuStreamIsCapturing")) return error;
+    *status = tsr::cuda::capture_none;
+    if (stream == nullptr) return tsr::cuda::success;
+    const std::lock_guard lock(stream->mutex);
+    if (stream->graph) *status = stream->is_broken ? 2 : 1;
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuThreadExchangeStreamCaptureMode(int* mode) {
+    if (const Result error = entered("cuThreadExchangeStreamCaptureMode")) return error;
+    std::swap(*mode, capture_mode);
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuStreamBeginCapture_v2(CUstream_st* stream, int mode) {
+    if (const Result error = entered("cuStreamBeginCapture_v2")) return error;
+    if (stream == nullptr) return capture_unsupported;
+    const std::lock_guard lock(stream->mutex);
+    if (stream->graph) return invalid_value;
+    stream->graph = std::make_unique<CUgraph_st>();
+    stream->is_global = mode == 0;
+    stream->is_broken = false;
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuStreamEndCapture(CUstream_st* stream, CUgraph_st** graph) {
+    if (const Result error = entered("cuStreamEndCapture")) return error;
+    const std::lock_guard lock(stream->mutex);
+    if (!stream->graph) return invalid_value;
+    *graph = stream->is_broken ? nullptr : stream->graph.release();
+    stream->graph = nullptr;
+    return *graph == nullptr ? capture_invalidated : tsr::cuda::success;
+}
+
+EXPORTED Result cuGraphInstantiateWithFlags(CUgraphExec_st** made, CUgraph_st* graph, unsigned long long /*flags*/) {
+    if (const Result error = entered("cuGraphInstantiateWithFlags")) return error;
+    *made = new CUgraphExec_st{std::make_shared<const std::vector<Body>>(graph->operations)};
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuGraphDestroy(CUgraph_st* graph) {
+    delete graph;
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuGraphLaunch(CUgraphExec_st* graph, CUstream_st* stream) {
+    Device* device = nullptr;
+    if (const Result error = entered("cuGraphLaunch", &device)) return error;
+    if (const Result error = checked(device, stream)) return error;
+    enqueue(device, stream, [operations = graph->operations] {
+        for (const Body& operation : *operations) {
+            if (const Result error = operation()) return error;
+        }
+        return tsr::cuda::success;
+    });
+    return tsr::cuda::success;
+}
+
+EXPORTED Result cuGraphExecDestroy(CUgraphExec_st* graph) {
+    delete graph;
     return tsr::cuda::success;
 }
 
@@ -1004,12 +1127,14 @@ EXPORTED Result cuEventRecord(CUevent_st* event, CUstream_st* stream) {
     const FlagPtr flag = enqueue(device, stream, [] { return tsr::cuda::success; });
     const std::lock_guard lock(event->mutex);
     event->recorded = flag;
+    event->is_captured = flag == nullptr;
     return tsr::cuda::success;
 }
 
 EXPORTED Result cuEventQuery(CUevent_st* event) {
-    if (const Result error = entered("cuEventQuery")) return error;
+    if (const Result error = entered_beside_captures("cuEventQuery")) return error;
     if (event->device->broken != 0) return event->device->broken;
+    if (event->is_captured) return captured_event;
     const FlagPtr flag = event->flag();
     return flag && !flag->is_set() ? tsr::cuda::not_ready : event->device->broken.load();
 }

@@ -160,7 +160,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_write_trace(const tsr_comm *comm, const
  *  @param tensors  n tensors of one dtype that share no memory, in place, borrowed until the work is done
  *  @param n        the same on every rank
  *  @param op       a TSR_REDUCE_ value
- *  @param stream   of CUDA tensors; NULL: the device's default stream, and on the CPU
+ *  @param stream   of CUDA tensors; NULL: the device's default stream, and on the CPU. While it is captured into a CUDA
+ *                  graph, only calls without work are possible, in every collective: INVALID_STATE
  *  @param work     out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */

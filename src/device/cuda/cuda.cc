@@ -46,6 +46,19 @@ class Current {
     Context before_ = nullptr;
 };
 
+// Lets this thread call what CUDA forbids to all threads while one of them captures a graph.
+class BesideCapture {
+   public:
+    explicit BesideCapture(const Driver& functions) : functions_(functions) { functions_.thread_capture_mode(&mode_); }
+    ~BesideCapture() { functions_.thread_capture_mode(&mode_); }
+    BesideCapture(const BesideCapture&) = delete;
+    BesideCapture& operator=(const BesideCapture&) = delete;
+
+   private:
+    const Driver& functions_;
+    int mode_ = capture_relaxed;
+};
+
 class CudaEvent final : public DeviceEvent {
    public:
     CudaEvent(const Driver& functions, Context context, std::string device, unsigned flags)
@@ -60,6 +73,7 @@ class CudaEvent final : public DeviceEvent {
     [[nodiscard]] EventHandle handle() const { return event_; }
 
     [[nodiscard]] bool done() const override {
+        const BesideCapture beside(functions_);
         const Result result = functions_.event_query(event_);
         if (result == not_ready) return false;
         check(result, [&] { return device_ + ": an operation on a stream failed"; });
@@ -157,6 +171,13 @@ class Cuda final : public DeviceApi {
                                 name_));
     }
 
+    // The default stream cannot be captured. Other errors are those of the next call too.
+    [[nodiscard]] bool is_captured(StreamHandle stream) override {
+        int status = capture_none;
+        return stream != nullptr && functions_.stream_is_capturing(stream_of(stream), &status) == success &&
+               status != capture_none;
+    }
+
     void check_memory(const std::byte* data) override {
         const Current current(functions_, context_);
         unsigned type = 0;
@@ -225,6 +246,7 @@ class Cuda final : public DeviceApi {
     }
 
     void record_again(DeviceEvent& event, StreamHandle stream) override {
+        refuse_capture(stream);
         const Current current(functions_, context_);
         check(functions_.event_record(dynamic_cast<const CudaEvent&>(event).handle(), stream_of(stream)),
               [&] { return name_ + ": recording an event"; });
@@ -244,6 +266,7 @@ class Cuda final : public DeviceApi {
     }
 
     void launch(const Launch& launch, StreamHandle stream) override {
+        refuse_capture(stream);
         const Current current(functions_, context_);
         const Function function = kernels_.function(launch.kernel);
         std::array arguments{const_cast<void*>(launch.arguments)};
@@ -254,6 +277,15 @@ class Cuda final : public DeviceApi {
 
    private:
     static constexpr milliseconds zero_deadline{60000};
+
+    void refuse_capture(StreamHandle stream) {
+        if (!is_captured(stream)) return;
+        throw Error(
+            Code::invalid_state,
+            fmt::format("{}: the stream is being captured into a CUDA graph, which can have only collectives that "
+                        "return no work; do this outside the capture",
+                        name_));
+    }
 
     [[nodiscard]] std::unique_ptr<DeviceEvent> record_with(unsigned flags, StreamHandle stream) {
         auto event = std::make_unique<CudaEvent>(functions_, context_, name_, flags);

@@ -92,6 +92,8 @@ constexpr int pointer_memory_type = 2;      // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 constexpr int pointer_device_ordinal = 9;   // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 constexpr unsigned memory_type_device = 2;  // CU_MEMORYTYPE_DEVICE
 constexpr int smallest_granularity = 0;     // CU_MEM_ALLOC_GRANULARITY_MINIMUM
+constexpr int capture_relaxed = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr int capture_none = 0;             // CU_STREAM_CAPTURE_STATUS_NONE
 constexpr int oldest_version = 12000;
 
 // (member, symbol, parameters)
@@ -122,6 +124,8 @@ constexpr int oldest_version = 12000;
     X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                             \
     X(stream_context, cuStreamGetCtx, (Stream stream, Context * context))                              \
     X(stream_wait, cuStreamWaitEvent, (Stream stream, EventHandle event, unsigned flags))              \
+    X(stream_is_capturing, cuStreamIsCapturing, (Stream stream, int* status))                          \
+    X(thread_capture_mode, cuThreadExchangeStreamCaptureMode, (int* mode))                             \
     X(event_create, cuEventCreate, (EventHandle * event, unsigned flags))                              \
     X(event_destroy, cuEventDestroy_v2, (EventHandle event))                                           \
     X(event_record, cuEventRecord, (EventHandle event, Stream stream))                                 \

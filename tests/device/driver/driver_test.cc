@@ -13,6 +13,18 @@
 
 #include "device/on_device.hpp"
 
+struct CUgraph_st;
+struct CUgraphExec_st;
+
+extern "C" {
+int cuStreamBeginCapture_v2(void* stream, int mode);
+int cuStreamEndCapture(void* stream, CUgraph_st** graph);
+int cuGraphInstantiateWithFlags(CUgraphExec_st** made, CUgraph_st* graph, unsigned long long flags);
+int cuGraphLaunch(CUgraphExec_st* graph, void* stream);
+int cuGraphExecDestroy(CUgraphExec_st* graph);
+int cuGraphDestroy(CUgraph_st* graph);
+}
+
 namespace tsr::testing {
 namespace {
 
@@ -107,6 +119,40 @@ TEST_F(CudaDriver, PagesThatDoNotFitAreNoMemory) {
     const Error error = failure([] { (void)device().allocate_pages(size_t{1} << 46); });
     EXPECT_EQ(error.code(), Code::no_memory);
     EXPECT_THAT(error.what(), HasSubstr("70368744177664 bytes"));
+}
+
+TEST_F(CudaDriver, ACapturedStreamRunsNothingAndIsNotDisturbedByEvents) {
+    const auto stream = device().new_stream();
+    const auto other = device().new_stream();
+    const auto from = device().allocate_zeroed(64 << 20);
+    const auto to = device().allocate_zeroed(64 << 20);
+    device().zero(to.get(), 1, stream.get());
+    synchronize(device(), stream);
+    EXPECT_FALSE(device().is_captured(stream.get()));
+    EXPECT_FALSE(device().is_captured(nullptr));
+    const auto before = device().record(other.get());
+    ASSERT_EQ(cuStreamBeginCapture_v2(stream.get(), 0), 0);
+    EXPECT_TRUE(device().is_captured(stream.get()));
+    EXPECT_FALSE(device().is_captured(other.get()));
+    device().copy(to.get(), from.get(), 100, stream.get());
+    before->wait(soon());
+    EXPECT_EQ(failure([&] { (void)device().record(stream.get()); }).code(), Code::invalid_state);
+    CUgraph_st* graph = nullptr;
+    ASSERT_EQ(cuStreamEndCapture(stream.get(), &graph), 0);
+    EXPECT_FALSE(device().is_captured(stream.get()));
+    device().in_use([&] {
+        CUgraphExec_st* made = nullptr;
+        ASSERT_EQ(cuGraphInstantiateWithFlags(&made, graph, 0), 0);
+        for (uint8_t round = 1; round <= 2; ++round) {
+            std::vector<uint8_t> values(100, round);
+            device().copy(from.get(), bytes_of(values), values.size(), stream.get());
+            EXPECT_NE(content(device(), to.get(), 100, stream.get()), values);
+            ASSERT_EQ(cuGraphLaunch(made, stream.get()), 0);
+            EXPECT_EQ(content(device(), to.get(), 100, stream.get()), values);
+        }
+        cuGraphExecDestroy(made);
+    });
+    cuGraphDestroy(graph);
 }
 
 TEST_F(CudaDriver, TellsItsMemoryFromTheHosts) {

@@ -102,6 +102,25 @@ def main() -> None:
                     plan.run()
                     assert bool((plan_of == sum(range(ranks))).all())
 
+        # Into a graph, beside an operation that is watched; the graph then runs what it has again and again.
+        graphed = torch.ones(1000, device=device)
+        watched = torch.ones(1 << 24, device=device)
+        torch.cuda.synchronize()
+        comm.barrier()
+        with on.prepare("all_reduce", outputs=[graphed]) as plan:
+            graph = torch.cuda.CUDAGraph()
+            work = comm.all_reduce(watched, async_op=True)
+            with torch.cuda.graph(graph, stream=stream):
+                graphed.mul_(2)
+                plan.run()
+                comm.on_stream(stream).all_reduce(graphed, "max")
+            work.wait()
+            for _ in range(5):
+                graph.replay()
+            torch.cuda.synchronize()
+            assert bool((graphed == (2.0 * ranks) ** 5).all()), graphed[:4]
+            del graph
+
         # A group of its own, with its own communicator of NCCL; and the default stream.
         with comm.split(color=0, key=-rank) as turned:
             z = torch.full((5,), float(turned.rank), device=device)

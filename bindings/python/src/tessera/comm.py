@@ -189,7 +189,8 @@ class Comm(Collectives):
 
         A collective returns once it is on the stream: what the stream gets later sees the result.
         With ``async_op=True`` it runs on another stream, after what this one had before; `Work.wait` waits for the
-        device, and `Work.order` makes a stream wait.
+        device, and `Work.order` makes a stream wait. While the stream is captured into a CUDA graph, only calls without
+        ``async_op`` are possible.
 
         Parameters
         ----------
