@@ -33,7 +33,7 @@ auto CopyStream::put(Body&& body) {
         const std::lock_guard lock(mutex_);
         return body();
     } catch (...) {
-        all_.unsettled_ = true;
+        ++all_.failures_;
         throw;
     }
 }
@@ -55,7 +55,7 @@ void CopyStream::wait() {
     try {
         event->wait(Deadline::in(all_.timeout_));
     } catch (...) {
-        all_.unsettled_ = true;
+        ++all_.failures_;
         throw;
     }
 }
@@ -64,7 +64,7 @@ std::shared_ptr<std::byte> CopyStream::slice() { return all_.slice(device_); }
 
 CopyStreams::~CopyStreams() {
     const auto settled = [this] { settle(); };
-    if (!unsettled_ || !attempt(settled)) return;
+    if (!attempt(settled)) return;
     const auto error = attempt(settled);
     if (!error || error->code() == Code::cuda) return;  // a device that has failed for good copies nothing more
     // A copy may still run: what it may touch is left to it.
@@ -83,7 +83,6 @@ CopyStream* CopyStreams::of(Device device) {
 }
 
 std::shared_ptr<std::byte> CopyStreams::slice(DeviceApi& device) {
-    if (unsettled_) settle();
     std::shared_ptr<std::byte> memory;
     {
         const std::lock_guard lock(pool_->mutex);
@@ -94,18 +93,23 @@ std::shared_ptr<std::byte> CopyStreams::slice(DeviceApi& device) {
     }
     if (memory == nullptr) memory = device.allocate_host(slice_bytes);
     std::byte* const data = memory.get();
-    return {data, [pool = pool_, memory = std::move(memory)](std::byte*) mutable {
-                const std::lock_guard lock(pool->mutex);
-                pool->free.push_back(std::move(memory));
-            }};
+    std::shared_ptr<std::byte> slice{data, [pool = pool_, memory = std::move(memory)](std::byte*) mutable {
+                                         const std::lock_guard lock(pool->mutex);
+                                         pool->free.push_back(std::move(memory));
+                                     }};
+    settle();  // it may be of a thread that has just failed
+    return slice;
 }
 
 void CopyStreams::settle() {
+    if (settled_ == failures_) return;
     const std::lock_guard lock(mutex_);
-    unsettled_ = false;
+    const unsigned failures = failures_;
+    if (settled_ == failures) return;
     for (const auto& [index, stream] : streams_) {
         if (stream != nullptr) stream->wait();
     }
+    settled_ = failures;
 }
 
 }  // namespace tsr

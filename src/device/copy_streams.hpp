@@ -72,13 +72,14 @@ class CopyStreams {
     };
 
     [[nodiscard]] std::shared_ptr<std::byte> slice(DeviceApi& device);
-    void settle();  // waits for all copies
+    void settle();  // waits for the copies that failures left behind
 
     const milliseconds timeout_;
     std::mutex mutex_;
     std::map<int, std::unique_ptr<CopyStream>> streams_;  // guarded by mutex_; by the devices' numbers
     std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
-    std::atomic<bool> unsettled_{false};  // after a failure: copies may still run
+    std::atomic<unsigned> failures_{0};  // each may have left copies that still run;
+    std::atomic<unsigned> settled_{0};   // those of the first so many do not
 };
 
 }  // namespace tsr

@@ -54,7 +54,8 @@ def run_ranks(
         outputs = [program.printed() for program in programs]
     assert not hung, "\n".join([f"rank {', '.join(map(str, hung))} did not end within {timeout} s", *outputs])
     expected = [(ends or {}).get(rank, 0) for rank in range(ranks)]
-    assert [program.returncode for program in programs] == expected, "\n".join(outputs)
+    codes = [program.returncode for program in programs]
+    assert codes == expected, "\n".join([f"ranks ended with {codes}, not {expected}", *outputs])
     return "".join(outputs)
 
 
