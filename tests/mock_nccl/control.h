@@ -21,6 +21,8 @@ void mock_nccl_async_error(int rank, int result);
 int mock_nccl_reported(void);
 /* Every call on a communicator that does not block stays in progress for `polls` questions after it. */
 void mock_nccl_slow(unsigned polls);
+/* Operations of rank `rank` of any communicator that have not ended; those of graphs do not count. */
+int mock_nccl_running(int rank);
 /* Communicators that exist. */
 int mock_nccl_communicators(void);
 

@@ -101,6 +101,7 @@ struct World {
     std::map<int, Result> async_errors;
     int reported = 0;  // of these
     unsigned polls = 0;
+    std::map<int, int> running;  // by rank
     int communicators = 0;
 };
 
@@ -380,6 +381,10 @@ void end_batch(void* argument) {
     const std::unique_ptr<Batch> batch(static_cast<Batch*>(argument));
     if (batch->is_captured) return;
     State& state = *batch->state;
+    {
+        const std::lock_guard lock(world().mutex);
+        --world().running[state.rank];
+    }
     const std::lock_guard lock(state.mutex);
     ++state.ended;
     state.changed.notify_all();
@@ -439,12 +444,16 @@ Result launch(Batch batch) {
     if (!batch.is_captured) {
         const std::lock_guard lock(state.mutex);
         batch.number = state.issued++;
+        const std::lock_guard all(world().mutex);
+        ++world().running[state.rank];
     }
     auto* moved = new Batch(std::move(batch));
     const int error = simulated_cuda_launch_until(stream, run_batch, end_batch, moved);
     if (error == 0) return success;
     if (!moved->is_captured) {
         const std::lock_guard lock(state.mutex);
+        const std::lock_guard all(world().mutex);
+        --world().running[state.rank];
         ++state.ended;
     }
     delete moved;
@@ -515,6 +524,10 @@ EXPORTED int mock_nccl_reported(void) {
 EXPORTED void mock_nccl_slow(unsigned polls) {
     const std::lock_guard lock(world().mutex);
     world().polls = polls;
+}
+EXPORTED int mock_nccl_running(int rank) {
+    const std::lock_guard lock(world().mutex);
+    return world().running[rank];
 }
 EXPORTED int mock_nccl_communicators() {
     const std::lock_guard lock(world().mutex);

@@ -480,7 +480,8 @@ TEST_F(FsdpOnDevice, TheNextUnitIsGatheredWhileOneComputes) {
         const Hold computes(place.api(), place.stream());
         const auto beside = place.api().new_stream();
         Place look(comm.device(), beside.get());
-        wait_until([&] { return look.read(next) == Floats(48, 1.0F); }, soon(), "the gather beside the computation");
+        wait_until([&] { return mock_nccl_running(comm.rank()) == 0; }, soon(), "the gather beside the computation");
+        EXPECT_EQ(look.read(next), Floats(48, 1.0F));
         fsdp.forward_done(0);
         fsdp.forward(1);
         EXPECT_EQ(fsdp.whole(1).data, next.data);
@@ -504,7 +505,8 @@ TEST_F(FsdpOnDevice, GradientsAreReducedWhileTheNextAreComputed) {
         const Hold computes(place.api(), place.stream());
         const auto beside = place.api().new_stream();
         Place look(comm.device(), beside.get());
-        wait_until([&] { return look.read(fsdp.shard_grad(1)) != before; }, soon(), "the reduction");
+        wait_until([&] { return mock_nccl_running(comm.rank()) == 0; }, soon(), "the reduction");
+        EXPECT_NE(look.read(fsdp.shard_grad(1)), before);
         place.run(
             [grad = fsdp.grad(0)] { return each_element({grad}, [](const auto& at, int64_t i) { at[0][i] = 1; }); });
         fsdp.grads_ready(0);
