@@ -187,8 +187,7 @@ TEST_F(DeviceCheckpoint, AStreamThatHangsIsATimeout) {
         EXPECT_EQ(error.code(), Code::timeout) << error.what();
         EXPECT_TRUE(held.is_held());
         held.open();
-        for (const int device : {0, 3})
-            static_cast<void>(cuda_device(device).allocate(1));  // to free it waits for the device
+        for (const int device : {0, 3}) settle(device);
         owned.fill(2);
         saver->save(2, owned.state);  // what was left to copy does not disturb it
         EXPECT_EQ(owned.differences(2), 0);

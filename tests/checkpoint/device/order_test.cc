@@ -120,6 +120,7 @@ TEST_F(DeviceCheckpoint, TheDeviceWaitsForTheCopiesAtOnceUnlessTheyAreGuarded) {
                   at_once.wait();
               }).code(),
               Code::cuda);
+    settle(0);
 
     const auto barrier = std::make_shared<WriteBarrier>(owned);
     one.owned.state.add_barrier(barrier);
