@@ -141,7 +141,7 @@ class DeviceCheckpoint : public ::testing::Test {
         EXPECT_EQ(left.pinned, 0U);
     }
 
-    // Copies that a failed save has left behind may still read what the test is about to write.
+    // Returns when the device has done all that it was given, such as copies that a failed save left behind.
     static void settle(int device) {
         static_cast<void>(cuda_device(device).allocate(1));  // to free it waits for the device
     }

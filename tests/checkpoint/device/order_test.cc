@@ -142,6 +142,7 @@ TEST_F(DeviceCheckpoint, TheDeviceWaitsForTheCopiesAtOnceUnlessTheyAreGuarded) {
     EXPECT_EQ(differences_of(dir_ / "on demand", 1), 0);
 
     // Not announced, but destroyed: then it waits as well.
+    settle(0);
     one.owned.fill(2);
     simulated_cuda_delay(2000, 3);
     (void)on_demand.save_async(2, one.owned.state);
