@@ -23,14 +23,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 KINDS = ("alone", "torch", "views", "copies")
 WORDS, WIDTH, HEADS, LENGTH = 50_304, 768, 12, 1024
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(text: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
     parser.add_argument("--steps", type=int, default=10, help="of a kind in a round")
@@ -43,8 +45,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start(options: argparse.Namespace, ranks: int, dtype: str) -> None:
-    """Runs a job of so many ranks, whose first prints."""
+def start(program: str, options: argparse.Namespace, ranks: int, dtype: str) -> None:
+    """Runs a job of so many ranks of a program, whose first prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -58,7 +60,7 @@ def start(options: argparse.Namespace, ranks: int, dtype: str) -> None:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-            command = [sys.executable, __file__, "--rank", str(rank), "--meeting", str(Path(folder, "ranks"))]
+            command = [sys.executable, program, "--rank", str(rank), "--meeting", str(Path(folder, "ranks"))]
             for name in ("steps", "rounds", "batch", "layers", "bucket_mb"):
                 command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
             job.append(subprocess.Popen([*command, "--dtypes", dtype, "--ranks", str(ranks)], env=environment))
@@ -67,20 +69,21 @@ def start(options: argparse.Namespace, ranks: int, dtype: str) -> None:
             sys.exit(f"{ranks} ranks with {dtype} have failed")
 
 
-def main() -> None:
-    options = arguments()
+def main(program: str, text: str | None, trainers: Mapping[str, Callable[..., Any]]) -> None:
+    """The program of one parallelism. `trainers` makes one of each kind, of its kind, the ranks and the options."""
+    options = arguments(text)
     if options.rank is not None:
-        run(options)
+        run(options, trainers)
         return
     for ranks in options.ranks:
         for dtype in options.dtypes:
-            start(options, ranks, dtype)
+            start(program, options, ranks, dtype)
 
 
 # --- a rank
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, kinds: Mapping[str, Callable[..., Any]]) -> None:
     import torch
 
     rank, ranks = options.rank, options.ranks[0]
@@ -108,9 +111,9 @@ def run(options: argparse.Namespace) -> None:
         device_id=torch.device("cuda", place),
     )
     with ts.init(backend="cpu:auto,cuda:nccl", cuda_device=place) as comm:
-        trainers = {kind: Trainer(kind, comm, options) for kind in KINDS}
+        trainers = {kind: make(kind, comm, options) for kind, make in kinds.items()}
         difference = compare(trainers)
-        times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        times: dict[str, list[float]] = {kind: [] for kind in kinds}
         where = {"ranks": ranks, "dtype": options.dtypes[0], "gpu": torch.cuda.get_device_name(place)}
         for _ in range(options.rounds):
             for kind, trainer in trainers.items():
@@ -120,15 +123,13 @@ def run(options: argparse.Namespace) -> None:
                 print(json.dumps({**where, "ms": {kind: round(of[-1], 3) for kind, of in times.items()}}), flush=True)
         if rank == 0:
             medians = {kind: round(statistics.median(of), 3) for kind, of in times.items()}
-            exposed = sum(bucket.exposed_ns for bucket in trainers["views"].ddp.stats()) / 1e6
-            result = {
-                **where,
-                "median_ms": medians,
-                "views_to_torch": round(medians["views"] / medians["torch"], 4),
-                "copies_to_torch": round(medians["copies"] / medians["torch"], 4),
-                "exposed_ms": round(exposed, 3),
-                "largest_difference": difference,
+            ratios = {
+                f"{kind}_to_torch": round(of / medians["torch"], 4)
+                for kind, of in medians.items()
+                if kind not in ("alone", "torch")
             }
+            told = {name: value for trainer in trainers.values() for name, value in trainer.told().items()}
+            result = {**where, "median_ms": medians, **ratios, **told, "largest_difference": difference}
             print(json.dumps(result), flush=True)
         for trainer in trainers.values():
             trainer.close()
@@ -208,6 +209,16 @@ class Trainer:
         end.synchronize()
         return begin.elapsed_time(end) / steps
 
+    def told(self) -> dict[str, float]:
+        """What else a result has."""
+        if self.kind != "views":
+            return {}
+        return {"exposed_ms": round(sum(bucket.exposed_ns for bucket in self.ddp.stats()) / 1e6, 3)}
+
+    def gradients(self) -> list:
+        """Of this rank, of the last step."""
+        return [param.grad for param in self.params]
+
     def close(self) -> None:
         for param in self.params:
             param.grad = None
@@ -216,15 +227,18 @@ class Trainer:
             self.ddp.close()
 
 
-def compare(trainers: dict[str, Trainer]) -> float:
+def compare(trainers: Mapping[str, Any]) -> float:
     """The largest difference between gradients, of the largest gradient of the parameter."""
     for trainer in trainers.values():
         for _ in range(3):  # PyTorch and we regroup buckets after the first
             trainer.step()
     largest = 0.0
-    for kind in ("views", "copies"):
-        for ours, peers in zip(trainers[kind].params, trainers["torch"].params, strict=True):
-            difference = (ours.grad.float() - peers.grad.float()).abs().max() / peers.grad.float().abs().max()
+    for kind in [kind for kind in trainers if kind not in ("alone", "torch")]:
+        gradients = trainers[kind].gradients()
+        for ours, peers in zip(gradients, trainers["torch"].gradients() if gradients else (), strict=True):
+            if peers.numel() == 0:
+                continue
+            difference = (ours.float() - peers.float()).abs().max() / peers.float().abs().max()
             largest = max(largest, float(difference))
     return largest
 
@@ -265,4 +279,4 @@ def gpt(layers: int):
 
 
 if __name__ == "__main__":
-    main()
+    main(__file__, __doc__, dict.fromkeys(KINDS, Trainer))

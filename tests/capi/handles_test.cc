@@ -38,7 +38,7 @@ namespace {
     F(tsr_fsdp_abandon) F(tsr_fsdp_adam) F(tsr_fsdp_adamw) F(tsr_fsdp_await) F(tsr_fsdp_backward) F(tsr_fsdp_create) F(tsr_fsdp_destroy) \
     F(tsr_fsdp_forward) F(tsr_fsdp_forward_done) F(tsr_fsdp_grad) F(tsr_fsdp_grads_ready) F(tsr_fsdp_layout) \
     F(tsr_fsdp_options_init) F(tsr_fsdp_param) F(tsr_fsdp_param_count) F(tsr_fsdp_reshard) F(tsr_fsdp_set_accumulate) \
-    F(tsr_fsdp_set_all_reduce) F(tsr_fsdp_set_reshard_after_backward) F(tsr_fsdp_set_sync) F(tsr_fsdp_sgd) F(tsr_fsdp_shard) F(tsr_fsdp_shard_grad) \
+    F(tsr_fsdp_set_all_reduce) F(tsr_fsdp_set_stream) F(tsr_fsdp_set_reshard_after_backward) F(tsr_fsdp_set_sync) F(tsr_fsdp_sgd) F(tsr_fsdp_shard) F(tsr_fsdp_shard_grad) \
     F(tsr_fsdp_unit_count) F(tsr_fsdp_unit_init) F(tsr_fsdp_unit_name) F(tsr_fsdp_unit_phase) F(tsr_fsdp_unshard) F(tsr_fsdp_unused) F(tsr_fsdp_used) F(tsr_fsdp_wait) \
     F(tsr_fsdp_whole) F(tsr_fsdp_zero_grad) \
     F(tsr_grad_scaler_create) F(tsr_grad_scaler_destroy) F(tsr_grad_scaler_options_init) F(tsr_grad_scaler_scale) \

@@ -68,6 +68,13 @@ def test_collectives_agree_with_the_cpus(ranks: int) -> None:
         assert f"rank {rank}: " in out and "agree with the CPU's" in out
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_agrees_with_the_cpus(ranks: int, tmp_path: Path) -> None:
+    out = run_job(["-n", str(ranks), sys.executable, str(RANKS / "training.py"), str(tmp_path)])
+    for kind in ("of_ddp", "of_fsdp"):
+        assert out.count(f": {kind}: ") == ranks
+
+
 @pytest.mark.parametrize("mode", ["late", "killed", "assert", "refused"])
 def test_faults(mode: str, tmp_path: Path) -> None:
     done = run_ranks("faults.py", 2, tmp_path, str(tmp_path / "store"), mode)

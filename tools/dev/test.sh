@@ -223,7 +223,9 @@ run_clusters() {
 
 # tests/gpu/ and nothing else.
 run_gpu() {
-  build_core "$preset" TESTS && install_core "$preset" && build_python && run_pytest tests/gpu gpu
+  SETUP_QUIET=1 cmd_setup --no-torch --cuda
+  build_core "$preset" TESTS && install_core "$preset" && build_cuda tessera_cuda && install_cuda && build_python || return
+  TESSERA_CUDA_KERNELS=$TESSERA_PREFIX/lib/libtessera_cuda.so run_pytest tests/gpu gpu
 }
 
 run_java() {
