@@ -60,7 +60,8 @@ class DeviceRange {
    public:
     virtual ~DeviceRange() = default;
     [[nodiscard]] virtual std::byte* data() const = 0;
-    // Pages of the same device, of at least the range's size, which live as long as they are shown.
+    // Pages of the same device, all of them, from the beginning of the range on. They are at most of its size, and live as
+    // long as they are shown.
     virtual void show(std::shared_ptr<void> pages) = 0;
 };
 

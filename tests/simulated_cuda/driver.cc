@@ -57,6 +57,7 @@ constexpr std::string_view image_text = "tessera: kernels that the simulated dri
 constexpr Result illegal_address = 700;
 constexpr Result already_registered = 712;
 constexpr Result not_registered = 713;
+constexpr Result not_supported = 801;
 constexpr Result capture_unsupported = 900;
 constexpr Result capture_invalidated = 901;
 constexpr Result capture_isolation = 905;
@@ -155,11 +156,12 @@ class Memory {
         return tsr::cuda::success;
     }
 
-    // Ranges of addresses that are reserved are mapped as a whole.
+    // Pages are mapped as a whole, as drivers demand.
     Result map_pages(Address address, size_t size, PagesHandle handle) {
         const std::lock_guard lock(mutex_);
         const auto pages = pages_.find(handle);
-        if (pages == pages_.end() || pages->second.released || size > pages->second.size) return invalid_value;
+        if (pages == pages_.end() || pages->second.released) return invalid_value;
+        if (size != pages->second.size) return not_supported;
         if (!ranges_.try_emplace(address, Range{size, handle, false}).second) return invalid_value;
         ++pages->second.mappings;
         return tsr::cuda::success;
@@ -436,14 +438,14 @@ Device* owner_of(Address address) {
     return nullptr;
 }
 
-// Whether the range is reserved; of size 0: whether the address is in one.
+// Whether a range that is reserved begins so; of size 0: whether the address is in one.
 bool is_reserved(Address address, size_t size) {
     World& all = world();
     const std::lock_guard lock(all.mutex);
     const auto next = all.reserved.upper_bound(address);
     if (next == all.reserved.begin()) return false;
     const auto& [begin, length] = *std::prev(next);
-    return size == 0 ? address - begin < length : address == begin && size == length;
+    return size == 0 ? address - begin < length : address == begin && size <= length;
 }
 
 bool is_pinned(Address address, size_t size) {
@@ -587,7 +589,7 @@ struct Named {
     const char* name;
     const char* text;
 };
-constexpr std::array<Named, 24> names{{
+constexpr std::array<Named, 25> names{{
     {0, "CUDA_SUCCESS", "no error"},
     {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -605,6 +607,7 @@ constexpr std::array<Named, 24> names{{
     {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the memory is registered already"},
     {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "the memory is not registered"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
@@ -878,6 +881,7 @@ EXPORTED Result cuMemAddressFree(Address at, size_t size) {
     if (const Result error = entered("cuMemAddressFree")) return error;
     if (!is_reserved(at, size) || owner_of(at) != nullptr) return invalid_value;
     const std::lock_guard lock(world().mutex);
+    if (world().reserved[at] != size) return invalid_value;
     ::munmap(reinterpret_cast<void*>(at), size);  // NOLINT(performance-no-int-to-ptr)
     world().reserved.erase(at);
     return tsr::cuda::success;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/round_up.hpp"
 
 namespace tsr::cuda {
@@ -29,18 +30,20 @@ size_t in_pages(const Driver& functions, Number device, size_t size, FunctionRef
 class Pages {
    public:
     Pages(const Driver& functions, Number device, size_t size, FunctionRef<std::string()> what)
-        : functions_(functions) {
+        : functions_(functions), size_(in_pages(functions, device, size, what)) {
         const PagesKind kind = kind_on(device);
-        check(functions_.pages_create(&handle_, in_pages(functions, device, size, what), &kind, 0), what);
+        check(functions_.pages_create(&handle_, size_, &kind, 0), what);
     }
     ~Pages() { functions_.pages_release(handle_); }
     Pages(const Pages&) = delete;
     Pages& operator=(const Pages&) = delete;
 
     [[nodiscard]] PagesHandle handle() const { return handle_; }
+    [[nodiscard]] size_t size() const { return size_; }
 
    private:
     const Driver& functions_;
+    const size_t size_;
     PagesHandle handle_ = 0;
 };
 
@@ -53,7 +56,7 @@ class CudaRange final : public DeviceRange {
         check(functions_.addresses_reserve(&at_, size_, 0, 0, 0), what);
     }
     ~CudaRange() override {
-        if (shown_) functions_.unmap(at_, size_);
+        if (shown_) functions_.unmap(at_, shown_->size());
         functions_.addresses_free(at_, size_);
     }
     CudaRange(const CudaRange&) = delete;
@@ -65,14 +68,17 @@ class CudaRange final : public DeviceRange {
 
     void show(std::shared_ptr<void> pages) override {
         if (pages == shown_) return;
-        const auto what = [this] { return fmt::format("{}: mapping {} bytes", name_, size_); };
-        if (shown_) check(functions_.unmap(at_, size_), what);
+        const auto next = std::static_pointer_cast<const Pages>(std::move(pages));
+        const size_t size = next->size();
+        const auto what = [&] { return fmt::format("{}: mapping {} bytes", name_, size); };
+        if (size > size_) throw Error(Code::internal, fmt::format("{} into a range of {}", what(), size_));
+        if (shown_) check(functions_.unmap(at_, shown_->size()), what);
         shown_.reset();
-        check(functions_.map(at_, size_, 0, static_cast<const Pages*>(pages.get())->handle(), 0), what);
-        shown_ = std::move(pages);
+        check(functions_.map(at_, size, 0, next->handle(), 0), what);
+        shown_ = next;
         Access access;
         access.location.device = device_;
-        check(functions_.set_access(at_, size_, &access, 1), what);
+        check(functions_.set_access(at_, size, &access, 1), what);
     }
 
    private:
@@ -81,7 +87,7 @@ class CudaRange final : public DeviceRange {
     const std::string name_;
     size_t size_ = 0;
     Address at_ = 0;
-    std::shared_ptr<void> shown_;  // null: no memory is there
+    std::shared_ptr<const Pages> shown_;  // from the beginning of the range on; null: no memory is there
 };
 
 }  // namespace

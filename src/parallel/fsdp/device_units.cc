@@ -51,14 +51,16 @@ Error DeviceUnits::Lanes::cause_of(const Error& error) {
 
 DeviceUnits::DeviceUnits(std::shared_ptr<const FsdpPlan> plan, Device device, ShardMemory shards)
     : plan_(std::move(plan)), device_(device), api_(device_api(device)), shards_(std::move(shards)) {
-    for (const UnitPlan& unit : plan_->units) units_.push_back({.range = api_.reserve(unit.whole_size)});
+    size_t largest = 0;  // of the slots that a unit may be shown in: the driver shows all of a slot's pages
+    for (const UnitPlan& unit : plan_->units) largest = std::max(largest, unit.whole_size);
+    for (size_t i = 0; i < plan_->units.size(); ++i) units_.push_back({.range = api_.reserve(largest)});
 }
 
 void DeviceUnits::connect(Communicator& comm, int group, int place, const ScatterOptions& options,
                           std::shared_ptr<GradParts> parts) {
     if (parts) check_can("a tensor-parallel model");
     options_ = options;
-    lanes_ = std::make_shared<Lanes>();
+    lanes_ = std::make_unique<Lanes>();
     lanes_->hosts = own_communicator(comm, "order", 0, Reach::cpu);
     lanes_->gathers.comm = own_communicator(comm, "parameters", group, Reach::all);
     lanes_->scatters.comm = own_communicator(comm, "gradients", group, Reach::all);
@@ -85,6 +87,11 @@ auto DeviceUnits::together(Body&& body) {
 WorkPtr DeviceUnits::submit(Lane& lane, const Request& request) {
     lane.last = lane.comm->submit(request);
     return lane.last;
+}
+
+WorkPtr DeviceUnits::submit_job(std::function<void()> job) {
+    last_job_ = lanes_->hosts->submit_job(std::move(job));
+    return last_job_;
 }
 
 void DeviceUnits::await(const Work& work, Deadline deadline) {
@@ -134,8 +141,8 @@ WorkPtr DeviceUnits::gather(size_t unit, From from) {
 }
 
 // In the background. Once it is done, all ranks have launched the same.
-WorkPtr DeviceUnits::compare(size_t unit, SlotId slot) const {
-    return lanes_->hosts->submit_job([lanes = lanes_, plan = plan_, unit, number = slot.number] {
+WorkPtr DeviceUnits::compare(size_t unit, SlotId slot) {
+    return submit_job([lanes = lanes_.get(), plan = plan_, unit, number = slot.number] {
         try {
             Communicator& hosts = *lanes->hosts;
             std::array<int64_t, 2> own{static_cast<int64_t>(unit), static_cast<int64_t>(number)};
@@ -266,7 +273,7 @@ WorkPtr DeviceUnits::reduce_partly(size_t /*unit*/, const std::shared_ptr<GradMe
 
 WorkPtr DeviceUnits::share(const std::shared_ptr<std::vector<uint8_t>>& flags) {
     return together([&] {
-        return lanes_->hosts->submit_job([lanes = lanes_, flags] {
+        return submit_job([lanes = lanes_.get(), flags] {
             const Tensor tensor = tensor_of(std::span(*flags), DType::u8);
             lanes->hosts->run({.collective = Collective::all_reduce,
                                .outputs = {&tensor, 1},
@@ -318,6 +325,11 @@ void DeviceUnits::end(bool is_idle) noexcept {
         api_.record(stream_)->wait(Deadline::in(after_abort));
     } catch (...) {
         for (Unit& unit : units_) static_cast<void>(unit.range.release());
+    }
+    try {
+        if (last_job_) wait_until([this] { return last_job_->done(); }, deadline(), "jobs of the model");
+    } catch (...) {
+        static_cast<void>(lanes_.release());  // NOLINT(bugprone-unused-return-value): the job has it
     }
 }
 

@@ -16,6 +16,7 @@
 // A slot is pages of the device; each unit sees the slot that it is in at its own fixed addresses (DeviceRange).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -58,7 +59,7 @@ class DeviceUnits final : public UnitPlace {
         std::shared_ptr<Communicator> comm;
         WorkPtr last;
     };
-    // Shared with jobs of the hosts.
+    // Jobs of the hosts use them too.
     struct Lanes {
         std::shared_ptr<Communicator> hosts;
         Lane gathers;
@@ -90,7 +91,8 @@ class DeviceUnits final : public UnitPlace {
     static WorkPtr submit(Lane& lane, const Request& request);
     void move_to(Unit& unit, SlotId slot);
     [[nodiscard]] WorkPtr gather(size_t unit, From from);
-    [[nodiscard]] WorkPtr compare(size_t unit, SlotId slot) const;
+    [[nodiscard]] WorkPtr submit_job(std::function<void()> job);
+    [[nodiscard]] WorkPtr compare(size_t unit, SlotId slot);
     [[nodiscard]] Tensor bytes(std::byte* data, int64_t size) const;
     [[nodiscard]] size_t part_size(const FsdpPiece& piece, int parts) const;
     [[nodiscard]] Deadline deadline() const;
@@ -105,7 +107,8 @@ class DeviceUnits final : public UnitPlace {
     std::vector<Unit> units_;
     std::vector<std::shared_ptr<Buffer>> spare_;  // memory of gradients that no slot has
     ScatterOptions options_;
-    std::shared_ptr<Lanes> lanes_;
+    std::unique_ptr<Lanes> lanes_;
+    WorkPtr last_job_;  // of the hosts
 };
 
 }  // namespace tsr

@@ -88,9 +88,9 @@ TEST_F(CudaDriver, AStreamWaitsForTheEventOfAnother) {
 }
 
 TEST_F(CudaDriver, ARangeShowsOnePieceOfPagesAfterAnother) {
-    constexpr size_t size = 3000000;  // no whole pages
-    const auto range = device().reserve(size);
-    const auto other = device().reserve(100);
+    constexpr size_t size = 3000000;                // no whole pages
+    const auto range = device().reserve(2 * size);  // ranges have room for all pages that they show
+    const auto other = device().reserve(2 * size);
     std::byte* const at = range->data();
     EXPECT_THROW(device().check_memory(at), Error);
     const auto fill = [&](std::byte* data, uint8_t value) {

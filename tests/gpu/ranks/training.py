@@ -19,8 +19,8 @@ from tessera._core import CudaArray
 STEPS = 4
 SHAPES = {
     "first": {"weight": (300, 257), "bias": (300,)},
-    "second": {"weight": (1000, 300), "scale": (7, 3)},
-    "third": {"weight": (257, 1000)},
+    "second": {"weight": (3000, 300), "scale": (7, 3)},
+    "third": {"weight": (257, 3000)},
 }
 State = dict[str, torch.Tensor]
 

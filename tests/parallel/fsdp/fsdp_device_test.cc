@@ -629,6 +629,27 @@ TEST_F(FsdpOnDevice, AUnitMovesOnceTheDeviceHasLeftItsFormerPlace) {
     }));
 }
 
+// Pages of the device are of 2 MiB.
+TEST_F(FsdpOnDevice, ASmallUnitIsInTheSlotOfALargeOne) {
+    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+        Model model;
+        model.add("large", {600, 1000}, 5);
+        model.add("small", {12, 4}, 6);
+        Place place(comm.device());
+        Fsdp fsdp(shared(comm), place.here(a_unit_each(model)), {});
+        for (int round = 0; round < 2; ++round) {
+            for (const size_t unit : {0, 1}) {
+                fsdp.unshard(unit);
+                fsdp.await_unit(unit);
+                const Tensor whole = fsdp.whole(unit);
+                EXPECT_EQ(place.read(whole),
+                          Floats(static_cast<size_t>(whole.numel()), 5.0F + static_cast<float>(unit)));
+                fsdp.reshard(unit);
+            }
+        }
+    }));
+}
+
 TEST_F(FsdpOnDevice, AModelEndsWhileItsDeviceWorks) {
     simulated_cuda_delay(3000, 15);
     for (int round = 0; round < 5; ++round) {
