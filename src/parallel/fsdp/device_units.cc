@@ -123,13 +123,14 @@ WorkPtr DeviceUnits::gather(size_t unit, From from) {
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
     const int parts = from == From::kept ? one.kept.parts : plan_->ranks;
-    std::byte* kept = one.kept.memory.get();
+    size_t kept_at = 0;
     for (const FsdpPiece& piece : plan_->units[unit].pieces) {
         const auto size = static_cast<int64_t>(part_size(piece, parts));
         if (size == 0) continue;
-        inputs.push_back(bytes(from == From::kept ? kept : shards_.params.get() + piece.shard_at, size));
+        inputs.push_back(
+            bytes(from == From::kept ? one.kept.memory.get() + kept_at : shards_.params.get() + piece.shard_at, size));
         outputs.push_back(bytes(one.range->data() + piece.whole_at, size * parts));
-        kept += size;
+        kept_at += static_cast<size_t>(size);
     }
     if (inputs.empty()) return nullptr;
     return submit(from == From::kept ? lanes_->keepers.at(parts) : lanes_->gathers,
