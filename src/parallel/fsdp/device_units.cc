@@ -310,7 +310,7 @@ void DeviceUnits::check() {
     });
 }
 
-// Pages must stay where they are as long as the device uses them.
+// Pages must stay where they are as long as the device uses them. One that has failed for good uses nothing more.
 void DeviceUnits::end(bool is_idle) noexcept {
     try {
         if (is_idle) {
@@ -325,7 +325,10 @@ void DeviceUnits::end(bool is_idle) noexcept {
         if (!is_idle) lanes_->abort("the model was destroyed in the middle of a step");
         api_.record(stream_)->wait(Deadline::in(after_abort));
     } catch (...) {
-        for (Unit& unit : units_) static_cast<void>(unit.range.release());
+        const bool uses_them = current_error().code() != Code::cuda;
+        for (Unit& unit : units_) {
+            if (uses_them) static_cast<void>(unit.range.release());
+        }
     }
     try {
         if (last_job_) wait_until([this] { return last_job_->done(); }, deadline(), "jobs of the model");
