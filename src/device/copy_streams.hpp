@@ -1,6 +1,6 @@
-// Copies between the host and the memory of devices, for code that needs tensors' bytes on the host, such as
-// checkpoints: on a stream of its own for each device, beside what the program has on its streams, through pinned slices
-// that are used again. Thread-safe, but for follow() and lead() of one device.
+// Copies between the host and devices, for code that needs the bytes of tensors on the host, such as checkpoints. Each device
+// has one stream for them, which runs beside the program's own. They go through pinned slices, which are reused. Thread-safe,
+// but for follow() and lead() of one device.
 //
 // A slice is not used again, and nothing is freed, while a copy from or into it may run: a wait that fails leaves copies
 // behind, which are awaited before the next slice is taken, and at the end.

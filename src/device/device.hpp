@@ -83,8 +83,8 @@ class DeviceApi {
     // The same for memory that is already there, until the last reference is gone; that memory must live longer.
     [[nodiscard]] virtual std::shared_ptr<void> register_host(std::byte* data, size_t size) = 0;
 
-    // Memory without addresses of its own, with undefined content, for ranges. Only where devices have ranges: the CPU has none
-    // here. Both throw NO_MEMORY with the size, or UNSUPPORTED.
+    // Memory for ranges to show, which has no address until one does, and undefined content. Both throw NO_MEMORY with the
+    // size; UNSUPPORTED on the CPU, which has no ranges.
     [[nodiscard]] virtual std::shared_ptr<void> allocate_pages(size_t size);
     [[nodiscard]] virtual std::unique_ptr<DeviceRange> reserve(size_t size);
 

@@ -20,9 +20,7 @@ class OnDevice : public ::testing::Test {
    protected:
     static DeviceApi& device(int index = 0) { return device_api({DeviceType::cuda, index}); }
 
-    static void synchronize(DeviceApi& on, const std::shared_ptr<void>& stream) {
-        on.record(stream.get())->wait(soon());
-    }
+    static void synchronize(DeviceApi& on, StreamHandle stream = nullptr) { on.record(stream)->wait(soon()); }
 
     // What is in the device's memory.
     static std::vector<uint8_t> content(DeviceApi& on, const std::byte* data, size_t size,

@@ -25,6 +25,7 @@ class DeviceTest : public OnDevice {
         simulated_cuda_usage left{};
         simulated_cuda_used(&left);
         EXPECT_EQ(left.allocations, 0U);
+        EXPECT_EQ(left.bytes, 0U);
         EXPECT_EQ(left.streams, 0U);
         EXPECT_EQ(left.events, 0U);
         EXPECT_EQ(left.pinned, 0U);

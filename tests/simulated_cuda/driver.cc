@@ -34,7 +34,6 @@ extern "C" tsr::cuda::Result cuInit(unsigned flags);
 using tsr::cuda::Access;
 using tsr::cuda::Address;
 using tsr::cuda::Copy2D;
-using tsr::cuda::HostFunction;
 using tsr::cuda::invalid_value;
 using tsr::cuda::Number;
 using tsr::cuda::PagesHandle;
@@ -806,15 +805,6 @@ EXPORTED Result cuCtxSetCurrent(CUctx_st* context) {
     return tsr::cuda::success;
 }
 
-EXPORTED Result cuMemGetInfo_v2(size_t* free, size_t* total) {
-    Device* device = nullptr;
-    if (const Result error = entered("cuMemGetInfo_v2", &device)) return error;
-    const std::lock_guard lock(world().mutex);
-    *total = world().capacity;
-    *free = *total - std::min(*total, device->memory.used());
-    return tsr::cuda::success;
-}
-
 EXPORTED Result cuMemAlloc_v2(Address* address, size_t size) {
     Device* device = nullptr;
     if (const Result error = entered("cuMemAlloc_v2", &device)) return error;
@@ -1170,17 +1160,6 @@ EXPORTED Result cuPointerGetAttribute(void* value, int attribute, Address addres
             return tsr::cuda::success;
         default: return invalid_value;
     }
-}
-
-EXPORTED Result cuLaunchHostFunc(CUstream_st* stream, HostFunction function, void* argument) {
-    Device* device = nullptr;
-    if (const Result error = entered("cuLaunchHostFunc", &device)) return error;
-    if (const Result error = checked(device, stream)) return error;
-    enqueue(device, stream, [=] {
-        function(argument);
-        return tsr::cuda::success;
-    });
-    return tsr::cuda::success;
 }
 
 EXPORTED Result cuModuleLoadData(CUmod_st** loaded, const void* image) {

@@ -26,7 +26,6 @@ using Stream = CUstream_st*;
 using EventHandle = CUevent_st*;
 using Module = CUmod_st*;
 using Function = CUfunc_st*;
-using HostFunction = void (*)(void*);
 
 // CUDA_MEMCPY2D: rows at equal distances, with `memory_type_unified` on both sides.
 struct Copy2D {
@@ -54,7 +53,7 @@ struct Location {
     Number device = 0;
 };
 
-// CUmemAllocationProp: what memory without addresses of its own is.
+// CUmemAllocationProp: the kind and place of pages, which have no address until a range shows them.
 struct PagesKind {
     int type = 1;       // CU_MEM_ALLOCATION_TYPE_PINNED
     int shared_as = 0;  // CU_MEM_HANDLE_TYPE_NONE
@@ -110,7 +109,6 @@ constexpr int oldest_version = 12000;
     X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context * context, Number device))            \
     X(context_get, cuCtxGetCurrent, (Context * context))                                               \
     X(context_set, cuCtxSetCurrent, (Context context))                                                 \
-    X(memory_info, cuMemGetInfo_v2, (size_t* free, size_t* total))                                     \
     X(allocate, cuMemAlloc_v2, (Address * address, size_t size))                                       \
     X(free, cuMemFree_v2, (Address address))                                                           \
     X(host_allocate, cuMemHostAlloc, (void** memory, size_t size, unsigned flags))                     \
@@ -132,7 +130,6 @@ constexpr int oldest_version = 12000;
     X(event_query, cuEventQuery, (EventHandle event))                                                  \
     X(event_elapsed, cuEventElapsedTime, (float* ms, EventHandle from, EventHandle to))                \
     X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))         \
-    X(launch_host_function, cuLaunchHostFunc, (Stream stream, HostFunction function, void* argument))  \
     X(module_load, cuModuleLoadData, (Module * loaded, const void* image))                             \
     X(module_function, cuModuleGetFunction, (Function * function, Module module, const char* name))    \
     X(launch_kernel, cuLaunchKernel,                                                                   \

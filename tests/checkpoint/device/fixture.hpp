@@ -4,27 +4,23 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "checkpoint/fixture.hpp"
 #include "device/device.hpp"
 #include "simulated_cuda/control.h"
+#include "simulated_cuda/device_test.hpp"
+#include "simulated_cuda/hold.hpp"
 #include "soon.hpp"
 
 namespace tsr::testing {
 
 inline constexpr Device cpu{};
 inline Device cuda(int index) { return {DeviceType::cuda, index}; }
-
-inline void synchronize(Device device, StreamHandle stream = nullptr) {
-    device_api(device).record(stream)->wait(soon());
-}
 
 // A state whose tensors are on any devices: the same content as an OwnedState of the same tensors, which it is filled from
 // and compared in.
@@ -104,14 +100,8 @@ class DeviceState {
 // Holds a stream from now until it is opened or destroyed.
 class HeldStream {
    public:
-    HeldStream(Device device, StreamHandle stream) {
-        const auto hold = [](void* flag) -> int {
-            while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-            return 0;
-        };
-        device_api(device).in_use([&] { EXPECT_EQ(simulated_cuda_launch(stream, hold, &open_), 0); });
-        end_ = device_api(device).record(stream);
-    }
+    HeldStream(Device device, StreamHandle stream)
+        : hold_(device_api(device), stream), end_(device_api(device).record(stream)) {}
     ~HeldStream() {
         open();
         end_->wait(soon());
@@ -119,28 +109,16 @@ class HeldStream {
     HeldStream(const HeldStream&) = delete;
     HeldStream& operator=(const HeldStream&) = delete;
 
-    void open() { open_ = true; }
+    void open() const { hold_.release(); }
     [[nodiscard]] bool is_held() const { return !end_->done(); }
 
    private:
-    std::atomic<bool> open_{false};
-    std::unique_ptr<DeviceEvent> end_;
+    const Hold hold_;
+    const std::unique_ptr<DeviceEvent> end_;
 };
 
-class DeviceCheckpoint : public ::testing::Test {
+class DeviceCheckpoint : public DeviceTest {
    protected:
-    void TearDown() override {
-        simulated_cuda_delay(0, 0);
-        simulated_cuda_capacity(0);
-        simulated_cuda_fail(nullptr, 0, 0);
-        simulated_cuda_usage left{};
-        simulated_cuda_used(&left);
-        EXPECT_EQ(left.allocations, 0U);
-        EXPECT_EQ(left.streams, 0U);
-        EXPECT_EQ(left.events, 0U);
-        EXPECT_EQ(left.pinned, 0U);
-    }
-
     // Returns when the device has done all that it was given, such as copies that a failed save left behind.
     static void settle(int device) {
         static_cast<void>(cuda_device(device).allocate(1));  // to free it waits for the device

@@ -70,7 +70,7 @@ TEST_P(DeviceOrder, ABackgroundSaveHasTheOldValuesAndTheHostDoesNotWait) {
         work->staged()->wait(soon());
         work->wait(soon());
         EXPECT_EQ(differences_of(dir_.path(), static_cast<uint64_t>(step)), 0);
-        synchronize(one.device, one.stream.get());
+        synchronize(device_api(one.device), one.stream.get());
     }
 }
 

@@ -128,7 +128,7 @@ TEST_F(DeviceCheckpoint, ALoadConvertsOnTheWayToADevice) {
         const Tensor expected = there.state.tensors().at("w").piece(0);
         std::vector<std::byte> got(expected.size_bytes());
         device_api(cuda(1)).copy(got.data(), here.piece("w").data, got.size(), nullptr);
-        synchronize(cuda(1));
+        synchronize(device(1));
         EXPECT_EQ(std::memcmp(got.data(), expected.data, got.size()), 0);
     }
 }

@@ -5,56 +5,18 @@
 
 #include "comm/nccl/nccl_ranks.hpp"
 #include "comm/plan.hpp"
-
-struct CUgraph_st;
-struct CUgraphExec_st;
-
-extern "C" {
-int cuStreamBeginCapture_v2(void* stream, int mode);
-int cuStreamEndCapture(void* stream, CUgraph_st** graph);
-int cuGraphInstantiateWithFlags(CUgraphExec_st** made, CUgraph_st* graph, unsigned long long flags);
-int cuGraphLaunch(CUgraphExec_st* graph, void* stream);
-int cuGraphExecDestroy(CUgraphExec_st* graph);
-int cuGraphDestroy(CUgraph_st* graph);
-}
+#include "device/captured_graph.hpp"
 
 namespace tsr::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int as_by_default = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL: no thread may call what would disturb the capture
-
-// What `body` enqueues on a stream of a device, to be run there as often as one likes.
-class CapturedGraph {
-   public:
-    // Collective: a rank that allocates memory would disturb the captures of the others in its process.
-    CapturedGraph(Communicator& comm, DeviceApi& api, StreamHandle stream, const std::function<void()>& body)
-        : api_(api), stream_(stream) {
-        comm.run({.collective = Collective::barrier});
-        EXPECT_EQ(cuStreamBeginCapture_v2(stream, as_by_default), 0);
-        body();
-        CUgraph_st* graph = nullptr;
-        EXPECT_EQ(cuStreamEndCapture(stream, &graph), 0);
-        if (graph == nullptr) return;
-        api_.in_use([&] { EXPECT_EQ(cuGraphInstantiateWithFlags(&graph_, graph, 0), 0); });
-        cuGraphDestroy(graph);
-    }
-    ~CapturedGraph() {
-        if (graph_ != nullptr) cuGraphExecDestroy(graph_);
-    }
-    CapturedGraph(const CapturedGraph&) = delete;
-    CapturedGraph& operator=(const CapturedGraph&) = delete;
-
-    void launch() const {
-        api_.in_use([&] { EXPECT_EQ(cuGraphLaunch(graph_, stream_), 0); });
-    }
-
-   private:
-    DeviceApi& api_;
-    StreamHandle stream_;
-    CUgraphExec_st* graph_ = nullptr;
-};
+// Collective: a rank that allocates memory would disturb the captures of the others in its process.
+CapturedGraph captured(Communicator& comm, DeviceApi& api, StreamHandle stream, FunctionRef<void()> body) {
+    comm.run({.collective = Collective::barrier});
+    return CapturedGraph(api, stream, body);
+}
 
 // One f64 on a rank's device.
 class Number : public DeviceMemory {
@@ -98,7 +60,7 @@ TEST_F(NcclGraphs, RunTheirCollectivesEachTimeTheyAreLaunched) {
         // Is watched, by a thread that asks the driver, while the graph is captured.
         const WorkPtr work = comm.submit(sum_over(beside, other.get()));
         {
-            const CapturedGraph graph(comm, api, stream.get(), [&] {
+            const CapturedGraph graph = captured(comm, api, stream.get(), [&] {
                 plan->run();
                 comm.run(sum_over(in_graph, stream.get()));
                 work->wait(soon());
@@ -131,7 +93,7 @@ TEST_F(NcclGraphs, HaveNothingWhoseEndMustBeKnown) {
             }
         };
         {
-            const CapturedGraph graph(comm, api, stream.get(), [&] {
+            const CapturedGraph graph = captured(comm, api, stream.get(), [&] {
                 is_refused([&] { static_cast<void>(comm.submit(sum_over(tensor, stream.get()))); });
                 is_refused([&] { plan->start(); });
                 is_refused([&] { static_cast<void>(api.record(stream.get())); });
@@ -150,7 +112,8 @@ TEST_F(NcclGraphs, EndWhenAPeerIsLost) {
         const auto stream = api.new_stream();
         const Number number(comm.rank(), 1);
         const Tensor tensor = number.tensor();
-        const CapturedGraph graph(comm, api, stream.get(), [&] { comm.run(sum_over(tensor, stream.get())); });
+        const CapturedGraph graph =
+            captured(comm, api, stream.get(), [&] { comm.run(sum_over(tensor, stream.get())); });
         if (comm.rank() == 1) return comm.abort("out of ink");
         graph.launch();
         api.record(stream.get())->wait(soon());

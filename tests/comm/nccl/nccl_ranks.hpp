@@ -10,7 +10,7 @@
 
 #include "comm/communicator.hpp"
 #include "device/device.hpp"
-#include "mock_nccl/control.h"
+#include "mock_nccl/fixture.hpp"
 #include "ranks.hpp"
 #include "simulated_cuda/control.h"
 #include "soon.hpp"
@@ -49,34 +49,7 @@ inline Tensor on_device(const DeviceMemory& memory, int64_t count, DType dtype, 
     return {memory.data() + offset, Dims{count}, dtype, {DeviceType::cuda, device}};
 }
 
-class Nccl : public ::testing::Test {
-   protected:
-    void TearDown() override {
-        simulated_cuda_delay(0, 0);
-        simulated_cuda_fail(nullptr, 0, 0);
-        mock_nccl_fail(nullptr, 0, 0);
-        mock_nccl_slow(0);
-        for (int rank = 0; rank < 4; ++rank) {
-            mock_nccl_async_error(rank, 0);
-            simulated_cuda_break(rank, 0);
-        }
-        EXPECT_EQ(mock_nccl_communicators(), 0);
-        if (breaks_) return;  // a device that has failed frees nothing
-        const simulated_cuda_usage left = used();
-        EXPECT_EQ(left.allocations, before_.allocations);
-        EXPECT_EQ(left.streams, before_.streams);
-        EXPECT_EQ(left.events, before_.events);
-    }
-
-    static simulated_cuda_usage used() {
-        simulated_cuda_usage now{};
-        simulated_cuda_used(&now);
-        return now;
-    }
-
-    bool breaks_ = false;
-    const simulated_cuda_usage before_ = used();
-};
+class Nccl : public MockNcclTest {};
 
 inline Error only_error(const Outcomes& outcomes, size_t rank) {
     if (!outcomes[rank]) {

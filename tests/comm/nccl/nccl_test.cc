@@ -13,6 +13,7 @@
 #include "comm/mesh.hpp"
 #include "comm/nccl/nccl_ranks.hpp"
 #include "comm/plan.hpp"
+#include "simulated_cuda/hold.hpp"
 #include "tensor/half.hpp"
 
 namespace tsr::testing {
@@ -190,12 +191,7 @@ TEST_F(Nccl, ACallReturnsBeforeTheStreamIsThere) {
         const auto stream = api.new_stream();
         DeviceMemory memory(rank, 4);
         const Tensor tensor = on_device(memory, 1, DType::i32, rank);
-        std::atomic<bool> go{false};
-        const auto hold = [](void* flag) -> int {
-            while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-            return 0;
-        };
-        ASSERT_EQ(simulated_cuda_launch(stream.get(), hold, &go), 0);
+        const Hold hold(api, stream.get());
         comm.run({.collective = Collective::all_reduce,
                   .outputs = {&tensor, 1},
                   .op = ReduceOp::sum,
@@ -204,7 +200,7 @@ TEST_F(Nccl, ACallReturnsBeforeTheStreamIsThere) {
         EXPECT_FALSE(event->done());
         std::vector<std::byte> three(4);
         three[0] = std::byte{3};
-        go = true;
+        hold.release();
         event->wait(soon());
     }));
 }

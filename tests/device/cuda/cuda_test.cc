@@ -4,18 +4,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <numeric>
-#include <thread>
 #include <vector>
 
 #include "base/error.hpp"
 #include "device/device.hpp"
-#include "device/on_device.hpp"
 #include "simulated_cuda/control.h"
+#include "simulated_cuda/device_test.hpp"
+#include "simulated_cuda/hold.hpp"
 #include "soon.hpp"
 
 namespace tsr::testing {
@@ -29,22 +28,7 @@ using ::testing::Not;
 constexpr int invalid_context = 201;
 constexpr int illegal_address = 700;
 
-class CudaDevice : public OnDevice {
-   protected:
-    void TearDown() override {
-        simulated_cuda_delay(0, 0);
-        simulated_cuda_capacity(0);
-        simulated_cuda_fail(nullptr, 0, 0);
-        simulated_cuda_break(0, 0);
-        simulated_cuda_usage left{};
-        simulated_cuda_used(&left);
-        EXPECT_EQ(left.allocations, 0U);
-        EXPECT_EQ(left.bytes, 0U);
-        EXPECT_EQ(left.streams, 0U);
-        EXPECT_EQ(left.events, 0U);
-        EXPECT_EQ(left.pinned, 0U);
-    }
-};
+class CudaDevice : public DeviceTest {};
 
 TEST_F(CudaDevice, ARecordedEventIsDoneAfterWhatTheStreamHadBefore) {
     simulated_cuda_delay(2000, 1);
@@ -67,21 +51,16 @@ TEST_F(CudaDevice, ARecordedEventIsDoneAfterWhatTheStreamHadBefore) {
 TEST_F(CudaDevice, CopiesOfPinnedMemoryRunBesideTheHost) {
     const auto stream = device().new_stream();
     const auto memory = device().allocate_zeroed(16);
-    std::atomic<bool> go{false};
-    const auto hold = [](void* flag) -> int {
-        while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-        return 0;
-    };
     std::vector<std::byte> ours(16, std::byte{1});
     const auto pinned = device().register_host(ours.data(), ours.size());
-    ASSERT_EQ(simulated_cuda_launch(stream.get(), hold, &go), 0);
+    const Hold hold(device(), stream.get());
     device().copy(memory.get(), ours.data(), ours.size(), stream.get());
     const auto event = device().record(stream.get());
     EXPECT_FALSE(event->done());
     ours.assign(16, std::byte{2});  // what the copy reads, since it has not run yet
     const Error late = failure([&] { event->wait(Deadline::in(milliseconds{1})); });
     EXPECT_EQ(late.code(), Code::timeout);
-    go = true;
+    hold.release();
     event->wait(soon());
     EXPECT_EQ(content(device(), memory.get(), 16), std::vector<uint8_t>(16, 2));
 }
@@ -117,7 +96,7 @@ TEST_F(CudaDevice, AnIllegalAddressEndsTheDevice) {
     const auto target = device().allocate(100);
     const std::byte* const gone = device().allocate(100).get();  // and freed
     device().copy(target.get(), gone, 100, stream.get());
-    const Error error = failure([&] { synchronize(device(), stream); });
+    const Error error = failure([&] { synchronize(device(), stream.get()); });
     EXPECT_EQ(error.code(), Code::cuda);
     EXPECT_EQ(error.record()->native_code, illegal_address);
     EXPECT_THAT(error.what(),
@@ -169,7 +148,7 @@ TEST_F(CudaDevice, LeavesTheThreadsContextAsItWas) {
     const auto stream = device(1).new_stream();
     const auto memory = device(1).allocate(8);
     device(1).zero(memory.get(), 8, stream.get());
-    synchronize(device(1), stream);
+    synchronize(device(1), stream.get());
     // What the program does on its current device, which is none, fails as it did before.
     EXPECT_EQ(simulated_cuda_launch(nullptr, [](void*) { return 0; }, nullptr), invalid_context);
 }

@@ -11,19 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "device/captured_graph.hpp"
 #include "device/on_device.hpp"
-
-struct CUgraph_st;
-struct CUgraphExec_st;
-
-extern "C" {
-int cuStreamBeginCapture_v2(void* stream, int mode);
-int cuStreamEndCapture(void* stream, CUgraph_st** graph);
-int cuGraphInstantiateWithFlags(CUgraphExec_st** made, CUgraph_st* graph, unsigned long long flags);
-int cuGraphLaunch(CUgraphExec_st* graph, void* stream);
-int cuGraphExecDestroy(CUgraphExec_st* graph);
-int cuGraphDestroy(CUgraph_st* graph);
-}
 
 namespace tsr::testing {
 namespace {
@@ -56,7 +45,7 @@ TEST_F(CudaDriver, CopiesRowsAtTheirDistances) {
               (std::vector<uint8_t>{0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0}));
     std::vector<uint8_t> back(8, 99);
     device().copy_rows({bytes_of(back), 4}, {memory.get() + 1, 9}, 2, 3, stream.get());
-    synchronize(device(), stream);
+    synchronize(device(), stream.get());
     EXPECT_EQ(back, (std::vector<uint8_t>{0, 1, 2, 99, 6, 7, 8, 99}));
 }
 
@@ -102,7 +91,7 @@ TEST_F(CudaDriver, ARangeShowsOnePieceOfPagesAfterAnother) {
     range->show(first);
     EXPECT_NO_THROW(device().check_memory(at + size - 1));
     fill(at, 1);
-    synchronize(device(), nullptr);
+    synchronize(device());
     range->show(second);
     fill(at, 2);
     other->show(second);  // the same pages in two ranges
@@ -127,32 +116,25 @@ TEST_F(CudaDriver, ACapturedStreamRunsNothingAndIsNotDisturbedByEvents) {
     const auto from = device().allocate_zeroed(64 << 20);
     const auto to = device().allocate_zeroed(64 << 20);
     device().zero(to.get(), 1, stream.get());
-    synchronize(device(), stream);
+    synchronize(device(), stream.get());
     EXPECT_FALSE(device().is_captured(stream.get()));
     EXPECT_FALSE(device().is_captured(nullptr));
     const auto before = device().record(other.get());
-    ASSERT_EQ(cuStreamBeginCapture_v2(stream.get(), 0), 0);
-    EXPECT_TRUE(device().is_captured(stream.get()));
-    EXPECT_FALSE(device().is_captured(other.get()));
-    device().copy(to.get(), from.get(), 100, stream.get());
-    before->wait(soon());
-    EXPECT_EQ(failure([&] { (void)device().record(stream.get()); }).code(), Code::invalid_state);
-    CUgraph_st* graph = nullptr;
-    ASSERT_EQ(cuStreamEndCapture(stream.get(), &graph), 0);
-    EXPECT_FALSE(device().is_captured(stream.get()));
-    device().in_use([&] {
-        CUgraphExec_st* made = nullptr;
-        ASSERT_EQ(cuGraphInstantiateWithFlags(&made, graph, 0), 0);
-        for (uint8_t round = 1; round <= 2; ++round) {
-            std::vector<uint8_t> values(100, round);
-            device().copy(from.get(), bytes_of(values), values.size(), stream.get());
-            EXPECT_NE(content(device(), to.get(), 100, stream.get()), values);
-            ASSERT_EQ(cuGraphLaunch(made, stream.get()), 0);
-            EXPECT_EQ(content(device(), to.get(), 100, stream.get()), values);
-        }
-        cuGraphExecDestroy(made);
+    const CapturedGraph graph(device(), stream.get(), [&] {
+        EXPECT_TRUE(device().is_captured(stream.get()));
+        EXPECT_FALSE(device().is_captured(other.get()));
+        device().copy(to.get(), from.get(), 100, stream.get());
+        before->wait(soon());
+        EXPECT_EQ(failure([&] { (void)device().record(stream.get()); }).code(), Code::invalid_state);
     });
-    cuGraphDestroy(graph);
+    EXPECT_FALSE(device().is_captured(stream.get()));
+    for (uint8_t round = 1; round <= 2; ++round) {
+        std::vector<uint8_t> values(100, round);
+        device().copy(from.get(), bytes_of(values), values.size(), stream.get());
+        EXPECT_NE(content(device(), to.get(), 100, stream.get()), values);
+        graph.launch();
+        EXPECT_EQ(content(device(), to.get(), 100, stream.get()), values);
+    }
 }
 
 TEST_F(CudaDriver, TellsItsMemoryFromTheHosts) {

@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <deque>
 #include <limits>
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.hpp"
@@ -21,6 +19,7 @@
 #include "optim/sgd.hpp"
 #include "seed.hpp"
 #include "simulated_cuda/device_test.hpp"
+#include "simulated_cuda/hold.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -294,23 +293,6 @@ TEST_F(OptimizerOnDevice, ZeroesGradients) {
     }
 }
 
-// A stream that holds until it may go on.
-class Gate {
-   public:
-    explicit Gate(StreamHandle stream) { EXPECT_EQ(simulated_cuda_launch(stream, hold, &open_), 0); }
-    ~Gate() { open_ = true; }
-    Gate(const Gate&) = delete;
-    Gate& operator=(const Gate&) = delete;
-    void open() { open_ = true; }
-
-   private:
-    static int hold(void* flag) {
-        while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-        return 0;
-    }
-    std::atomic<bool> open_{false};
-};
-
 TEST_F(OptimizerOnDevice, StepsInTheOrderOfItsStream) {
     add(floats_, 2, 0);
     floats_.device_values[0].write({0, 0});
@@ -321,7 +303,7 @@ TEST_F(OptimizerOnDevice, StepsInTheOrderOfItsStream) {
     Sgd cuda(on_device(), {.lr = 1});
     cuda.set_stream(first.get());
     {
-        Gate gate(first.get());
+        const Hold gate(device(), first.get());
         cuda.step();
         const auto stepped = device().record(first.get());
         EXPECT_FALSE(stepped->done());
@@ -329,14 +311,14 @@ TEST_F(OptimizerOnDevice, StepsInTheOrderOfItsStream) {
         cuda.step();
         const auto both = device().record(second.get());
         EXPECT_EQ(failure([&] { both->wait(Deadline::in(milliseconds{20})); }).code(), Code::timeout);
-        gate.open();
+        gate.release();
         both->wait(soon());
     }
     EXPECT_EQ(floats_.device_values[0].read(), std::vector<float>(2, -2));
     // A number is that of what the stream had before.
-    Gate gate(second.get());
+    const Hold gate(device(), second.get());
     device().zero(floats_.device_grads[0].data(), 2 * sizeof(float), second.get());
-    gate.open();
+    gate.release();
     EXPECT_EQ(cuda.clip_grad_norm(1, 2), 0);
 }
 

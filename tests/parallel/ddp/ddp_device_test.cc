@@ -15,12 +15,13 @@
 
 #include "comm/inner_options.hpp"
 #include "device/device.hpp"
-#include "mock_nccl/control.h"
+#include "mock_nccl/fixture.hpp"
 #include "optim/sgd.hpp"
 #include "parallel/ddp/ddp.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
 #include "simulated_cuda/control.h"
+#include "simulated_cuda/hold.hpp"
 #include "soon.hpp"
 
 namespace tsr {
@@ -32,6 +33,7 @@ using ::testing::Each;
 using testing::expect_all_well;
 using testing::expect_error;
 using ::testing::HasSubstr;
+using testing::Hold;
 using testing::Model;
 using testing::Outcomes;
 using testing::run_ranks;
@@ -93,53 +95,7 @@ class OnDevice {
     std::vector<NamedTensor> params_;
 };
 
-// Keeps a stream from going on until it is released.
-class Hold {
-   public:
-    explicit Hold(StreamHandle stream) {
-        EXPECT_EQ(simulated_cuda_launch(stream, wait, new std::shared_ptr<std::atomic<bool>>(go_)), 0);
-    }
-    ~Hold() { release(); }
-    Hold(const Hold&) = delete;
-    Hold& operator=(const Hold&) = delete;
-    void release() const { *go_ = true; }
-
-   private:
-    static int wait(void* argument) {
-        const std::unique_ptr<std::shared_ptr<std::atomic<bool>>> go(
-            static_cast<std::shared_ptr<std::atomic<bool>>*>(argument));
-        while (!**go) std::this_thread::yield();
-        return 0;
-    }
-    const std::shared_ptr<std::atomic<bool>> go_ = std::make_shared<std::atomic<bool>>(false);
-};
-
-class DdpOnDevice : public ::testing::Test {
-   protected:
-    void TearDown() override {
-        simulated_cuda_delay(0, 0);
-        simulated_cuda_capacity(0);
-        simulated_cuda_fail(nullptr, 0, 0);
-        mock_nccl_fail(nullptr, 0, 0);
-        mock_nccl_hang(-1);
-        for (int rank = 0; rank < 4; ++rank) mock_nccl_async_error(rank, 0);
-        EXPECT_EQ(mock_nccl_communicators(), 0);
-        if (breaks_) return;  // a device that has failed frees nothing
-        const simulated_cuda_usage left = used();
-        EXPECT_EQ(left.allocations, before_.allocations);
-        EXPECT_EQ(left.streams, before_.streams);
-        EXPECT_EQ(left.events, before_.events);
-    }
-
-    static simulated_cuda_usage used() {
-        simulated_cuda_usage now{};
-        simulated_cuda_used(&now);
-        return now;
-    }
-
-    bool breaks_ = false;
-    const simulated_cuda_usage before_ = used();
-};
+class DdpOnDevice : public testing::MockNcclTest {};
 
 DdpOptions small(DdpOptions options = {}) {
     options.bucket_bytes = 1000;
@@ -264,7 +220,7 @@ TEST_F(DdpOnDevice, NoCallOfAStepWaitsForTheDeviceAndLateGradientsAreIncluded) {
         const auto stream = there.api().new_stream();
         ddp.set_stream(stream.get());
         there.set_stream(stream.get());
-        const Hold hold(stream.get());
+        const Hold hold(there.api(), stream.get());
         there.write(buffer.tensor, {rank + 5});
         ddp.broadcast_buffers();
         for (const float step : {1.0F, 2.0F}) {
@@ -307,7 +263,7 @@ TEST_F(DdpOnDevice, BucketsAreReducedWhileTheTrainerGoesOn) {
             there.write(ddp.grad(i), values);
             ddp.ready(i);
         }
-        const Hold backward(stream.get());
+        const Hold backward(there.api(), stream.get());
         wait_until([&] { return reduced != nullptr; }, soon(), "the first bucket");
         const std::unique_ptr<DeviceEvent> first(reduced.load());
         first->wait(soon());
@@ -328,7 +284,7 @@ TEST_F(DdpOnDevice, ANewStreamGoesOnAfterWhatTheModelDidOnTheFormer) {
         auto stream = there.api().new_stream();
         ddp.set_stream(stream.get());
         there.set_stream(stream.get());
-        const Hold hold(stream.get());
+        const Hold hold(there.api(), stream.get());
         there.write(ddp.grad(0), Floats(300, static_cast<float>(comm.rank() + 1)));
         ddp.ready_all();
         ddp.wait();

@@ -11,15 +11,15 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "device/device.hpp"
-#include "mock_nccl/control.h"
+#include "mock_nccl/fixture.hpp"
 #include "parallel/fsdp/fsdp.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
 #include "simulated_cuda/control.h"
+#include "simulated_cuda/hold.hpp"
 #include "soon.hpp"
 #include "tensor/convert.hpp"
 #include "units.hpp"
@@ -35,6 +35,7 @@ using testing::equal_layers;
 using testing::expect_all_well;
 using testing::expect_error;
 using ::testing::HasSubstr;
+using testing::Hold;
 using testing::Model;
 using testing::odd_shapes;
 using testing::Outcomes;
@@ -67,24 +68,6 @@ void launch(DeviceApi& api, StreamHandle stream, std::function<bool()> kernel) {
 std::byte* bytes_of(const Tensor& tensor) {
     return static_cast<std::byte*>(simulated_cuda_bytes(tensor.data, tensor.size_bytes()));
 }
-
-// Keeps a stream from going on until it is released.
-class Hold {
-   public:
-    Hold(DeviceApi& api, StreamHandle stream) {
-        launch(api, stream, [go = go_] {
-            while (!*go) std::this_thread::yield();
-            return true;
-        });
-    }
-    ~Hold() { release(); }
-    Hold(const Hold&) = delete;
-    Hold& operator=(const Hold&) = delete;
-    void release() const { *go_ = true; }
-
-   private:
-    const std::shared_ptr<std::atomic<bool>> go_ = std::make_shared<std::atomic<bool>>(false);
-};
 
 // A place to train at: a rank's device, or the CPU.
 class Place {
@@ -213,33 +196,7 @@ std::vector<Floats> content(const Fsdp& fsdp, const Place& place) {
     return all;
 }
 
-class FsdpOnDevice : public ::testing::Test {
-   protected:
-    void TearDown() override {
-        simulated_cuda_delay(0, 0);
-        simulated_cuda_capacity(0);
-        simulated_cuda_fail(nullptr, 0, 0);
-        mock_nccl_fail(nullptr, 0, 0);
-        mock_nccl_hang(-1);
-        for (int rank = 0; rank < 4; ++rank) mock_nccl_async_error(rank, 0);
-        EXPECT_EQ(mock_nccl_communicators(), 0);
-        if (breaks_) return;  // a device that has failed frees nothing
-        const simulated_cuda_usage left = used();
-        EXPECT_EQ(left.bytes, before_.bytes);
-        EXPECT_EQ(left.allocations, before_.allocations);
-        EXPECT_EQ(left.streams, before_.streams);
-        EXPECT_EQ(left.events, before_.events);
-    }
-
-    static simulated_cuda_usage used() {
-        simulated_cuda_usage now{};
-        simulated_cuda_used(&now);
-        return now;
-    }
-
-    bool breaks_ = false;
-    const simulated_cuda_usage before_ = used();
-};
+class FsdpOnDevice : public testing::MockNcclTest {};
 
 // --- the numbers of the CPU
 
