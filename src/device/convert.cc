@@ -1,7 +1,5 @@
 #include "device/convert.hpp"
 
-#include <vector>
-
 #include "base/error.hpp"
 #include "device/launch.hpp"
 
@@ -21,20 +19,43 @@ void with_type(DType dtype, Use&& use) {
     }
 }
 
-}  // namespace
-
-void convert_on(DeviceApi& device, std::span<const ConvertedRange> ranges, DType from, DType to, StreamHandle stream,
-                double before, double after) {
+void run(DeviceApi& device, std::span<const ConvertedRange> ranges, DType from, DType to, StreamHandle stream,
+         double before, double after, bool adds) {
     with_type(from, [&]<class From> {
         with_type(to, [&]<class To> {
-            OverTensors<kernels::Convert<From, To>> all(device, {{}, before, after}, stream);
+            OverTensors<kernels::Convert<From, To>> all(device, {{}, before, after, adds}, stream);
             for (const ConvertedRange& range : ranges) all.add(range.elements, range.from, range.to);
             all.finish();
         });
     });
 }
 
+}  // namespace
+
+void convert_on(DeviceApi& device, std::span<const ConvertedRange> ranges, DType from, DType to, StreamHandle stream,
+                double before, double after) {
+    run(device, ranges, from, to, stream, before, after, false);
+}
+
+void add_on(DeviceApi& device, std::span<const ConvertedRange> ranges, DType from, DType to, StreamHandle stream,
+            double before, double after) {
+    run(device, ranges, from, to, stream, before, after, true);
+}
+
+void convert_on(DeviceApi& device, const Conversions& conversions, StreamHandle stream, double before, double after) {
+    for (const auto& [dtypes, ranges] : conversions) {
+        run(device, ranges, dtypes.first, dtypes.second, stream, before, after, false);
+    }
+}
+
+void add_on(DeviceApi& device, const Conversions& conversions, StreamHandle stream, double before, double after) {
+    for (const auto& [dtypes, ranges] : conversions) {
+        run(device, ranges, dtypes.first, dtypes.second, stream, before, after, true);
+    }
+}
+
 void divide_on(DeviceApi& device, std::span<const Tensor> tensors, double divisor, StreamHandle stream) {
+    if (divisor == 1) return;
     for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
         std::vector<ConvertedRange> ranges;
         for (const Tensor& tensor : tensors) {

@@ -1,4 +1,4 @@
-// Conversions, quotients, products and bounds of many tensors, element by element as on the CPU (tensor/convert.hpp,
+// Conversions, quotients, sums, products and bounds of many tensors, element by element as on the CPU (tensor/convert.hpp,
 // tensor/arithmetic.hpp, optim/clip.hpp), and zeroing.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace tsr::kernels {
 
-// Divides in one dtype, converts, divides in the other: what reduced gradients need before and after their reduction in
-// another dtype. A divisor of 1 changes nothing. Both arrays may be the same if the dtypes are.
+// Divides in one dtype, converts, divides in the other, and adds if asked to: what gradients need before and after their
+// reduction in another dtype. A divisor of 1 changes nothing. Both arrays may be the same if the dtypes are.
 template <class From, class To>
 struct Convert {
     static constexpr unsigned threads = 256;
@@ -20,6 +20,7 @@ struct Convert {
     TensorTable<2> tensors;  // from, to
     double before;
     double after;
+    bool adds;  // to what is there
 
     [[nodiscard]] unsigned blocks() const { return tensors.blocks(); }
     template <class Visit>
@@ -36,6 +37,12 @@ struct Convert {
             Pack<To, n> results;
             for (int k = 0; k < n; ++k) {
                 results.values[k] = divided(converted<To>(divided(values.values[k], before)), after);
+            }
+            if (adds) {
+                const auto sums = load<n>(to + i);
+                for (int k = 0; k < n; ++k) {
+                    results.values[k] = converted<To>(wide(sums.values[k]) + wide(results.values[k]));
+                }
             }
             store(to + i, results);
         });
