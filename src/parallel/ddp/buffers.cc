@@ -8,6 +8,7 @@
 #include "base/page_size.hpp"
 #include "comm/fingerprint.hpp"
 #include "parallel/ddp/ddp.hpp"
+#include "parallel/placement.hpp"
 
 namespace tsr {
 

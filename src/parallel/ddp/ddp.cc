@@ -8,6 +8,7 @@
 
 #include "base/reentry.hpp"
 #include "comm/fingerprint.hpp"
+#include "parallel/placement.hpp"
 #include "parallel/tensor/tensor_parallel.hpp"
 
 namespace tsr {
@@ -26,11 +27,15 @@ Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, co
     std::shared_ptr<DeviceGrads> on_device;
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(params_, options_);
-        const std::optional<Device> device = device_of(params_, comm_->device());
-        if (device) check_for_device(options_, slices_ != nullptr);
+        const Device device = device_of(params_, comm_->device());
+        const bool is_on_device = device.type != DeviceType::cpu;
+        if (is_on_device) check_for_device(params_, options_, slices_ != nullptr, device);
         if (slices_) take_slices();
         layout = layout_of_gradients();
-        if (device) on_device = std::make_shared<DeviceGrads>(*device, layout.size);
+        if (is_on_device) {
+            on_device = std::make_shared<DeviceGrads>(device, layout.size);
+            on_device->reserve(layout.converted_size);
+        }
         return description(params_, options_);
     });
     check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' models differ");

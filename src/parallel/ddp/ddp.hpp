@@ -128,6 +128,7 @@ class Ddp {
     struct Layout {
         std::vector<size_t> places;
         size_t size = 0;
+        size_t converted_size = 0;  // of the largest bucket in reduce_dtype
     };
     [[nodiscard]] Layout layout_of_gradients() const;
     void lay_out_gradients(const Layout& layout, std::shared_ptr<DeviceGrads> device);

@@ -68,6 +68,21 @@ void DeviceGrads::set_aside(size_t param, const Tensor& grad, Values values) {
     api_.zero(grad.data, size, own());
 }
 
+void DeviceGrads::reserve(size_t size) {
+    if (size <= room_size_) return;
+    rooms_.push_back(api_.allocate(size));
+    room_size_ = size;
+}
+
+void DeviceGrads::convert(std::span<const ConvertedRange> ranges, DType from, DType to, double before,
+                          double after) const {
+    convert_on(api_, ranges, from, to, own(), before, after);
+}
+
+void DeviceGrads::divide(std::span<const Tensor> tensors, double divisor) const {
+    divide_on(api_, tensors, divisor, own());
+}
+
 void DeviceGrads::run_on(StreamHandle stream, Communicator& comm, Request& request) {
     request.stream = stream;
     WorkPtr work = comm.run_tracked(request);

@@ -6,17 +6,20 @@
 //     own                                     wait . all-reduce . wait . all-reduce
 //
 // Nothing waits for the device but await() and times(): what fails there shows in the work of an operation, which check() looks
-// at. The trainer's thread owns all of it, but for what jobs do: begin_bucket(), set_aside(), run() and end_bucket().
+// at. The trainer's thread owns all of it, but for what jobs do: begin_bucket(), set_aside(), convert(), divide(), run() and
+// end_bucket().
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "base/function_ref.hpp"
 #include "comm/communicator.hpp"
+#include "device/convert.hpp"
 #include "device/device.hpp"
 
 namespace tsr {
@@ -47,6 +50,12 @@ class DeviceGrads {
     // Zeroes a gradient; end_step() can bring values back that are kept.
     enum class Values { dropped, kept };
     void set_aside(size_t param, const Tensor& grad, Values values);
+    // Between steps: room for a bucket that is reduced in another dtype. Throws NO_MEMORY.
+    void reserve(size_t size);
+    [[nodiscard]] std::byte* room() const { return rooms_.back().get(); }
+    // On the own stream, with kernels: convert_on(), divide_on().
+    void convert(std::span<const ConvertedRange> ranges, DType from, DType to, double before, double after) const;
+    void divide(std::span<const Tensor> tensors, double divisor) const;
     // On the own stream, which the request's is set to.
     void run(Communicator& comm, Request request);
 
@@ -101,6 +110,9 @@ class DeviceGrads {
     const size_t size_;
     StreamHandle trainer_ = nullptr;
     EventPtr settled_;  // the last that the model did on the trainer's stream
+
+    std::vector<std::shared_ptr<std::byte>> rooms_;  // the last is in use; to free one would make the host wait
+    size_t room_size_ = 0;
 
     // Pieces that grow as far as a step needs, used in the order of the own stream.
     std::vector<std::pair<std::shared_ptr<std::byte>, size_t>> pieces_;

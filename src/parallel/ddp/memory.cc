@@ -26,6 +26,10 @@ Ddp::Layout Ddp::layout_of_gradients() const {
     for (const Bucket& bucket : plan_buckets(params, {options_.first_bucket_bytes, options_.bucket_bytes}, order)) {
         for (const auto& slot : bucket.slots) layout.places[slot.param] = layout.size + slot.offset;
         layout.size += round_up(bucket.size, page_size);
+        if (!options_.reduce_dtype) continue;
+        // NOLINTNEXTLINE(clang-analyzer-core.DivideZero): dtypes of size 0 were rejected earlier
+        const size_t converted = bucket.size / size_of(bucket.dtype) * size_of(*options_.reduce_dtype);
+        layout.converted_size = std::max(layout.converted_size, round_up(converted, page_size));
     }
     return layout;
 }
@@ -76,7 +80,8 @@ void Ddp::group(std::span<const size_t> order) {
         stats_.push_back({view.size_bytes(), view.params.size(), {}, {}, {}, {}});
         views.push_back(std::move(view));
     }
-    reducer_->set_buckets(std::move(views));
+    const auto set_buckets = [&] { reducer_->set_buckets(std::move(views)); };
+    reducer_->device() == nullptr ? set_buckets() : on_device([&](DeviceGrads&) { set_buckets(); });
     reset_step();
 }
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "device/device.hpp"
+#include "parallel/placement.hpp"
 
 namespace tsr {
 
@@ -70,57 +70,25 @@ void check_model(const std::vector<NamedTensor>& params, const DdpOptions& optio
     for (const NamedTensor& param : params) check_trained(param);
 }
 
-std::optional<Device> device_of(const std::vector<NamedTensor>& params, const std::optional<Device>& own) {
-    const NamedTensor& first = params.front();
-    for (const NamedTensor& param : params) {
-        if (param.tensor.device.type == first.tensor.device.type) continue;
-        const bool is_first = first.tensor.device.type == DeviceType::cpu;
+void check_for_device(const std::vector<NamedTensor>& params, const DdpOptions& options, bool has_slices,
+                      Device device) {
+    const char* const other = has_slices                           ? "a tensor-parallel model"
+                              : options.share_params               ? "share_params"
+                              : options.hook == DdpHook::power_sgd ? "hook POWER_SGD"
+                                                                   : nullptr;
+    if (other != nullptr) {
         throw Error(
-            Code::invalid_argument,
-            fmt::format("parameter \"{}\" is on the CPU, but \"{}\" is on a CUDA device; all parameters of a model "
-                        "must be in one place",
-                        is_first ? first.name : param.name, is_first ? param.name : first.name));
+            Code::unsupported,
+            fmt::format("{} is not available for parameters on a CUDA device; drop it, or train on the CPU", other));
     }
-    if (first.tensor.device.type == DeviceType::cpu) return std::nullopt;
-    for (const NamedTensor& param : params) {
-        check_on_device(param.tensor, fmt::format("parameter \"{}\"", param.name), own);
+    if (options.pre_divide != 1) require_kernels_for("pre_divide", device);
+    if (options.join == DdpJoin::divide_by_active) require_kernels_for("join DIVIDE_BY_ACTIVE", device);
+    for (const auto& [name, tensor] : params) {
+        if (options.reduce_dtype.value_or(tensor.dtype) == tensor.dtype) continue;
+        return require_kernels_for(fmt::format("the reduce_dtype {} for \"{}\", which is {},",
+                                               name_of(*options.reduce_dtype), name, name_of(tensor.dtype)),
+                                   device);
     }
-    return own;
-}
-
-void check_on_device(const Tensor& tensor, const std::string& what, const std::optional<Device>& own) {
-    if (!own) {
-        throw Error(Code::unsupported,
-                    fmt::format("{} is on CUDA device {}, but the communicator has no transport for it; create it with "
-                                "the backend 'cpu:auto,cuda:nccl'",
-                                what, tensor.device.index));
-    }
-    if (tensor.device != *own) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("{} is on CUDA device {}, but this rank communicates from CUDA device {}", what,
-                                tensor.device.index, own->index));
-    }
-    if (tensor.size_bytes() == 0) return;
-    try {
-        device_api(*own).check_memory(tensor.data);
-    } catch (const Error& error) {
-        if (error.code() != Code::invalid_argument) throw;
-        throw Error(Code::invalid_argument, fmt::format("{} {}", what, error.what()));
-    }
-}
-
-void check_for_device(const DdpOptions& options, bool has_slices) {
-    const char* const other = has_slices                                  ? "a tensor-parallel model"
-                              : options.share_params                      ? "share_params"
-                              : options.reduce_dtype                      ? "reduce_dtype"
-                              : options.pre_divide != 1                   ? "pre_divide"
-                              : options.hook == DdpHook::power_sgd        ? "hook POWER_SGD"
-                              : options.join == DdpJoin::divide_by_active ? "join DIVIDE_BY_ACTIVE"
-                                                                          : nullptr;
-    if (other == nullptr) return;
-    throw Error(
-        Code::unsupported,
-        fmt::format("{} is not available for parameters on a CUDA device; drop it, or train on the CPU", other));
 }
 
 std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {

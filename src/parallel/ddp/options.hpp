@@ -34,13 +34,9 @@ struct DdpOptions {
 // Throws INVALID_ARGUMENT or UNSUPPORTED for an invalid model or invalid options.
 void check_model(const std::vector<NamedTensor>& params, const DdpOptions& options);
 
-// The device that the parameters of a valid model are on; none: the CPU. `own`: the communicator's. Throws INVALID_ARGUMENT or
-// UNSUPPORTED if they are not all in one place, or on another device.
-[[nodiscard]] std::optional<Device> device_of(const std::vector<NamedTensor>& params, const std::optional<Device>& own);
-// Throws INVALID_ARGUMENT or UNSUPPORTED, beginning with `what` ("parameter \"w\""), unless the tensor's memory is on `own`.
-void check_on_device(const Tensor& tensor, const std::string& what, const std::optional<Device>& own);
-// Throws UNSUPPORTED for what gradients on a device cannot have.
-void check_for_device(const DdpOptions& options, bool has_slices);
+// Throws UNSUPPORTED for what gradients on a device cannot have, or only with kernels that it lacks.
+void check_for_device(const std::vector<NamedTensor>& params, const DdpOptions& options, bool has_slices,
+                      Device device);
 
 // One line per option and parameter for check_same_on_all_ranks (comm/fingerprint.hpp).
 [[nodiscard]] std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options);

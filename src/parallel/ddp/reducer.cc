@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/page_size.hpp"
+#include "base/round_up.hpp"
 #include "comm/reduce.hpp"
 #include "parallel/ddp/bucket_plan.hpp"
 #include "tensor/arithmetic.hpp"
@@ -55,6 +56,7 @@ void Reducer::set_buckets(std::vector<BucketView> buckets) {
     for (const BucketView& bucket : buckets_) {
         largest = std::max(largest, elements_of(bucket.ranges) * size_of(*options_.reduce_dtype));
     }
+    if (device_) return device_->reserve(round_up(largest, page_size));
     if (largest <= scratch_size_) return;
     scratch_ = comm_->allocate(largest);
     scratch_size_ = largest;
@@ -92,27 +94,59 @@ int Reducer::announce(Presence own) {
 
 int Reducer::divisor() const { return options_.join == DdpJoin::divide_by_active ? active_ : comm_->world_size(); }
 
-void Reducer::all_reduce(std::span<const Tensor> tensors, ReduceOp op, std::string_view label) {
-    const auto run = [&](ReduceOp with) {
-        const Request request{.collective = Collective::all_reduce, .outputs = tensors, .op = with, .label = label};
-        if (device_) [[unlikely]]
-            return device_->run(*comm_, request);
-        comm_->run(request);
-    };
+Reducer::Scaling Reducer::scaling_of(ReduceOp op) const {
     const bool avg = op == ReduceOp::avg;
     const double before = options_.pre_divide;
     // The transport itself divides by the number of all ranks.
-    if (before == 1 && (!avg || divisor() == comm_->world_size())) return run(op);
-    if (before != 1) {
-        for (const Tensor& tensor : tensors) divide(tensor, before);
+    if (before == 1 && (!avg || divisor() == comm_->world_size())) return {1, op, 1};
+    return {before, ReduceOp::sum, (avg ? divisor() : 1) / before};
+}
+
+void Reducer::all_reduce(std::span<const Tensor> tensors, ReduceOp op, std::string_view label) {
+    const Scaling scaling = scaling_of(op);
+    const auto divide_all = [&](double divisor) {
+        if (divisor == 1) return;
+        for (const Tensor& tensor : tensors) divide(tensor, divisor);
+    };
+    divide_all(scaling.before);
+    comm_->run({.collective = Collective::all_reduce, .outputs = tensors, .op = scaling.op, .label = label});
+    divide_all(scaling.after);
+}
+
+// The quotients are part of the conversions, if there are any.
+void Reducer::reduce_on_device(const BucketView& bucket) {
+    const Scaling scaling = scaling_of(options_.op);
+    const auto all_reduce = [&](std::span<const Tensor> tensors) {
+        device_->run(*comm_, {.collective = Collective::all_reduce,
+                              .outputs = tensors,
+                              .op = scaling.op,
+                              .label = bucket_label(bucket.bucket)});
+    };
+    const DType own = bucket.ranges[0].dtype;
+    const DType wanted = options_.reduce_dtype.value_or(own);
+    if (wanted == own) {
+        device_->divide(bucket.ranges, scaling.before);
+        all_reduce(bucket.ranges);
+        return device_->divide(bucket.ranges, scaling.after);
     }
-    run(ReduceOp::sum);
-    const double after = (avg ? divisor() : 1) / before;
-    if (after == 1) return;
-    for (const Tensor& tensor : tensors) divide(tensor, after);
+    const auto elements = static_cast<int64_t>(elements_of(bucket.ranges));
+    const Tensor converted{device_->room(), Dims{elements}, wanted, bucket.ranges[0].device};
+    std::vector<ConvertedRange> ranges;
+    std::byte* at = converted.data;
+    for (const Tensor& range : bucket.ranges) {
+        const auto count = static_cast<size_t>(range.numel());
+        ranges.push_back({range.data, at, count});
+        at += count * size_of(wanted);
+    }
+    device_->convert(ranges, own, wanted, 1, scaling.before);
+    all_reduce({&converted, 1});
+    for (ConvertedRange& range : ranges) range = {range.to, const_cast<std::byte*>(range.from), range.elements};
+    device_->convert(ranges, wanted, own, scaling.after, 1);
 }
 
 void Reducer::reduce_in_dtype(const BucketView& bucket) {
+    if (device_) [[unlikely]]
+        return reduce_on_device(bucket);
     const std::string_view label = bucket_label(bucket.bucket);
     const DType own = bucket.ranges[0].dtype;
     const DType wanted = options_.reduce_dtype.value_or(own);

@@ -52,7 +52,7 @@ class Reducer {
     // On a device, on the trainer's stream.
     void zero_memory();
 
-    // Between steps. Collective: allocates the scratch memory for conversions.
+    // Between steps. Collective, unless the gradients are on a device: allocates the scratch memory for conversions.
     void set_buckets(std::vector<BucketView> buckets);
     void set_hook(BucketHook hook) { hook_ = std::move(hook); }
     // What is summed over a tensor-parallel group before the reduction; may be null.
@@ -84,7 +84,15 @@ class Reducer {
    private:
     void sum_parts(const BucketView& bucket) const;
     void reduce_in_dtype(const BucketView& bucket);
+    void reduce_on_device(const BucketView& bucket);
     void all_reduce(std::span<const Tensor> tensors, ReduceOp op, std::string_view label);
+    // The transport's operation, and the quotients around it.
+    struct Scaling {
+        double before = 1;
+        ReduceOp op;
+        double after = 1;
+    };
+    [[nodiscard]] Scaling scaling_of(ReduceOp op) const;
     [[nodiscard]] int divisor() const;
 
     const std::shared_ptr<Communicator> comm_;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -193,53 +194,66 @@ TEST_P(DdpOnDeviceLike, TheCpu) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Options, DdpOnDeviceLike,
-                         ::testing::Values(Case{"Plain", small(), false}, Case{"OneBucket", {}, false},
-                                           Case{"Sum", small({.op = ReduceOp::sum}), false},
-                                           Case{"Rebuilt", small({.rebuild_buckets = true}), false},
-                                           Case{"FindUnused", small({.find_unused = true}), true},
-                                           Case{"StaticGraph", small({.static_graph = true}), true},
-                                           Case{"FindUnusedRebuilt",
-                                                small({.find_unused = true, .rebuild_buckets = true}), true},
-                                           Case{"Joinable", small({.join = DdpJoin::divide_by_world}), false},
-                                           Case{"NoReduction", small({.hook = DdpHook::noop}), false}),
-                         [](const ::testing::TestParamInfo<Case>& one) { return std::string(one.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Options, DdpOnDeviceLike,
+    ::testing::Values(Case{"Plain", small(), false}, Case{"OneBucket", {}, false},
+                      Case{"Sum", small({.op = ReduceOp::sum}), false},
+                      Case{"Rebuilt", small({.rebuild_buckets = true}), false},
+                      Case{"FindUnused", small({.find_unused = true}), true},
+                      Case{"StaticGraph", small({.static_graph = true}), true},
+                      Case{"FindUnusedRebuilt", small({.find_unused = true, .rebuild_buckets = true}), true},
+                      Case{"Joinable", small({.join = DdpJoin::divide_by_world}), false},
+                      Case{"NoReduction", small({.hook = DdpHook::noop}), false},
+                      Case{"InBf16", small({.reduce_dtype = DType::bf16}), false},
+                      Case{"InBf16OneBucket", {.reduce_dtype = DType::bf16}, false},
+                      Case{"InF64Rebuilt", small({.rebuild_buckets = true, .reduce_dtype = DType::f64}), false},
+                      Case{"InBf16FindUnused", small({.find_unused = true, .reduce_dtype = DType::bf16}), true},
+                      Case{"InItsOwnType", small({.reduce_dtype = DType::f32}), false},
+                      Case{"Divided", small({.pre_divide = 4}), false},
+                      Case{"DividedSum", small({.op = ReduceOp::sum, .pre_divide = 8}), false},
+                      Case{"DividedInF16", small({.pre_divide = 4, .reduce_dtype = DType::f16}), false},
+                      Case{"JoinableByActive", small({.join = DdpJoin::divide_by_active}), false}),
+    [](const ::testing::TestParamInfo<Case>& one) { return std::string(one.param.name); });
 
 // --- order
 
 TEST_F(DdpOnDevice, NoCallOfAStepWaitsForTheDeviceAndLateGradientsAreIncluded) {
-    expect_all_well(run_on_devices(2, [](Communicator& comm) {
-        const auto rank = static_cast<float>(comm.rank());
-        Model model = three_layers();
-        OnDevice there(comm, model);
-        Floats mean{rank};
-        const NamedTensor buffer = there.add({"mean", tensor_of(std::span(mean), DType::f32)});
-        const std::vector<NamedTensor> registered(there.params().begin(), there.params().end() - 1);
-        Ddp ddp(shared(comm), registered, small({.find_unused = true}));
-        ddp.register_buffers({buffer});
-        const auto stream = there.api().new_stream();
-        ddp.set_stream(stream.get());
-        there.set_stream(stream.get());
-        const Hold hold(there.api(), stream.get());
-        there.write(buffer.tensor, {rank + 5});
-        ddp.broadcast_buffers();
-        for (const float step : {1.0F, 2.0F}) {
-            ddp.zero_grad();
-            there.write(ddp.grad(0), Floats(300, step * (rank + 1)));
-            there.write(ddp.grad(1), Floats(300, step * (rank + 3)));
-            ddp.ready(1);
-            ddp.ready(0);
-            ddp.wait();
-        }
-        const auto after = there.api().record(stream.get());
-        EXPECT_FALSE(after->done()) << "the stream was not held";
-        hold.release();
-        EXPECT_THAT(there.read(ddp.grad(0)), Each(3.0F));
-        EXPECT_THAT(there.read(ddp.grad(1)), Each(7.0F));
-        EXPECT_THAT(there.read(ddp.grad(2)), Each(0.0F));
-        EXPECT_THAT(there.read(buffer.tensor), Each(5.0F));
-        comm.finalize();
-    }));
+    const std::array options{small({.find_unused = true}),
+                             small({.pre_divide = 2, .find_unused = true, .reduce_dtype = DType::bf16})};
+    for (const DdpOptions& one : options) {
+        expect_all_well(run_on_devices(2, [&one](Communicator& comm) {
+            const auto rank = static_cast<float>(comm.rank());
+            Model model = three_layers();
+            OnDevice there(comm, model);
+            Floats mean{rank};
+            const NamedTensor buffer = there.add({"mean", tensor_of(std::span(mean), DType::f32)});
+            const std::vector<NamedTensor> registered(there.params().begin(), there.params().end() - 1);
+            Ddp ddp(shared(comm), registered, one);
+            ddp.register_buffers({buffer});
+            const auto stream = there.api().new_stream();
+            ddp.set_stream(stream.get());
+            there.set_stream(stream.get());
+            const Hold hold(there.api(), stream.get());
+            there.write(buffer.tensor, {rank + 5});
+            ddp.broadcast_buffers();
+            for (const float step : {1.0F, 2.0F}) {
+                ddp.zero_grad();
+                there.write(ddp.grad(0), Floats(300, step * (rank + 1)));
+                there.write(ddp.grad(1), Floats(300, step * (rank + 3)));
+                ddp.ready(1);
+                ddp.ready(0);
+                ddp.wait();
+            }
+            const auto after = there.api().record(stream.get());
+            EXPECT_FALSE(after->done()) << "the stream was not held";
+            hold.release();
+            EXPECT_THAT(there.read(ddp.grad(0)), Each(3.0F));
+            EXPECT_THAT(there.read(ddp.grad(1)), Each(7.0F));
+            EXPECT_THAT(there.read(ddp.grad(2)), Each(0.0F));
+            EXPECT_THAT(there.read(buffer.tensor), Each(5.0F));
+            comm.finalize();
+        }));
+    }
 }
 
 TEST_F(DdpOnDevice, BucketsAreReducedWhileTheTrainerGoesOn) {
@@ -372,14 +386,14 @@ TEST_F(DdpOnDevice, BuffersMayBeInBothPlaces) {
     }));
 }
 
-TEST_F(DdpOnDevice, RanksWithoutDataJoin) {
-    simulated_cuda_delay(200, 4);
-    expect_all_well(run_on_devices(3, [](Communicator& comm) {
+// Ranks 0, 1 and 2 make 0, 2 and 4 steps. `means`: of the first two steps, and of the others.
+void train_and_join(DdpJoin join, std::array<float, 2> means) {
+    expect_all_well(run_on_devices(3, [&](Communicator& comm) {
         const auto rank = static_cast<float>(comm.rank());
         Model model = three_layers(1);
         OnDevice there(comm, model);
         const std::vector<NamedTensor> registered = there.params();
-        Ddp ddp(shared(comm), registered, small({.rebuild_buckets = true, .join = DdpJoin::divide_by_world}));
+        Ddp ddp(shared(comm), registered, small({.rebuild_buckets = true, .join = join}));
         Floats mean{rank};
         const NamedTensor buffer = there.add({"mean", tensor_of(std::span(mean), DType::f32)});
         ddp.register_buffers({buffer});
@@ -392,7 +406,7 @@ TEST_F(DdpOnDevice, RanksWithoutDataJoin) {
                 }
                 ddp.ready_all();
                 ddp.wait();
-                EXPECT_THAT(there.read(ddp.grad(1)), Each(step < 2 ? 5.0F : 3.0F)) << "step " << step;
+                EXPECT_THAT(there.read(ddp.grad(1)), Each(means[step < 2 ? 0 : 1])) << "step " << step;
             }
             there.write(ddp.param(0).tensor, Floats(300, rank + 10));
             there.write(buffer.tensor, {rank + 40});
@@ -403,6 +417,12 @@ TEST_F(DdpOnDevice, RanksWithoutDataJoin) {
         }
         comm.finalize();
     }));
+}
+
+TEST_F(DdpOnDevice, RanksWithoutDataJoin) {
+    simulated_cuda_delay(200, 4);
+    train_and_join(DdpJoin::divide_by_world, {5, 3});
+    train_and_join(DdpJoin::divide_by_active, {7.5, 9});
 }
 
 // A kernel that runs until it is told to end, and for how long it did.
@@ -510,15 +530,53 @@ TEST_F(DdpOnDevice, WhatNeedsTheCpuIsRefused) {
         const auto refuse = [&](const DdpOptions& options, const char* name) {
             expect_refused(comm, there.params(), options, Code::unsupported, name);
         };
-        refuse({.pre_divide = 2}, "pre_divide");
-        refuse({.reduce_dtype = DType::bf16}, "reduce_dtype");
         refuse({.hook = DdpHook::power_sgd}, "POWER_SGD");
-        refuse({.join = DdpJoin::divide_by_active}, "DIVIDE_BY_ACTIVE");
         refuse({.share_params = true}, "share_params");
         Ddp ddp(shared(comm), there.params(), {});
         Model local = three_layers();
         Sgd optimizer({{"x", model.params()[0].tensor, local.params()[0].tensor}}, {});
         expect_error([&] { ddp.step_in_backward(optimizer); }, Code::unsupported);
+        comm.finalize();
+    }));
+}
+
+// In a process of its own: this one has the kernels.
+TEST_F(DdpOnDevice, WhatNeedsKernelsIsUnsupportedWithoutThem) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const auto run = [] {
+        ::setenv("TESSERA_CUDA_KERNELS", "/nowhere/libtessera_cuda.so", 1);
+        expect_all_well(run_on_devices(2, [](Communicator& comm) {
+            Model model = three_layers();
+            OnDevice there(comm, model);
+            const auto refuse = [&](const DdpOptions& options, const std::string& what) {
+                expect_refused(comm, there.params(), options, Code::unsupported,
+                               what + " is not available here: kernels for CUDA devices are missing");
+            };
+            refuse({.pre_divide = 2}, "pre_divide");
+            refuse({.reduce_dtype = DType::bf16}, "the reduce_dtype bf16 for \"a\", which is f32,");
+            refuse({.join = DdpJoin::divide_by_active}, "join DIVIDE_BY_ACTIVE");
+            Ddp ddp(shared(comm), there.params(), {.reduce_dtype = DType::f32});
+            ddp.ready_all();
+            ddp.wait();
+            comm.finalize();
+        }));
+        std::_Exit(HasFailure() ? 1 : 0);
+    };
+    EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(DdpOnDevice, WithoutMemoryForConversionsNoRankHasAModel) {
+    expect_all_well(run_on_devices(2, [](Communicator& comm) {
+        Model model = three_layers();
+        OnDevice there(comm, model);
+        const DdpOptions options{.reduce_dtype = DType::bf16};
+        comm.run({.collective = Collective::barrier});
+        if (comm.rank() == 1) simulated_cuda_fail("cuMemAlloc_v2", 2, 2);  // the third of two for each rank
+        comm.run({.collective = Collective::barrier});
+        expect_refused(comm, there.params(), options, Code::no_memory, "allocating");
+        Ddp ddp(shared(comm), there.params(), options);
+        ddp.ready_all();
+        ddp.wait();
         comm.finalize();
     }));
 }
