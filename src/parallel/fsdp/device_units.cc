@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "device/convert.hpp"
+#include "parallel/placement.hpp"
 
 namespace tsr {
 
@@ -28,23 +30,23 @@ class DeviceBuffer final : public Buffer {
 
 }  // namespace
 
-void DeviceUnits::Lanes::each(FunctionRef<void(Lane&)> use) {
-    for (Lane* lane : {&gathers, &scatters, &replicas}) {
-        if (lane->comm) use(*lane);
+void DeviceUnits::Lanes::each(FunctionRef<void(DeviceLane&)> use) {
+    for (DeviceLane* lane : {&gathers, &scatters, &replicas}) {
+        if (lane->is_open()) use(*lane);
     }
     for (auto& [parts, lane] : keepers) use(lane);
 }
 
 void DeviceUnits::Lanes::abort(const std::string& reason) {
-    each([&](Lane& lane) { lane.comm->abort(reason); });
+    each([&](DeviceLane& lane) { lane.comm().abort(reason); });
     hosts->abort(reason);
 }
 
 Error DeviceUnits::Lanes::cause_of(const Error& error) {
     if (error.code() != Code::aborted) return error;
     std::optional<Error> cause = hosts->error();
-    each([&](Lane& lane) {
-        if (!cause || cause->code() == Code::aborted) cause = lane.comm->error();
+    each([&](DeviceLane& lane) {
+        if (!cause || cause->code() == Code::aborted) cause = lane.comm().error();
     });
     return cause && cause->code() != Code::aborted ? *cause : error;
 }
@@ -57,16 +59,15 @@ DeviceUnits::DeviceUnits(std::shared_ptr<const FsdpPlan> plan, Device device, Sh
 }
 
 void DeviceUnits::connect(Communicator& comm, int group, int place, const ScatterOptions& options,
-                          std::shared_ptr<GradParts> parts) {
-    if (parts) check_can("a tensor-parallel model");
-    options_ = options;
+                          std::shared_ptr<GradParts> /*parts: of the CPU alone*/) {
     lanes_ = std::make_unique<Lanes>();
     lanes_->hosts = own_communicator(comm, "order", 0, Reach::cpu);
-    lanes_->gathers.comm = own_communicator(comm, "parameters", group, Reach::all);
-    lanes_->scatters.comm = own_communicator(comm, "gradients", group, Reach::all);
-    if (plan_->ranks == comm.world_size()) return;
-    lanes_->replicas.comm = own_communicator(comm, "replicas", place, Reach::all);
-    between_ = api_.new_stream();
+    lanes_->gathers.open(own_communicator(comm, "parameters", group, Reach::all), api_);
+    lanes_->scatters.open(own_communicator(comm, "gradients", group, Reach::all), api_);
+    if (plan_->ranks < comm.world_size()) {
+        lanes_->replicas.open(own_communicator(comm, "replicas", place, Reach::all), api_);
+    }
+    scatter_.emplace(plan_, device_, options, shards_.grads.get(), lanes_->scatters, lanes_->replicas);
 }
 
 Deadline DeviceUnits::deadline() const { return Deadline::in(lanes_->hosts->options().timeout + after_timeout); }
@@ -82,11 +83,6 @@ auto DeviceUnits::together(Body&& body) {
         lanes_->abort(error.what());
         throw error;
     }
-}
-
-WorkPtr DeviceUnits::submit(Lane& lane, const Request& request) {
-    lane.last = lane.comm->submit(request);
-    return lane.last;
 }
 
 WorkPtr DeviceUnits::submit_job(std::function<void()> job) {
@@ -118,27 +114,36 @@ size_t DeviceUnits::part_size(const FsdpPiece& piece, int parts) const {
     return static_cast<size_t>(piece.chunk) * static_cast<size_t>(plan_->ranks / parts) * size_of(piece.whole_dtype);
 }
 
+// What needs a conversion is converted into its place in the unit, and gathered from there.
 WorkPtr DeviceUnits::gather(size_t unit, From from) {
     Unit& one = units_[unit];
+    const bool is_kept = from == From::kept;
+    const int parts = is_kept ? one.kept.parts : plan_->ranks;
+    DeviceLane& lane = is_kept ? lanes_->keepers.at(parts) : lanes_->gathers;
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
-    const int parts = from == From::kept ? one.kept.parts : plan_->ranks;
-    size_t kept_at = 0;
+    Conversions conversions;
+    std::byte* kept = one.kept.memory.get();
     for (const FsdpPiece& piece : plan_->units[unit].pieces) {
         const auto size = static_cast<int64_t>(part_size(piece, parts));
         if (size == 0) continue;
-        inputs.push_back(
-            bytes(from == From::kept ? one.kept.memory.get() + kept_at : shards_.params.get() + piece.shard_at, size));
-        outputs.push_back(bytes(one.range->data() + piece.whole_at, size * parts));
-        kept_at += static_cast<size_t>(size);
+        std::byte* const whole = one.range->data() + piece.whole_at;
+        std::byte* part = is_kept ? std::exchange(kept, kept + size) : shards_.params.get() + piece.shard_at;
+        if (!is_kept && piece.dtype != piece.whole_dtype) {
+            std::byte* const own = whole + lane.comm().rank() * size;
+            conversions[{piece.dtype, piece.whole_dtype}].push_back({part, own, static_cast<size_t>(piece.chunk)});
+            part = own;
+        }
+        inputs.push_back(bytes(part, size));
+        outputs.push_back(bytes(whole, size * parts));
     }
     if (inputs.empty()) return nullptr;
-    return submit(from == From::kept ? lanes_->keepers.at(parts) : lanes_->gathers,
-                  {.collective = Collective::all_gather,
-                   .inputs = inputs,
-                   .outputs = outputs,
-                   .label = from == From::kept ? "kept parts of a unit" : "parameters of a unit",
-                   .stream = stream_});
+    lane.follow(stream_);
+    convert_on(api_, conversions, lane.stream());
+    return lane.run({.collective = Collective::all_gather,
+                     .inputs = inputs,
+                     .outputs = outputs,
+                     .label = is_kept ? "kept parts of a unit" : "parameters of a unit"});
 }
 
 // In the background. Once it is done, all ranks have launched the same.
@@ -160,8 +165,9 @@ WorkPtr DeviceUnits::compare(size_t unit, SlotId slot) {
                 throw unshards_another(*plan, hosts.rank(), unit, rank, static_cast<size_t>(theirs[0]));
             }
         } catch (const Error& error) {
-            lanes->each(
-                [&](Lane& lane) { lane.comm->abort(error.what()); });  // they would wait for each other for ever
+            lanes->each([&](DeviceLane& lane) {
+                lane.comm().abort(error.what());  // they would wait for each other for ever
+            });
             throw;
         }
     });
@@ -186,10 +192,10 @@ void DeviceUnits::hide(size_t unit) {
 int DeviceUnits::prepare_to_keep(size_t unit, int ranks) {
     if (ranks >= plan_->ranks) return 0;
     units_[unit].kept.parts = ranks;
-    Lane& keepers = lanes_->keepers[ranks];
-    Communicator& group = *lanes_->gathers.comm;
-    if (!keepers.comm) {
-        keepers.comm = own_communicator(group, fmt::format("{}_keepers", ranks), group.rank() / ranks, Reach::all);
+    DeviceLane& keepers = lanes_->keepers[ranks];
+    Communicator& group = lanes_->gathers.comm();
+    if (!keepers.is_open()) {
+        keepers.open(own_communicator(group, fmt::format("{}_keepers", ranks), group.rank() / ranks, Reach::all), api_);
     }
     return ranks;
 }
@@ -204,7 +210,7 @@ void DeviceUnits::keep(size_t unit, SlotId /*slot*/) {
             for (const FsdpPiece& piece : pieces) size += part_size(piece, kept.parts);
             kept.memory = api_.allocate(size);
         }
-        const auto place = static_cast<size_t>(lanes_->keepers.at(kept.parts).comm->rank());
+        const auto place = static_cast<size_t>(lanes_->keepers.at(kept.parts).comm().rank());
         std::byte* at = kept.memory.get();
         for (const FsdpPiece& piece : pieces) {
             const size_t size = part_size(piece, kept.parts);
@@ -236,40 +242,17 @@ WorkPtr DeviceUnits::allocate(const std::shared_ptr<GradMemory>& memory, size_t 
 }
 
 WorkPtr DeviceUnits::reduce(size_t unit, const std::shared_ptr<GradMemory>& memory, Into into) {
-    if (into == Into::old_grads) check_can("a second reduction into the same gradients");
     return together([&] {
-        WorkPtr last;
-        for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
-            std::vector<Tensor> inputs;
-            std::vector<Tensor> outputs;
-            for (const FsdpPiece& piece : plan_->units[unit].pieces) {
-                if (!piece.trained || piece.chunk == 0 || piece.dtype != dtype) continue;
-                inputs.push_back(
-                    {memory->buffer->data() + piece.grad_at, Dims{piece.chunk * plan_->ranks}, dtype, device_});
-                outputs.push_back({shards_.grads.get() + piece.shard_grad_at, Dims{piece.chunk}, dtype, device_});
-            }
-            if (inputs.empty()) continue;
-            last = submit(lanes_->scatters, {.collective = Collective::reduce_scatter,
-                                             .inputs = inputs,
-                                             .outputs = outputs,
-                                             .op = options_.op,
-                                             .label = "gradients of a unit",
-                                             .stream = stream_});
-            if (!lanes_->replicas.comm) continue;
-            last->order(between_.get(), deadline());
-            last = submit(lanes_->replicas, {.collective = Collective::all_reduce,
-                                             .outputs = outputs,
-                                             .op = options_.op,
-                                             .label = "gradients of replicas",
-                                             .stream = between_.get()});
-        }
-        return last;
+        lanes_->scatters.follow(stream_);
+        return scatter_->reduce(unit, memory->buffer->data(), into == Into::old_grads);
     });
 }
 
-WorkPtr DeviceUnits::reduce_partly(size_t /*unit*/, const std::shared_ptr<GradMemory>& /*memory*/) {
-    check_can("a reduction without replicas");
-    return nullptr;
+WorkPtr DeviceUnits::reduce_partly(size_t unit, const std::shared_ptr<GradMemory>& memory) {
+    return together([&] {
+        lanes_->scatters.follow(stream_);
+        return scatter_->reduce_partly(unit, memory->buffer->data());
+    });
 }
 
 WorkPtr DeviceUnits::share(const std::shared_ptr<std::vector<uint8_t>>& flags) {
@@ -288,10 +271,7 @@ void DeviceUnits::zero(std::byte* data, size_t size) {
     together([&] { api_.zero(data, size, stream_); });
 }
 
-// Each of these needs a kernel: a sum, a quotient, a conversion, a comparison of memory.
-void DeviceUnits::check_can(const char* what) const {
-    throw Error(Code::unsupported, fmt::format("{} is not available for parameters on a CUDA device", what));
-}
+void DeviceUnits::require_kernels_for(const char* what) const { tsr::require_kernels_for(what, device_); }
 
 // --- streams, errors, the end
 
@@ -303,9 +283,9 @@ void DeviceUnits::set_stream(StreamHandle stream) {
 
 void DeviceUnits::check() {
     together([&] {
-        lanes_->each([](Lane& lane) {
-            if (!lane.last || !lane.last->done()) return;
-            if (const auto error = lane.last->error()) throw Error(*error);
+        lanes_->each([](DeviceLane& lane) {
+            if (!lane.last() || !lane.last()->done()) return;
+            if (const auto error = lane.last()->error()) throw Error(*error);
         });
     });
 }
@@ -315,14 +295,15 @@ void DeviceUnits::end(bool is_idle) noexcept {
     try {
         if (is_idle) {
             try {
-                lanes_->each([this](Lane& lane) {
-                    if (lane.last) lane.last->wait(deadline());
+                lanes_->each([this](DeviceLane& lane) {
+                    if (lane.last()) lane.last()->wait(deadline());
                 });
             } catch (...) {
                 is_idle = false;
             }
         }
         if (!is_idle) lanes_->abort("the model was destroyed in the middle of a step");
+        lanes_->each([](DeviceLane& lane) { lane.drain(Deadline::in(after_abort)); });
         api_.record(stream_)->wait(Deadline::in(after_abort));
     } catch (...) {
         const bool uses_them = current_error().code() != Code::cuda;

@@ -13,6 +13,9 @@
 // All operations are launched by the trainer's thread, in the same order on all ranks, as NCCL needs it. What is unsharded is
 // compared by the hosts (jobs of the communicator `hosts`), so that ranks that differ are named.
 //
+// What a unit is gathered in and its gradients are reduced in may be another dtype than that of the shards: kernels convert, in
+// the same streams (device_scatter.hpp has those after a reduction).
+//
 // A slot is pages of the device; each unit sees the slot that it is in at its own fixed addresses (DeviceRange).
 #pragma once
 
@@ -23,6 +26,8 @@
 #include <vector>
 
 #include "device/device.hpp"
+#include "parallel/fsdp/device_lane.hpp"
+#include "parallel/fsdp/device_scatter.hpp"
 #include "parallel/fsdp/unit_place.hpp"
 
 namespace tsr {
@@ -44,30 +49,25 @@ class DeviceUnits final : public UnitPlace {
     [[nodiscard]] WorkPtr allocate(const std::shared_ptr<GradMemory>& memory, size_t size) override;
     [[nodiscard]] WorkPtr reduce(size_t unit, const std::shared_ptr<GradMemory>& memory, Into into) override;
     [[nodiscard]] WorkPtr reduce_partly(size_t unit, const std::shared_ptr<GradMemory>& memory) override;
-    void forget_partial() override {}
-    [[nodiscard]] bool sees_gradients() const override { return false; }
+    void forget_partial() override { scatter_->forget_partial(); }
+    [[nodiscard]] bool sees_memory() const override { return false; }
     [[nodiscard]] WorkPtr share(const std::shared_ptr<std::vector<uint8_t>>& flags) override;
     void zero(std::byte* data, size_t size) override;
-    void check_can(const char* what) const override;
+    void require_kernels_for(const char* what) const override;
     void set_stream(StreamHandle stream) override;
     void check() override;
     void end(bool is_idle) noexcept override;
 
    private:
-    // A communicator, and the last operation on its stream.
-    struct Lane {
-        std::shared_ptr<Communicator> comm;
-        WorkPtr last;
-    };
     // Jobs of the hosts use them too.
     struct Lanes {
         std::shared_ptr<Communicator> hosts;
-        Lane gathers;
-        Lane scatters;
-        Lane replicas;                // without a communicator: no other rank holds the same shards
-        std::map<int, Lane> keepers;  // by number of parts
+        DeviceLane gathers;
+        DeviceLane scatters;
+        DeviceLane replicas;                // not open: no other rank holds the same shards
+        std::map<int, DeviceLane> keepers;  // by number of parts
 
-        void each(FunctionRef<void(Lane&)> use);
+        void each(FunctionRef<void(DeviceLane&)> use);
         void abort(const std::string& reason);  // any thread
         // Why they failed; `error` if nobody knows better.
         [[nodiscard]] Error cause_of(const Error& error);
@@ -88,7 +88,6 @@ class DeviceUnits final : public UnitPlace {
     // Runs `body`; if it fails, aborts what other ranks wait for.
     template <class Body>
     auto together(Body&& body);
-    static WorkPtr submit(Lane& lane, const Request& request);
     void move_to(Unit& unit, SlotId slot);
     [[nodiscard]] WorkPtr gather(size_t unit, From from);
     [[nodiscard]] WorkPtr submit_job(std::function<void()> job);
@@ -102,12 +101,11 @@ class DeviceUnits final : public UnitPlace {
     DeviceApi& api_;
     const ShardMemory shards_;
     StreamHandle stream_ = nullptr;             // the trainer's
-    std::shared_ptr<void> between_;             // a stream from scatters to replicas
     std::vector<std::shared_ptr<void>> slots_;  // their pages, before the units that show them go
     std::vector<Unit> units_;
     std::vector<std::shared_ptr<Buffer>> spare_;  // memory of gradients that no slot has
-    ScatterOptions options_;
     std::unique_ptr<Lanes> lanes_;
+    std::optional<DeviceScatter> scatter_;
     WorkPtr last_job_;  // of the hosts
 };
 

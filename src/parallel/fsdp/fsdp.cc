@@ -47,7 +47,7 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         check_model(units, options_, comm_->world_size());
         device_ = device_of(units, comm_->device());
-        if (device_.type != DeviceType::cpu) check_for_device(units, options_, slices_ != nullptr);
+        if (device_.type != DeviceType::cpu) check_for_device(units, options_, slices_ != nullptr, device_);
         if (slices_) slices_->check_data_ranks(*comm_);
         for (const FsdpUnit& unit : units) {
             for (const NamedTensor& param : unit.params) {
@@ -359,7 +359,7 @@ void Fsdp::backward(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
     if (one.in_backward()) return;
-    if (one.is_reduced() && !place_->sees_gradients()) place_->check_can("a second backward of a unit in a step");
+    if (one.is_reduced()) place_->require_kernels_for("a second backward of a unit in a step");
     pass_ = Pass::backward;
     begin_whole(unit);
     prefetch(Pass::backward, unit);
@@ -368,7 +368,7 @@ void Fsdp::backward(size_t unit) {
     for (const size_t param : one.trained) unused_[param] = 0;
     // Set last, so that an interrupted call resumes where it stopped.
     one.backward = one.is_reduced() ? Backward::begun_again : Backward::begun;
-    if (!sync_ || one.sums || !place_->sees_gradients()) return;
+    if (!sync_ || one.sums || !place_->sees_memory()) return;
     for (const size_t param : one.trained) mark_unwritten(grad(param));
 }
 
@@ -387,7 +387,7 @@ void Fsdp::take_grad_slot(size_t unit) {
 // Unwritten memory may hold another unit's gradient.
 void Fsdp::refuse_unwritten(size_t unit) const {
     const UnitState& one = states_[unit];
-    if (!sync_ || one.sums || !place_->sees_gradients()) return;
+    if (!sync_ || one.sums || !place_->sees_memory()) return;
     std::vector<std::string_view> names;
     for (const size_t param : one.trained) {
         if (is_unwritten(grad(param))) names.push_back(this->param(param).name);
@@ -504,20 +504,24 @@ void Fsdp::set_sync(bool sync) {
 
 void Fsdp::set_accumulate(bool accumulate) {
     check_not_in_backward("accumulation");
-    if (accumulate) place_->check_can("accumulation in the shards' gradients");
+    if (accumulate) place_->require_kernels_for("accumulation in the shards' gradients");
     accumulate_ = accumulate;
 }
 
 void Fsdp::set_reshard_after_backward(size_t unit, bool reshard) {
     UnitState& one = state(unit);
     check_not_in_backward("resharding after backward");
-    if (!reshard) place_->check_can("memory that a unit keeps after its backward");
+    if (!reshard && !place_->sees_memory()) {
+        throw refusal(Code::unsupported,
+                      "a unit on a CUDA device cannot keep its memory after its backward: the host does not see "
+                      "whether a shard has changed since; let it reshard");
+    }
     one.reshards = reshard;
 }
 
 void Fsdp::set_all_reduce(bool all_reduce) {
     check_not_in_backward("the reduction over replicas");
-    if (!all_reduce) place_->check_can("a reduction that leaves out replicas");
+    if (!all_reduce) place_->require_kernels_for("a reduction that leaves out replicas");
     all_reduce_ = all_reduce;
 }
 

@@ -32,10 +32,10 @@ class HostUnits final : public UnitPlace {
     [[nodiscard]] WorkPtr reduce(size_t unit, const std::shared_ptr<GradMemory>& memory, Into into) override;
     [[nodiscard]] WorkPtr reduce_partly(size_t unit, const std::shared_ptr<GradMemory>& memory) override;
     void forget_partial() override { scatter_->forget_partial(); }
-    [[nodiscard]] bool sees_gradients() const override { return true; }
+    [[nodiscard]] bool sees_memory() const override { return true; }
     [[nodiscard]] WorkPtr share(const std::shared_ptr<std::vector<uint8_t>>& flags) override;
     void zero(std::byte* data, size_t size) override { std::memset(data, 0, size); }
-    void check_can(const char* /*what*/) const override {}
+    void require_kernels_for(const char* /*what*/) const override {}
     void set_stream(StreamHandle stream) override { cpu_device().check_stream(stream); }
     void check() override {}                         // calls find the failure of a job in its communicator
     void end(bool /*is_idle*/) noexcept override {}  // queued jobs use only what they share with this object

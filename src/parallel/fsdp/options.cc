@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "device/device.hpp"
+#include "parallel/placement.hpp"
 
 namespace tsr {
 
@@ -103,70 +103,30 @@ void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options,
     check_names(all);
 }
 
-namespace {
-
-void check_on_own(const NamedTensor& param, const std::optional<Device>& own) {
-    const Device& device = param.tensor.device;
-    if (!own) {
-        throw Error(Code::unsupported,
-                    fmt::format("parameter \"{}\" is on CUDA device {}, but the communicator has no transport for it; "
-                                "create it with the backend 'cpu:auto,cuda:nccl'",
-                                param.name, device.index));
-    }
-    if (device != *own) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("parameter \"{}\" is on CUDA device {}, but this rank communicates from CUDA device {}",
-                                param.name, device.index, own->index));
-    }
-    if (param.tensor.data == nullptr || param.tensor.size_bytes() == 0) return;
-    try {
-        device_api(device).check_memory(param.tensor.data);
-    } catch (const Error& error) {
-        if (error.code() != Code::invalid_argument) throw;
-        throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" {}", param.name, error.what()));
-    }
-}
-
-}  // namespace
-
 Device device_of(const std::vector<FsdpUnit>& units, const std::optional<Device>& own) {
-    const NamedTensor& first = units.front().params.front();
-    for (const FsdpUnit& unit : units) {
-        for (const NamedTensor& param : unit.params) {
-            const bool is_on_cpu = param.tensor.device.type == DeviceType::cpu;
-            if (param.tensor.device.type != first.tensor.device.type) {
-                throw Error(
-                    Code::invalid_argument,
-                    fmt::format("parameter \"{}\" is on the CPU, but \"{}\" is on a CUDA device; all parameters "
-                                "of a model must be in one place",
-                                is_on_cpu ? param.name : first.name, is_on_cpu ? first.name : param.name));
-            }
-            if (!is_on_cpu) check_on_own(param, own);
-        }
-    }
-    return first.tensor.device;
+    std::vector<NamedTensor> all;
+    for (const FsdpUnit& unit : units) all.insert(all.end(), unit.params.begin(), unit.params.end());
+    return device_of(all, own);
 }
 
-// What needs a kernel is refused here and in DeviceUnits::check_can.
-void check_for_device(const std::vector<FsdpUnit>& units, const FsdpOptions& options, bool has_slices) {
-    const auto refuse = [](const std::string& what) {
-        throw Error(
-            Code::unsupported,
-            fmt::format("{} is not available for parameters on a CUDA device; drop it, or train on the CPU", what));
-    };
-    if (has_slices) refuse("a tensor-parallel model");
-    if (options.pre_divide != 1) refuse("pre_divide");
+void check_for_device(const std::vector<FsdpUnit>& units, const FsdpOptions& options, bool has_slices, Device device) {
+    if (has_slices) {
+        throw Error(Code::unsupported,
+                    "a tensor-parallel model is not available for parameters on a CUDA device; train it on the CPU");
+    }
+    if (options.pre_divide != 1) require_kernels_for("pre_divide", device);
     for (const FsdpUnit& unit : units) {
         const std::optional<DType> param_dtype = unit.param_dtype ? unit.param_dtype : options.param_dtype;
         const std::optional<DType> reduce_dtype = unit.reduce_dtype ? unit.reduce_dtype : options.reduce_dtype;
-        for (const NamedTensor& param : unit.params) {
-            const DType own = param.tensor.dtype;
+        for (const auto& [param, tensor] : unit.params) {
+            const DType own = tensor.dtype;
             if (!is_floating(own)) continue;
             for (const auto& [name, dtype] :
                  {std::pair{"param_dtype", param_dtype}, std::pair{"reduce_dtype", reduce_dtype}}) {
                 if (dtype.value_or(own) == own) continue;
-                refuse(
-                    fmt::format("the {} {} for \"{}\", which is {},", name, name_of(*dtype), param.name, name_of(own)));
+                return require_kernels_for(
+                    fmt::format("the {} {} for \"{}\", which is {},", name, name_of(*dtype), param, name_of(own)),
+                    device);
             }
         }
     }

@@ -40,8 +40,8 @@ void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options,
 // The device of a valid model's parameters. `own`: the communicator's, if it has one. Throws INVALID_ARGUMENT or UNSUPPORTED if
 // they are not all in one place, or on another device.
 [[nodiscard]] Device device_of(const std::vector<FsdpUnit>& units, const std::optional<Device>& own);
-// Throws UNSUPPORTED for options that parameters on a device cannot have.
-void check_for_device(const std::vector<FsdpUnit>& units, const FsdpOptions& options, bool has_slices);
+// Throws UNSUPPORTED for options that parameters on a device cannot have, or only with kernels that it lacks.
+void check_for_device(const std::vector<FsdpUnit>& units, const FsdpOptions& options, bool has_slices, Device device);
 
 // One line per option, unit and parameter for check_same_on_all_ranks (comm/fingerprint.hpp).
 [[nodiscard]] std::vector<std::string> description(const std::vector<FsdpUnit>& units, const FsdpOptions& options);

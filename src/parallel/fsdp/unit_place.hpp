@@ -75,16 +75,16 @@ class UnitPlace {
     // Into sums that a later reduce() includes.
     [[nodiscard]] virtual WorkPtr reduce_partly(size_t unit, const std::shared_ptr<GradMemory>& memory) = 0;
     virtual void forget_partial() = 0;
-    // Whether the host can look at gradients, and notice those that were not written.
-    [[nodiscard]] virtual bool sees_gradients() const = 0;
+    // Whether the host can look at gradients and shards, and notice which of them were written.
+    [[nodiscard]] virtual bool sees_memory() const = 0;
     // In the order of the trainer's accesses.
     virtual void zero(std::byte* data, size_t size) = 0;
 
     // Replaces the flags by their maximum over all ranks.
     [[nodiscard]] virtual WorkPtr share(const std::shared_ptr<std::vector<uint8_t>>& flags) = 0;
 
-    // Throws UNSUPPORTED for what the model cannot do here: "accumulation in the shards".
-    virtual void check_can(const char* what) const = 0;
+    // Throws UNSUPPORTED if this takes kernels that the device lacks: "accumulation in the shards".
+    virtual void require_kernels_for(const char* what) const = 0;
     // The device's stream of the trainer, which goes on after the former one.
     virtual void set_stream(StreamHandle stream) = 0;
     // Throws what has failed since in the background, as far as it is known.

@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "device/device.hpp"
@@ -114,14 +116,45 @@ class Place {
     std::vector<std::shared_ptr<std::byte>> memory_;
 };
 
-// Calls use(i) for each element of f32 tensors of one size.
+// The elements of a tensor of any floating-point type, read and written as floats.
+class Elements {
+   public:
+    Elements(std::byte* data, DType dtype) : data_(data), dtype_(dtype) {}
+
+    class Element {
+       public:
+        Element(std::byte* data, DType dtype) : data_(data), dtype_(dtype) {}
+        operator float() const {  // NOLINT(google-explicit-constructor)
+            float value = 0;
+            convert(data_, dtype_, reinterpret_cast<std::byte*>(&value), DType::f32, 1);
+            return value;
+        }
+        Element& operator=(float value) {
+            convert(reinterpret_cast<const std::byte*>(&value), DType::f32, data_, dtype_, 1);
+            return *this;
+        }
+        Element& operator-=(float value) { return *this = *this - value; }
+
+       private:
+        std::byte* const data_;
+        const DType dtype_;
+    };
+    Element operator[](int64_t i) const { return {data_ + static_cast<size_t>(i) * size_of(dtype_), dtype_}; }
+
+   private:
+    std::byte* data_;
+    DType dtype_;
+};
+
+// Calls use(i) for each element of tensors of one size.
 template <class Use>
 bool each_element(const std::vector<Tensor>& tensors, Use&& use) {
-    std::vector<float*> at;
+    std::vector<Elements> at;
     for (const Tensor& tensor : tensors) {
         if (tensor.numel() == 0) return true;
-        at.push_back(reinterpret_cast<float*>(bytes_of(tensor)));
-        if (at.back() == nullptr) return false;
+        std::byte* const data = bytes_of(tensor);
+        if (data == nullptr) return false;
+        at.emplace_back(data, tensor.dtype);
     }
     for (int64_t i = 0; i < tensors[0].numel(); ++i) use(at, i);
     return true;
@@ -248,6 +281,47 @@ const std::vector<Case>& cases() {
         {"Frozen", 2, [](auto& units, auto&) { units[0].trained = {true, false}; }},
         {"WithoutValues", 2, [](auto& units, auto&) { units[1].params[0].tensor.data = nullptr; }},
         {"AllFrozenInAUnit", 2, [](auto& units, auto&) { units[2].trained = {false, false}; }},
+        {"InBf16", 3, [](auto&, auto& options) { options.param_dtype = DType::bf16; }},
+        {"InBf16ReducedInF32", 2,
+         [](auto&, auto& options) {
+             options.param_dtype = DType::bf16;
+             options.reduce_dtype = DType::f32;
+         }},
+        {"ReducedInBf16", 3, [](auto&, auto& options) { options.reduce_dtype = DType::bf16; }},
+        {"ReducedInF64", 2, [](auto&, auto& options) { options.reduce_dtype = DType::f64; }},
+        {"UnitsInSeveralTypes", 2,
+         [](auto& units, auto& options) {
+             options.param_dtype = DType::bf16;
+             units[0].param_dtype = DType::f16;
+             units[2].reduce_dtype = DType::f64;
+         }},
+        {"FlatInBf16", 3,
+         [](auto& units, auto& options) {
+             for (FsdpUnit& unit : units) unit.flat = true;
+             options.param_dtype = DType::bf16;
+         }},
+        {"KeptByTwoInBf16", 4,
+         [](auto& units, auto& options) {
+             units[0].reshard_after_forward = units[2].reshard_after_forward = 2;
+             options.param_dtype = DType::bf16;
+         }},
+        {"ReplicasInBf16", 4,
+         [](auto&, auto& options) {
+             options.shard_ranks = 2;
+             options.param_dtype = DType::bf16;
+         }},
+        {"Divided", 3, [](auto&, auto& options) { options.pre_divide = 3; }},
+        {"DividedSums", 2,
+         [](auto&, auto& options) {
+             options.pre_divide = 7;
+             options.op = ReduceOp::sum;
+         }},
+        {"DividedReplicasInF16", 4,
+         [](auto&, auto& options) {
+             options.shard_ranks = 2;
+             options.pre_divide = 4;
+             options.reduce_dtype = DType::f16;
+         }},
     };
     return all;
 }
@@ -286,29 +360,112 @@ TEST_P(FsdpOnDeviceCases, TrainAsOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(All, FsdpOnDeviceCases, ::testing::ValuesIn(cases()),
                          [](const auto& one) { return std::string(one.param.name); });
 
-TEST_F(FsdpOnDevice, GradientsAccumulateUnsharded) {
-    simulated_cuda_delay(300, 12);
-    expect_all_well(run_ranks(3, on_devices(), [](Communicator& comm) {
-        std::vector<std::vector<Floats>> results;
-        for (const auto device : {std::optional<Device>{}, comm.device()}) {
-            Model model = odd_shapes(0);
-            Place place(device);
-            Fsdp fsdp(shared(comm), place.here(three_units(model)), {});
-            Trainer trainer(fsdp, place, comm.rank());
-            for (int step = 0; step < 2; ++step) {
-                fsdp.set_sync(false);
-                trainer.pass(Trainer::Grads::add);
-                trainer.pass(Trainer::Grads::add);
-                fsdp.set_sync(true);
-                trainer.pass(Trainer::Grads::add);
-                trainer.update();
-            }
-            trainer.steps(1);
-            results.push_back(content(fsdp, place));
-        }
-        EXPECT_EQ(results[1], results[0]);
-    }));
+// What a step does besides a plain pass.
+struct Manner {
+    const char* name;
+    std::function<void(Fsdp&, Trainer&)> step;
+};
+
+const std::vector<Manner>& manners() {
+    static const std::vector<Manner> all{
+        {"UnshardedGradientsAccumulate",
+         [](Fsdp& fsdp, Trainer& trainer) {
+             fsdp.set_sync(false);
+             trainer.pass(Trainer::Grads::add);
+             trainer.pass(Trainer::Grads::add);
+             fsdp.set_sync(true);
+             trainer.pass(Trainer::Grads::add);
+         }},
+        {"ShardsAccumulate",
+         [](Fsdp& fsdp, Trainer& trainer) {
+             fsdp.zero_grad();
+             fsdp.set_accumulate(true);
+             for (int pass = 0; pass < 3; ++pass) trainer.pass();
+             fsdp.set_accumulate(false);
+         }},
+        {"AUnitIsUsedTwice",
+         [](Fsdp& fsdp, Trainer& trainer) {
+             for (const size_t unit : {0, 1, 2, 1, 0}) trainer.forward(unit);
+             for (const size_t unit : {0, 1, 2, 1, 0}) trainer.backward(unit);
+             fsdp.wait();
+         }},
+        {"ReplicasAreLeftOut",
+         [](Fsdp& fsdp, Trainer& trainer) {
+             fsdp.set_all_reduce(false);
+             trainer.pass();
+             trainer.pass();
+             fsdp.set_all_reduce(true);
+             trainer.pass();
+         }},
+        {"WhatReplicasLackIsForgotten",
+         [](Fsdp& fsdp, Trainer& trainer) {
+             fsdp.set_all_reduce(false);
+             trainer.pass();
+             fsdp.set_all_reduce(true);
+             fsdp.zero_grad();
+             trainer.pass();
+         }},
+        {"ReplicasAreLeftOutAndShardsAccumulate",
+         [](Fsdp& fsdp, Trainer& trainer) {
+             fsdp.zero_grad();
+             fsdp.set_accumulate(true);
+             trainer.pass();
+             fsdp.set_all_reduce(false);
+             trainer.pass();
+             fsdp.set_all_reduce(true);
+             trainer.pass();
+             fsdp.set_accumulate(false);
+         }},
+    };
+    return all;
 }
+
+struct Dtypes {
+    const char* name;
+    FsdpOptions options;
+};
+
+const std::vector<Dtypes>& dtypes() {
+    static const std::vector<Dtypes> all{
+        {"", {}},
+        {"InBf16", {.param_dtype = DType::bf16}},
+        {"DividedAndReducedInF64", {.reduce_dtype = DType::f64, .pre_divide = 3}},
+    };
+    return all;
+}
+
+class FsdpOnDeviceManners : public FsdpOnDevice, public ::testing::WithParamInterface<std::tuple<Manner, Dtypes>> {};
+
+TEST_P(FsdpOnDeviceManners, TrainAsOnTheCpu) {
+    simulated_cuda_delay(300, 12);
+    const auto& [manner, dtypes] = GetParam();
+    for (const int shard_ranks : {0, 2}) {
+        expect_all_well(run_ranks(shard_ranks == 0 ? 3 : 4, on_devices(), [&](Communicator& comm) {
+            std::vector<std::vector<Floats>> results;
+            for (const auto device : {std::optional<Device>{}, comm.device()}) {
+                Model model = odd_shapes(0);
+                Place place(device);
+                FsdpOptions options = dtypes.options;
+                options.shard_ranks = shard_ranks;
+                Fsdp fsdp(shared(comm), place.here(three_units(model)), options);
+                Trainer trainer(fsdp, place, comm.rank());
+                for (int step = 0; step < 2; ++step) {
+                    manner.step(fsdp, trainer);
+                    trainer.update();
+                }
+                trainer.steps(1);
+                results.push_back(content(fsdp, place));
+            }
+            EXPECT_EQ(results[1], results[0]);
+        }));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FsdpOnDeviceManners,
+                         ::testing::Combine(::testing::ValuesIn(manners()), ::testing::ValuesIn(dtypes())),
+                         [](const auto& one) {
+                             return std::string(std::get<0>(one.param).name) + std::get<1>(one.param).name;
+                         });
 
 TEST_F(FsdpOnDevice, EveryFloatingTypeIsReducedAndOthersAreGathered) {
     expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
@@ -398,30 +555,41 @@ TEST_F(FsdpOnDevice, GradientsThatARankLacksCountAsZeros) {
 // --- streams
 
 TEST_F(FsdpOnDevice, NoCallOfAStepWaitsForTheDevice) {
-    expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
-        std::vector<std::vector<Floats>> results;
-        for (const auto device : {std::optional<Device>{}, comm.device()}) {
-            Model model = odd_shapes(0);
-            Place place(device);
-            const auto stream = place.api().new_stream();
-            place.set_stream(stream.get());
-            Fsdp fsdp(shared(comm), place.here(three_units(model)), {});
-            fsdp.set_stream(stream.get());
-            Trainer trainer(fsdp, place, comm.rank());
-            if (device) {
-                const Hold hold(place.api(), stream.get());
-                trainer.steps(5);
-                const auto end = place.api().record(stream.get());
-                EXPECT_FALSE(end->done());
-                hold.release();
-                end->wait(soon());
-            } else {
-                trainer.steps(5);
+    const FsdpOptions plain;
+    const FsdpOptions all{.shard_ranks = 2, .param_dtype = DType::bf16, .reduce_dtype = DType::f32, .pre_divide = 2};
+    for (const FsdpOptions& options : {plain, all}) {
+        expect_all_well(run_ranks(options.shard_ranks == 0 ? 2 : 4, on_devices(), [&](Communicator& comm) {
+            std::vector<std::vector<Floats>> results;
+            for (const auto device : {std::optional<Device>{}, comm.device()}) {
+                Model model = odd_shapes(0);
+                Place place(device);
+                const auto stream = place.api().new_stream();
+                place.set_stream(stream.get());
+                Fsdp fsdp(shared(comm), place.here(three_units(model)), options);
+                fsdp.set_stream(stream.get());
+                Trainer trainer(fsdp, place, comm.rank());
+                const auto train = [&] {
+                    trainer.steps(3);
+                    for (const Manner& manner : manners()) {
+                        manner.step(fsdp, trainer);
+                        trainer.update();
+                    }
+                };
+                if (device) {
+                    const Hold hold(place.api(), stream.get());
+                    train();
+                    const auto end = place.api().record(stream.get());
+                    EXPECT_FALSE(end->done());
+                    hold.release();
+                    end->wait(soon());
+                } else {
+                    train();
+                }
+                results.push_back(content(fsdp, place));
             }
-            results.push_back(content(fsdp, place));
-        }
-        EXPECT_EQ(results[1], results[0]);
-    }));
+            EXPECT_EQ(results[1], results[0]);
+        }));
+    }
 }
 
 TEST_F(FsdpOnDevice, TheNextUnitIsGatheredWhileOneComputes) {
@@ -678,33 +846,55 @@ TEST_F(FsdpOnDevice, ParametersInSeveralPlacesAreRefusedOnAllRanks) {
     }));
 }
 
-TEST_F(FsdpOnDevice, WhatNeedsAKernelIsUnsupported) {
+// The units are of f32.
+void expect_kernels_to_be_missing(Communicator& comm, const std::vector<FsdpUnit>& units, const Place& place) {
+    const auto refused = [](const std::function<void()>& call, const std::string& what) {
+        EXPECT_THAT(expect_error(call, Code::unsupported).what(),
+                    AllOf(HasSubstr(what + " is not available here: kernels for CUDA devices are missing"),
+                          HasSubstr("./dev build --cuda")));
+    };
+    const auto refuses = [&](const FsdpOptions& options, const std::string& what) {
+        refused([&] { Fsdp(shared(comm), units, options); }, what);
+    };
+    refuses({.param_dtype = DType::bf16}, "the param_dtype bf16 for \"w0\", which is f32,");
+    refuses({.reduce_dtype = DType::f64}, "the reduce_dtype f64 for \"w0\", which is f32,");
+    refuses({.pre_divide = 2}, "pre_divide");
+    Fsdp fsdp(shared(comm), units, {.param_dtype = DType::f32, .reduce_dtype = DType::f32});
+    refused([&] { fsdp.set_accumulate(true); }, "accumulation in the shards' gradients");
+    refused([&] { fsdp.set_all_reduce(false); }, "a reduction that leaves out replicas");
+    Trainer trainer(fsdp, place, comm.rank());
+    trainer.forward(0);
+    trainer.forward(1);
+    trainer.backward(1);
+    refused([&] { fsdp.backward(1); }, "a second backward of a unit in a step");
+    trainer.backward(0);
+    fsdp.wait();
+    trainer.steps(1);
+}
+
+// In a process of its own: this one has the kernels.
+TEST_F(FsdpOnDevice, WhatNeedsKernelsIsUnsupportedWithoutThem) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const auto train = [] {
+        ::setenv("TESSERA_CUDA_KERNELS", "/nowhere/libtessera_cuda.so", 1);
+        expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
+            Model model = equal_layers(2);
+            Place place(comm.device());
+            expect_kernels_to_be_missing(comm, place.here(a_unit_each(model)), place);
+        }));
+        std::_Exit(HasFailure() ? 1 : 0);
+    };
+    EXPECT_EXIT(train(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(FsdpOnDevice, AUnitReshardsAfterItsBackward) {
     expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
-        Model model = equal_layers(2);
+        Model model = equal_layers(1);
         Place place(comm.device());
-        const auto units = place.here(a_unit_each(model));
-        const auto refused = [](const std::function<void()>& call, const std::string& what) {
-            EXPECT_THAT(expect_error(call, Code::unsupported).what(),
-                        HasSubstr(what + " is not available for parameters on a CUDA device"));
-        };
-        const auto refuses = [&](const FsdpOptions& options, const std::string& what) {
-            refused([&] { Fsdp(shared(comm), units, options); }, what);
-        };
-        refuses({.param_dtype = DType::bf16}, "the param_dtype bf16 for \"w0\", which is f32,");
-        refuses({.reduce_dtype = DType::f64}, "the reduce_dtype f64 for \"w0\", which is f32,");
-        refuses({.pre_divide = 2}, "pre_divide");
-        Fsdp fsdp(shared(comm), units, {.param_dtype = DType::f32, .reduce_dtype = DType::f32});
-        refused([&] { fsdp.set_accumulate(true); }, "accumulation in the shards' gradients");
-        refused([&] { fsdp.set_all_reduce(false); }, "a reduction that leaves out replicas");
-        refused([&] { fsdp.set_reshard_after_backward(0, false); }, "memory that a unit keeps after its backward");
-        Trainer trainer(fsdp, place, comm.rank());
-        trainer.forward(0);
-        trainer.forward(1);
-        trainer.backward(1);
-        refused([&] { fsdp.backward(1); }, "a second backward of a unit in a step");
-        trainer.backward(0);
-        fsdp.wait();
-        trainer.steps(1);
+        Fsdp fsdp(shared(comm), place.here(a_unit_each(model)), {});
+        EXPECT_THAT(expect_error([&] { fsdp.set_reshard_after_backward(0, false); }, Code::unsupported).what(),
+                    HasSubstr("cannot keep its memory after its backward"));
+        fsdp.set_reshard_after_backward(0, true);
     }));
 }
 
