@@ -31,10 +31,10 @@ KINDS = ("alone", "torch", "views", "copies")
 WORDS, WIDTH, HEADS, LENGTH = 50_304, 768, 12, 1024
 
 
-def arguments(text: str | None) -> argparse.Namespace:
+def arguments(text: str | None, dtypes: tuple[str, ...]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
     parser.add_argument("--steps", type=int, default=10, help="of a kind in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=4)
@@ -69,9 +69,14 @@ def start(program: str, options: argparse.Namespace, ranks: int, dtype: str) -> 
             sys.exit(f"{ranks} ranks with {dtype} have failed")
 
 
-def main(program: str, text: str | None, trainers: Mapping[str, Callable[..., Any]]) -> None:
+def main(
+    program: str,
+    text: str | None,
+    trainers: Mapping[str, Callable[..., Any]],
+    dtypes: tuple[str, ...] = ("f32", "bf16"),
+) -> None:
     """The program of one parallelism. `trainers` makes one of each kind, of its kind, the ranks and the options."""
-    options = arguments(text)
+    options = arguments(text, dtypes)
     if options.rank is not None:
         run(options, trainers)
         return
@@ -139,14 +144,16 @@ def run(options: argparse.Namespace, kinds: Mapping[str, Callable[..., Any]]) ->
 class Trainer:
     """A model under one kind of DDP."""
 
+    mixed_dtype = "bfloat16"  # of the module's parameters, where they are mixed
+
     def __init__(self, kind: str, comm, options: argparse.Namespace) -> None:
         import tessera as ts
         import torch
 
         torch.manual_seed(1)
         self.kind = kind
-        self.bf16 = options.dtypes[0] == "bf16"
-        dtype = torch.bfloat16 if self.bf16 else torch.float32
+        self.bf16 = options.dtypes[0] != "f32"
+        dtype = getattr(torch, {"f32": "float32", "bf16": "bfloat16", "mixed": self.mixed_dtype}[options.dtypes[0]])
         self.module = self.model = gpt(options.layers).to("cuda", dtype)
         self.params = list(self.module.parameters())
         self.tokens = torch.randint(

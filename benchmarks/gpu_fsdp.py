@@ -1,13 +1,16 @@
 """A step of GPT-2 (124 M parameters) on a GPU: Tessera's FSDP beside PyTorch's fully_shard, and neither.
 
-usage: gpu_fsdp.py [--ranks 1 2] [--dtypes f32 bf16] [--steps N] [--rounds N] [--batch N] [--layers N]
+usage: gpu_fsdp.py [--ranks 1 2] [--dtypes f32 bf16 mixed] [--steps N] [--rounds N] [--batch N] [--layers N]
 
 As gpu_ddp.py, whose model it trains: a unit each block, and one of all else, which both keep unsharded from its forward
 to its backward. A step is zeroing, forward, backward and the end of the reduction. The last line of a job has the
 medians, and the largest difference between Tessera's and PyTorch's gradients of this rank's shards.
 
-Kinds: "alone" (no shards), "torch" (fully_shard), "ours" (units driven by hooks of autograd, a new gradient copied into
-the unit's) and "flat" (the same with flat units, whose shards begin anywhere: one operation each; not compared).
+"mixed" has shards in f32, and parameters in bf16, in which it also reduces: that needs libtessera_cuda.so.
+
+Kinds: "alone" (no shards, all in bf16 where the others are mixed), "torch" (fully_shard), "ours" (units driven by hooks
+of autograd, a new gradient copied into the unit's) and "flat" (the same with flat units, whose shards begin anywhere:
+one operation each; not compared).
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from gpu_ddp import Trainer, main
 
 class Sharded(Trainer):
     """A model whose units Tessera's FSDP unshards."""
+
+    mixed_dtype = "float32"
 
     def __init__(self, kind: str, comm: Any, options: argparse.Namespace) -> None:
         import tessera as ts
@@ -38,7 +43,8 @@ class Sharded(Trainer):
         for unit, block in blocks.items():
             units[unit] = {f"{unit}.{name}": param for name, param in block.named_parameters()}
         given = {unit: {name: param.detach() for name, param in params.items()} for unit, params in units.items()}
-        self.fsdp = ts.FSDP(comm, given, keep_whole=["rest"], flat=list(given) if kind == "flat" else ())
+        mixed = {"param_dtype": "bfloat16"} if options.dtypes[0] == "mixed" else {}
+        self.fsdp = ts.FSDP(comm, given, keep_whole=["rest"], flat=list(given) if kind == "flat" else (), **mixed)
         self.fsdp.set_stream(torch.cuda.current_stream())
         self.handle = self.fsdp._handle
         self.order = [name for params in units.values() for name in params]
@@ -99,14 +105,19 @@ class Sharded(Trainer):
 class Theirs(Trainer):
     """PyTorch's fully_shard."""
 
+    mixed_dtype = "float32"
+
     def __init__(self, kind: str, comm: Any, options: argparse.Namespace) -> None:
-        from torch.distributed.fsdp import fully_shard
+        import torch
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         super().__init__("alone", comm, options)
         self.kind = kind
+        dtype = torch.bfloat16 if options.dtypes[0] == "mixed" else None
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
         for block in self.module.blocks:
-            fully_shard(block)
-        fully_shard(self.module, reshard_after_forward=False)
+            fully_shard(block, mp_policy=policy)
+        fully_shard(self.module, mp_policy=policy, reshard_after_forward=False)
 
     def gradients(self) -> list:
         named = dict(self.module.named_parameters())
@@ -116,4 +127,5 @@ class Theirs(Trainer):
 
 
 if __name__ == "__main__":
-    main(__file__, __doc__, {"alone": Trainer, "torch": Theirs, "ours": Sharded, "flat": Sharded})
+    kinds = {"alone": Trainer, "torch": Theirs, "ours": Sharded, "flat": Sharded}
+    main(__file__, __doc__, kinds, ("f32", "bf16", "mixed"))
