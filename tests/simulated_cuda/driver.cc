@@ -468,9 +468,8 @@ CUstream_st* default_stream_of(Device* device) {
     return stream;
 }
 
-// What calls begin with that may not be beside a capture; one of them ends it.
-Result entered_beside_captures(const char* symbol) {
-    if (const Result error = entered(symbol)) return error;
+// What calls go on with that may not be beside a capture; one of them ends it.
+Result beside_captures() {
     if (capture_mode == tsr::cuda::capture_relaxed) return tsr::cuda::success;
     World& all = world();
     const std::lock_guard lock(all.mutex);
@@ -808,7 +807,7 @@ EXPORTED Result cuCtxSetCurrent(CUctx_st* context) {
 EXPORTED Result cuMemAlloc_v2(Address* address, size_t size) {
     Device* device = nullptr;
     if (const Result error = entered("cuMemAlloc_v2", &device)) return error;
-    if (const Result error = entered_beside_captures("cuMemAlloc_v2")) return error;
+    if (const Result error = beside_captures()) return error;
     if (size == 0) return invalid_value;
     size_t capacity = 0;
     {
@@ -902,7 +901,7 @@ EXPORTED Result cuMemSetAccess(Address at, size_t size, const Access* access, si
 EXPORTED Result cuMemHostAlloc(void** memory, size_t size, unsigned /*flags*/) {
     Device* device = nullptr;
     if (const Result error = entered("cuMemHostAlloc", &device)) return error;
-    if (const Result error = entered_beside_captures("cuMemHostAlloc")) return error;
+    if (const Result error = beside_captures()) return error;
     const size_t length = (size + granularity - 1) / granularity * granularity;
     void* pages = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return tsr::cuda::out_of_memory;
@@ -1126,7 +1125,8 @@ EXPORTED Result cuEventRecord(CUevent_st* event, CUstream_st* stream) {
 }
 
 EXPORTED Result cuEventQuery(CUevent_st* event) {
-    if (const Result error = entered_beside_captures("cuEventQuery")) return error;
+    if (const Result error = entered("cuEventQuery")) return error;
+    if (const Result error = beside_captures()) return error;
     if (event->device->broken != 0) return event->device->broken;
     if (event->is_captured) return captured_event;
     const FlagPtr flag = event->flag();
