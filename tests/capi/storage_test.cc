@@ -7,6 +7,9 @@
 #include "api.hpp"
 #include "memory_storage.hpp"
 #include "patience.hpp"
+#include "sampling.hpp"
+#include "sanitized.hpp"
+#include "seed.hpp"
 
 namespace {
 
@@ -186,7 +189,8 @@ void expect_faults_at_each_call_are_told(MemoryStorage& memory, const tsr_storag
     const bool once = fault == Fault::once;
     int failures = 0;
     int64_t step = 2;
-    for (int64_t call = 0;; ++call, step += 2) {
+    const int64_t apart = tsr::testing::sanitized && !tsr::testing::takes_all() ? 5 : 1;
+    for (int64_t call = tsr::testing::Seed() % apart;; call += apart, step += 2) {
         const auto change = [&](tsr_saver_options& options) {
             options.keep_latest = 1;
             options.format = kind.format;
@@ -232,7 +236,7 @@ void expect_faults_at_each_call_are_told(MemoryStorage& memory, const tsr_storag
         expect_newest(storage, kind.ranks, status == TSR_OK ? step + 1 : step);
         if (::testing::Test::HasFailure() || calls <= call) break;
     }
-    EXPECT_GT(failures, 10 * kind.ranks) << "few calls failed: does the storage see the saves at all?";
+    EXPECT_GE(failures, 10 * kind.ranks / apart) << "few calls failed: does the storage see the saves at all?";
 }
 
 class StorageOfEachKind : public ::testing::TestWithParam<int32_t> {

@@ -81,7 +81,11 @@ void Ddp::group(std::span<const size_t> order) {
         views.push_back(std::move(view));
     }
     const auto set_buckets = [&] { reducer_->set_buckets(std::move(views)); };
-    reducer_->device() == nullptr ? set_buckets() : on_device([&](DeviceGrads&) { set_buckets(); });
+    if (reducer_->device() == nullptr) {
+        set_buckets();
+    } else {
+        on_device([&](DeviceGrads&) { set_buckets(); });
+    }
     reset_step();
 }
 
