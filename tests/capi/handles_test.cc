@@ -4,68 +4,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <set>
 
+#include "all_functions.hpp"
 #include "api.hpp"
 #include "patience.hpp"
-#include "places.hpp"
 
 namespace {
-
-// clang-format off: it indents each call more than the one before.
-#define ALL_FUNCTIONS(F) \
-    F(tsr_abi_version) F(tsr_adam_create) F(tsr_adam_options_init) F(tsr_adamw_create) F(tsr_adamw_options_init) \
-    F(tsr_buffer_create) F(tsr_buffer_data) F(tsr_buffer_destroy) F(tsr_checkpoint_destroy) F(tsr_checkpoint_export) \
-    F(tsr_checkpoint_load) F(tsr_checkpoint_manifest) F(tsr_checkpoint_open) F(tsr_checkpoint_open_with) \
-    F(tsr_checkpoint_path) F(tsr_checkpoint_read) F(tsr_checkpoint_step) F(tsr_checkpoint_tensor) \
-    F(tsr_checkpoint_tensor_count) F(tsr_checkpoint_verify) F(tsr_checkpoint_verify_progress) F(tsr_comm_abort) \
-    F(tsr_comm_all_gather) F(tsr_comm_all_gather_coalesced) F(tsr_comm_all_gather_v) F(tsr_comm_all_reduce) F(tsr_comm_all_to_all) F(tsr_comm_barrier) \
-    F(tsr_comm_broadcast) F(tsr_comm_create) F(tsr_comm_destroy) F(tsr_comm_error) F(tsr_comm_finalize) \
-    F(tsr_comm_from_env) F(tsr_comm_gather) F(tsr_comm_options_init) F(tsr_comm_rank) F(tsr_comm_recv) \
-    F(tsr_comm_reduce) F(tsr_comm_reduce_scatter) F(tsr_comm_reduce_scatter_coalesced) F(tsr_comm_scatter) F(tsr_comm_send) F(tsr_comm_set_timeout) F(tsr_comm_shrink) F(tsr_comm_split) \
-    F(tsr_comm_timeout) F(tsr_comm_transport) F(tsr_comm_world_size) F(tsr_comm_write_trace) F(tsr_ddp_adam) F(tsr_ddp_adamw) \
-    F(tsr_ddp_broadcast_buffers) F(tsr_ddp_bucket_count) F(tsr_ddp_create) F(tsr_ddp_destroy) F(tsr_ddp_grad) \
-    F(tsr_ddp_join) F(tsr_ddp_options_init) F(tsr_ddp_param) F(tsr_ddp_param_count) F(tsr_ddp_ready) \
-    F(tsr_ddp_ready_all) F(tsr_ddp_register_buffers) F(tsr_ddp_set_hook) F(tsr_ddp_set_stream) F(tsr_ddp_set_sync) F(tsr_ddp_sgd) \
-    F(tsr_ddp_shared_step) F(tsr_ddp_stats) F(tsr_ddp_step_in_backward) F(tsr_ddp_used) F(tsr_ddp_wait) F(tsr_ddp_zero_grad) F(tsr_error_cause) \
-    F(tsr_error_code) F(tsr_error_destroy) F(tsr_error_last) F(tsr_error_message) F(tsr_error_native) \
-    F(tsr_error_operation) F(tsr_error_peer) F(tsr_error_rank) F(tsr_error_retriable) F(tsr_error_sequence) \
-    F(tsr_error_take) F(tsr_export_options_init) F(tsr_interrupt_set) F(tsr_layout_box) F(tsr_layout_box_count) \
-    F(tsr_fsdp_abandon) F(tsr_fsdp_adam) F(tsr_fsdp_adamw) F(tsr_fsdp_await) F(tsr_fsdp_backward) F(tsr_fsdp_create) F(tsr_fsdp_destroy) \
-    F(tsr_fsdp_forward) F(tsr_fsdp_forward_done) F(tsr_fsdp_grad) F(tsr_fsdp_grads_ready) F(tsr_fsdp_layout) \
-    F(tsr_fsdp_options_init) F(tsr_fsdp_param) F(tsr_fsdp_param_count) F(tsr_fsdp_reshard) F(tsr_fsdp_set_accumulate) \
-    F(tsr_fsdp_set_all_reduce) F(tsr_fsdp_set_stream) F(tsr_fsdp_set_reshard_after_backward) F(tsr_fsdp_set_sync) F(tsr_fsdp_sgd) F(tsr_fsdp_shard) F(tsr_fsdp_shard_grad) \
-    F(tsr_fsdp_unit_count) F(tsr_fsdp_unit_init) F(tsr_fsdp_unit_name) F(tsr_fsdp_unit_phase) F(tsr_fsdp_unshard) F(tsr_fsdp_unused) F(tsr_fsdp_used) F(tsr_fsdp_wait) \
-    F(tsr_fsdp_whole) F(tsr_fsdp_zero_grad) \
-    F(tsr_grad_scaler_create) F(tsr_grad_scaler_destroy) F(tsr_grad_scaler_options_init) F(tsr_grad_scaler_scale) \
-    F(tsr_grad_scaler_step) F(tsr_grad_scaler_unscale) F(tsr_grad_scaler_update) F(tsr_state_add_grad_scaler) \
-    F(tsr_layout_create) F(tsr_layout_destroy) F(tsr_layout_from_boxes) F(tsr_layout_gather) F(tsr_library_path) F(tsr_load_options_init) \
-    F(tsr_log_set_callback) F(tsr_log_set_level) F(tsr_mesh_comm) F(tsr_mesh_create) F(tsr_mesh_destroy) F(tsr_mesh_dim) \
-    F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_clip_grad_norm) \
-    F(tsr_optimizer_clip_grad_value) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) F(tsr_optimizer_set_stream) \
-    F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_random_bernoulli) F(tsr_random_normal) F(tsr_random_uniform) F(tsr_record_error) F(tsr_record_error_about) \
-    F(tsr_pipeline_create) F(tsr_pipeline_destroy) F(tsr_pipeline_eval) F(tsr_pipeline_loss) F(tsr_pipeline_microbatches) F(tsr_pipeline_options_init) F(tsr_pipeline_output) \
-    F(tsr_pipeline_stages) F(tsr_pipeline_stats) F(tsr_pipeline_step) F(tsr_pipeline_sum_tied) \
-    F(tsr_sampler_create) F(tsr_sampler_destroy) F(tsr_sampler_next) F(tsr_sampler_options_init) F(tsr_sampler_position) \
-    F(tsr_sampler_set_epoch) F(tsr_saver_create) F(tsr_saver_destroy) F(tsr_saver_options_init) F(tsr_saver_resume) \
-    F(tsr_saver_save) F(tsr_saver_save_async) F(tsr_saver_should_stop) F(tsr_saver_trim) F(tsr_saver_wait) \
-    F(tsr_sgd_create) F(tsr_sgd_options_init) F(tsr_state_add_ddp) F(tsr_state_add_fsdp) F(tsr_state_add_optimizer) F(tsr_state_add_sampler) \
-    F(tsr_state_add_sharded) F(tsr_state_add_source) F(tsr_state_add_tensor) F(tsr_state_create) F(tsr_state_destroy) F(tsr_state_get_double) \
-    F(tsr_state_get_int64) F(tsr_state_get_value) F(tsr_state_set_double) F(tsr_state_set_int64) F(tsr_state_set_metric) F(tsr_state_set_stream) \
-    F(tsr_optimizer_join) F(tsr_state_gather) F(tsr_state_join) F(tsr_state_tensor) F(tsr_state_tensor_count) \
-    F(tsr_state_set_value) F(tsr_status_name) F(tsr_storage_create) F(tsr_storage_destroy) F(tsr_store_add) \
-    F(tsr_store_compare_set) F(tsr_store_delete) F(tsr_store_destroy) F(tsr_store_get) F(tsr_store_open) \
-    F(tsr_store_options_init) F(tsr_store_serve) F(tsr_store_server_destroy) F(tsr_store_server_port) F(tsr_store_set) \
-    F(tsr_store_wait) F(tsr_state_add_tp) F(tsr_cross_entropy_options_init) F(tsr_tp_adam) F(tsr_tp_adamw) F(tsr_tp_create) F(tsr_tp_cross_entropy) \
-    F(tsr_tp_destroy) F(tsr_tp_embed) F(tsr_tp_embed_backward) F(tsr_tp_enter) F(tsr_tp_enter_backward) F(tsr_tp_enter_parts) F(tsr_tp_gather) F(tsr_tp_grad) \
-    F(tsr_tp_layout) F(tsr_tp_leave) F(tsr_tp_leave_backward) F(tsr_tp_leave_parts) F(tsr_tp_options_init) F(tsr_tp_param) F(tsr_tp_param_count) F(tsr_tp_sgd) \
-    F(tsr_tp_slice) F(tsr_tp_split) F(tsr_tp_sum_grads) F(tsr_tp_zero_grad) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_order) F(tsr_work_staged) F(tsr_work_test) \
-    F(tsr_work_wait)
-// clang-format on
 
 // Functions that take NULL and 0 for an answer: what they do then is said in the headers.
 const std::set<std::string> take_nothing{"tsr_log_set_callback", "tsr_interrupt_set"};
@@ -106,17 +54,6 @@ TEST(Nothing, IsRefusedByEveryFunctionThatNeedsSomething) {
         if (call.name == "tsr_log_set_level") continue;  // has no pointer
         EXPECT_THAT(call.message, ::testing::HasSubstr("NULL")) << call.name;
     }
-}
-
-TEST(Nothing, WasTriedOnAllThatTheLibraryExports) {
-    std::set<std::string> tried;
-#define F(name) tried.insert(#name);
-    ALL_FUNCTIONS(F)
-#undef F
-    std::set<std::string> exported;
-    std::ifstream list(tsr::testing::source_dir() + "/capi/abi/symbols.txt");
-    for (std::string name; list >> name;) exported.insert(name);
-    EXPECT_EQ(tried, exported);
 }
 
 // One live handle of each type, in a job of one rank.
