@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/crc32c_field.hpp"
+
 namespace tsr {
 
 uint32_t crc32c(std::span<const std::byte> data, uint32_t crc) {
@@ -21,6 +23,14 @@ uint32_t crc32c(std::span<const std::byte> data, uint32_t crc) {
 
 uint32_t crc32c(std::string_view text, uint32_t crc) {
     return crc32c(std::as_bytes(std::span(text.data(), text.size())), crc);
+}
+
+uint32_t crc32c_joined(std::span<const uint32_t> parts, size_t part_bytes, size_t bytes) {
+    if (parts.empty()) return 0;
+    const uint32_t shift = crc32c_shift(part_bytes);
+    uint32_t crc = 0;
+    for (const uint32_t part : parts.first(parts.size() - 1)) crc = crc32c_times(crc, shift) ^ part;
+    return crc32c_times(crc, crc32c_shift(bytes - (parts.size() - 1) * part_bytes)) ^ parts.back();
 }
 
 void hex8_to(uint32_t value, char* out) {

@@ -14,6 +14,9 @@ namespace tsr {
 [[nodiscard]] uint32_t crc32c(std::span<const std::byte> data, uint32_t crc = 0);
 [[nodiscard]] uint32_t crc32c(std::string_view text, uint32_t crc = 0);
 
+// The checksum of bytes whose parts, each of `part_bytes` but the last, have these checksums. `bytes`: of all parts.
+[[nodiscard]] uint32_t crc32c_joined(std::span<const uint32_t> parts, size_t part_bytes, size_t bytes);
+
 // Eight lower-case hexadecimal digits, the stored form of checksums.
 [[nodiscard]] std::string hex8(uint32_t value);
 void hex8_to(uint32_t value, char* out);  // writes 8 characters

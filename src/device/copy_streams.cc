@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "base/attempt.hpp"
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
+#include "device/launch.hpp"
 
 namespace tsr {
 
@@ -58,6 +60,35 @@ void CopyStream::wait() {
         ++all_.failures_;
         throw;
     }
+}
+
+// The kernel writes the checksums of chunks into a slice.
+std::vector<uint32_t> CopyStream::checksums(std::span<const std::span<const std::byte>> ranges) {
+    constexpr size_t chunk = kernels::chunk_elements;
+    constexpr size_t most = CopyStreams::slice_bytes / sizeof(uint32_t);
+    const auto chunks_of = [](std::span<const std::byte> range) { return (range.size() + chunk - 1) / chunk; };
+    const auto memory = slice();
+    const std::span<const uint32_t> all(reinterpret_cast<const uint32_t*>(memory.get()), most);
+    std::vector<uint32_t> checksums;
+    while (!ranges.empty()) {
+        size_t count = 0;
+        size_t chunks = 0;
+        put([&] {
+            OverTensors<kernels::ChecksumOfChunks> over(device_, {{}, memory.get()}, stream_.get());
+            for (; count < ranges.size() && chunks + chunks_of(ranges[count]) <= most; ++count) {
+                over.add(ranges[count].size(), ranges[count].data());
+                chunks += chunks_of(ranges[count]);
+            }
+            over.finish();
+        });
+        wait();
+        for (size_t at = 0; const std::span<const std::byte> range : ranges.first(count)) {
+            checksums.push_back(crc32c_joined(all.subspan(at, chunks_of(range)), chunk, range.size()));
+            at += chunks_of(range);
+        }
+        ranges = ranges.subspan(count);
+    }
+    return checksums;
 }
 
 std::shared_ptr<std::byte> CopyStream::slice() { return all_.slice(device_); }

@@ -7,9 +7,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "device/device.hpp"
@@ -35,6 +37,8 @@ class CopyStream {
     // Done when all that has been put here is.
     [[nodiscard]] std::shared_ptr<const DeviceEvent> record();
     void wait();  // for it, on the host
+    // Waits for crc32c() of each range of the device's memory, up to 4 GiB long, after what has been put here. Needs kernels.
+    [[nodiscard]] std::vector<uint32_t> checksums(std::span<const std::span<const std::byte>> ranges);
     // Pinned memory of slice_bytes, from the pool of `all`.
     [[nodiscard]] std::shared_ptr<std::byte> slice();
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/checksums.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/norms.hpp"
 #include "kernels/optimizers.hpp"
@@ -39,7 +40,8 @@
     X(zero, Zero)                                 \
     X(power_f32, PowerOfChunks<float>)            \
     X(power_f64, PowerOfChunks<double>)           \
-    X(power_of_parts, PowerOfParts)
+    X(power_of_parts, PowerOfParts)               \
+    X(checksums, ChecksumOfChunks)
 
 namespace tsr::kernels {
 

@@ -37,6 +37,22 @@ TEST(Crc32c, EveryLengthAndAlignmentEqualsTheBitwiseDefinition) {
     }
 }
 
+TEST(Crc32c, OfPartsIsJoined) {
+    std::mt19937 random(23);
+    std::string text(700, '\0');
+    for (char& c : text) c = static_cast<char>(random());
+    for (const size_t part_bytes : {1, 7, 64, 699, 700, 1000}) {
+        for (const size_t bytes : {0, 1, 63, 64, 65, 699, 700}) {
+            std::vector<uint32_t> parts;
+            for (size_t at = 0; at < bytes; at += part_bytes) {
+                parts.push_back(crc32c(std::string_view(text).substr(at, std::min(part_bytes, bytes - at))));
+            }
+            EXPECT_EQ(crc32c_joined(parts, part_bytes, bytes), crc32c(std::string_view(text).substr(0, bytes)))
+                << bytes << " in parts of " << part_bytes;
+        }
+    }
+}
+
 TEST(Crc32c, ContinuesOverPieces) {
     EXPECT_EQ(crc32c("456789", crc32c("123")), 0xe3069283u);
     EXPECT_EQ(crc32c("", crc32c("123456789")), 0xe3069283u);

@@ -69,6 +69,7 @@ class Replicas {
 
     // Computes the checksums of this rank's tensors.
     void read() {
+        read_on_devices();
         std::vector<size_t> tasks;  // the first part of each
         size_t bytes = task_bytes;
         for (size_t i = 0; i < parts_.size(); ++i) {
@@ -80,7 +81,9 @@ class Replicas {
         }
         run_parallel(tasks.size(), threads, [&](size_t task, int) {
             const size_t end = task + 1 < tasks.size() ? tasks[task + 1] : parts_.size();
-            for (size_t i = tasks[task]; i < end; ++i) parts_[i].crc = crc_of(parts_[i]);
+            for (size_t i = tasks[task]; i < end; ++i) {
+                if (!parts_[i].is_read) parts_[i].crc = crc_of(parts_[i]);
+            }
         });
         for (const Part& part : parts_) {
             uint32_t& crc = list_[part.of].crc;
@@ -161,7 +164,26 @@ class Replicas {
         std::span<const std::byte> bytes;
         CopyStream* on = nullptr;  // the device that has them
         uint32_t crc = 0;
+        bool is_read = false;
     };
+
+    // Where a device has kernels, the bytes stay there.
+    void read_on_devices() {
+        std::map<CopyStream*, std::vector<Part*>> by_device;
+        for (Part& part : parts_) {
+            if (part.on != nullptr) by_device[part.on].push_back(&part);
+        }
+        for (const auto& [device, parts] : by_device) {
+            if (attempt([&, on = device] { on->device().require_kernels(); })) continue;
+            std::vector<std::span<const std::byte>> ranges;
+            for (const Part* part : parts) ranges.push_back(part->bytes);
+            const std::vector<uint32_t> checksums = device->checksums(ranges);
+            for (size_t i = 0; i < parts.size(); ++i) {
+                parts[i]->crc = checksums[i];
+                parts[i]->is_read = true;
+            }
+        }
+    }
 
     void add(const std::string& name, const StateTensor& tensor) {
         const TensorKind& kind = *tensor.kind;

@@ -2,7 +2,9 @@
 // thread, but for the communicator, which any thread may abort.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "comm/work.hpp"
@@ -24,6 +26,9 @@ class DeviceLane {
     // All that the stream has now, for another stream to wait for. Fails like the last operation, but is never done.
     [[nodiscard]] WorkPtr point();
     [[nodiscard]] const WorkPtr& last() const { return last_; }  // null: there was none
+    // Memory for what is put here, used in the order of the stream. Throws NO_MEMORY.
+    void reserve(size_t size);
+    [[nodiscard]] std::byte* room() const { return rooms_.back().get(); }
     // Returns when the device has done all of it, kernels too.
     void drain(Deadline deadline);
 
@@ -32,6 +37,8 @@ class DeviceLane {
     DeviceApi* api_ = nullptr;
     std::shared_ptr<void> stream_;
     WorkPtr last_;
+    std::vector<std::shared_ptr<std::byte>> rooms_;  // the last is in use; to free one would make the host wait
+    size_t room_size_ = 0;
 };
 
 }  // namespace tsr

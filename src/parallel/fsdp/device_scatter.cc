@@ -28,7 +28,21 @@ DeviceScatter::DeviceScatter(std::shared_ptr<const FsdpPlan> plan, Device device
       shards_(shards),
       lane_(lane),
       replicas_(replicas),
-      partial_(plan_->units.size()) {}
+      partial_(plan_->units.size()) {
+    if (plan_->ranks == 1) return;
+    for (const UnitPlan& unit : plan_->units) {
+        for_dtypes([&](DType dtype) {
+            size_t size = 0;
+            size_t count = 0;
+            for (const FsdpPiece& piece : unit.pieces) {
+                if (!piece.trained || piece.grad_dtype != dtype) continue;
+                size += round_up(static_cast<size_t>(piece.chunk) * size_of(dtype), fsdp_alignment);
+                ++count;
+            }
+            if (count > 1) lane_.reserve(size * static_cast<size_t>(plan_->ranks));
+        });
+    }
+}
 
 std::vector<DeviceScatter::Part> DeviceScatter::parts_of(size_t unit, std::byte* grads) const {
     std::vector<Part> parts;
@@ -56,23 +70,56 @@ std::vector<std::byte*> DeviceScatter::places_in(const Partial& partial, const s
 }
 
 void DeviceScatter::scatter(const std::vector<Part>& parts) {
-    const bool scales = options_.pre_divide != 1;
     for_dtypes([&](DType dtype) {
-        std::vector<Tensor> inputs;
-        std::vector<Tensor> outputs;
+        std::vector<Part> same;
+        std::vector<Tensor> wholes;
+        std::vector<Tensor> reduced;
         for (const Part& part : parts) {
             if (part.whole.dtype != dtype) continue;
-            inputs.push_back(part.whole);
-            outputs.push_back(part.reduced);
+            same.push_back(part);
+            wholes.push_back(part.whole);
+            reduced.push_back(part.reduced);
         }
-        if (inputs.empty()) return;
-        divide_on(api_, inputs, options_.pre_divide, lane_.stream());
-        (void)lane_.run({.collective = Collective::reduce_scatter,
-                         .inputs = inputs,
-                         .outputs = outputs,
-                         .op = scales ? ReduceOp::sum : options_.op,
-                         .label = "gradients of a unit"});
+        if (same.size() > 1 && plan_->ranks > 1) {
+            scatter_together(same);
+        } else if (!same.empty()) {
+            reduce_scatter(wholes, reduced);
+        }
     });
+}
+
+void DeviceScatter::reduce_scatter(std::span<const Tensor> wholes, std::span<const Tensor> reduced) {
+    divide_on(api_, wholes, options_.pre_divide, lane_.stream());
+    (void)lane_.run({.collective = Collective::reduce_scatter,
+                     .inputs = wholes,
+                     .outputs = reduced,
+                     .op = options_.pre_divide != 1 ? ReduceOp::sum : options_.op,
+                     .label = "gradients of a unit"});
+}
+
+// As DeviceUnits gathers them.
+void DeviceScatter::scatter_together(const std::vector<Part>& parts) {
+    const auto ranks = static_cast<size_t>(plan_->ranks);
+    size_t size = 0;  // of a rank's part
+    for (const Part& part : parts) size += room_for(part.reduced);
+    std::byte* const all = lane_.room();
+    std::byte* const own = all + static_cast<size_t>(lane_.comm().rank()) * size;
+    std::byte* at = all;
+    for (const Part& part : parts) {
+        const size_t row = part.reduced.size_bytes();
+        api_.copy_rows({at, size}, ConstByteRows(part.whole.data, row), ranks, row, lane_.stream());
+        at += room_for(part.reduced);
+    }
+    const DType dtype = parts.front().whole.dtype;
+    const auto elements = static_cast<int64_t>(size / size_of(dtype));
+    const Tensor wholes{all, Dims{elements * plan_->ranks}, dtype, device_};
+    const Tensor reduced{own, Dims{elements}, dtype, device_};
+    reduce_scatter({&wholes, 1}, {&reduced, 1});
+    at = own;
+    for (const Part& part : parts) {
+        api_.copy(part.reduced.data, at, part.reduced.size_bytes(), lane_.stream());
+        at += room_for(part.reduced);
+    }
 }
 
 void DeviceScatter::reduce_over_replicas(const std::vector<Part>& parts) {

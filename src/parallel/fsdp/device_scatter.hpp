@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "parallel/fsdp/device_lane.hpp"
@@ -21,6 +22,7 @@ namespace tsr {
 class DeviceScatter {
    public:
     // `shards`: memory for the gradients of all shards. `replicas` is not open if no other rank holds the same shards.
+    // Throws NO_MEMORY.
     DeviceScatter(std::shared_ptr<const FsdpPlan> plan, Device device, const ScatterOptions& options, std::byte* shards,
                   DeviceLane& lane, DeviceLane& replicas);
 
@@ -48,6 +50,8 @@ class DeviceScatter {
     [[nodiscard]] std::vector<Part> parts_of(size_t unit, std::byte* grads) const;
     [[nodiscard]] static std::vector<std::byte*> places_in(const Partial& partial, const std::vector<Part>& parts);
     void scatter(const std::vector<Part>& parts);
+    void scatter_together(const std::vector<Part>& parts);
+    void reduce_scatter(std::span<const Tensor> wholes, std::span<const Tensor> reduced);
     void reduce_over_replicas(const std::vector<Part>& parts);
     [[nodiscard]] WorkPtr store(const std::vector<Part>& parts, bool add, DeviceLane& lane);
 

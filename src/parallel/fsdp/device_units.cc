@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 #include "device/convert.hpp"
 #include "parallel/placement.hpp"
 
@@ -64,6 +65,7 @@ void DeviceUnits::connect(Communicator& comm, int group, int place, const Scatte
     lanes_->hosts = own_communicator(comm, "order", 0, Reach::cpu);
     lanes_->gathers.open(own_communicator(comm, "parameters", group, Reach::all), api_);
     lanes_->scatters.open(own_communicator(comm, "gradients", group, Reach::all), api_);
+    for (size_t unit = 0; unit < units_.size(); ++unit) lanes_->gathers.reserve(room_for(unit, plan_->ranks));
     if (plan_->ranks < comm.world_size()) {
         lanes_->replicas.open(own_communicator(comm, "replicas", place, Reach::all), api_);
     }
@@ -108,42 +110,97 @@ void DeviceUnits::move_to(Unit& unit, SlotId slot) {
     unit.slot = slot.number;
 }
 
-Tensor DeviceUnits::bytes(std::byte* data, int64_t size) const { return {data, Dims{size}, DType::u8, device_}; }
+Tensor DeviceUnits::bytes(std::byte* data, size_t size) const {
+    return {data, Dims{static_cast<int64_t>(size)}, DType::u8, device_};
+}
 
 size_t DeviceUnits::part_size(const FsdpPiece& piece, int parts) const {
     return static_cast<size_t>(piece.chunk) * static_cast<size_t>(plan_->ranks / parts) * size_of(piece.whole_dtype);
 }
 
-// What needs a conversion is converted into its place in the unit, and gathered from there.
-WorkPtr DeviceUnits::gather(size_t unit, From from) {
-    Unit& one = units_[unit];
+// For gather_together().
+size_t DeviceUnits::room_for(size_t unit, int parts) const {
+    size_t size = 0;
+    for (const FsdpPiece& piece : plan_->units[unit].pieces) size += round_up(part_size(piece, parts), fsdp_alignment);
+    return plan_->units[unit].pieces.size() > 1 && parts > 1 ? size * static_cast<size_t>(parts) : 0;
+}
+
+std::vector<DeviceUnits::Moved> DeviceUnits::moved(size_t unit, From from) const {
+    const Unit& one = units_[unit];
     const bool is_kept = from == From::kept;
-    const int parts = is_kept ? one.kept.parts : plan_->ranks;
-    DeviceLane& lane = is_kept ? lanes_->keepers.at(parts) : lanes_->gathers;
+    std::vector<Moved> all;
+    std::byte* kept = one.kept.memory.get();
+    for (const FsdpPiece& piece : plan_->units[unit].pieces) {
+        const size_t size = part_size(piece, is_kept ? one.kept.parts : plan_->ranks);
+        if (size == 0) continue;
+        std::byte* const part = is_kept ? std::exchange(kept, kept + size) : shards_.params.get() + piece.shard_at;
+        all.push_back(
+            {&piece, part, one.range->data() + piece.whole_at, size, !is_kept && piece.dtype != piece.whole_dtype});
+    }
+    return all;
+}
+
+WorkPtr DeviceUnits::gather(size_t unit, From from) {
+    const std::vector<Moved> pieces = moved(unit, from);
+    if (pieces.empty()) return nullptr;
+    DeviceLane& lane = from == From::kept ? lanes_->keepers.at(units_[unit].kept.parts) : lanes_->gathers;
+    lane.follow(stream_);
+    const bool is_direct = pieces.size() == 1 || lane.comm().world_size() == 1;
+    return is_direct ? gather_directly(pieces, lane) : gather_together(pieces, lane);
+}
+
+// What needs a conversion is converted into its place in the unit, and gathered from there.
+WorkPtr DeviceUnits::gather_directly(std::span<const Moved> pieces, DeviceLane& lane) {
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
     Conversions conversions;
-    std::byte* kept = one.kept.memory.get();
-    for (const FsdpPiece& piece : plan_->units[unit].pieces) {
-        const auto size = static_cast<int64_t>(part_size(piece, parts));
-        if (size == 0) continue;
-        std::byte* const whole = one.range->data() + piece.whole_at;
-        std::byte* part = is_kept ? std::exchange(kept, kept + size) : shards_.params.get() + piece.shard_at;
-        if (!is_kept && piece.dtype != piece.whole_dtype) {
-            std::byte* const own = whole + lane.comm().rank() * size;
-            conversions[{piece.dtype, piece.whole_dtype}].push_back({part, own, static_cast<size_t>(piece.chunk)});
-            part = own;
+    for (const Moved& one : pieces) {
+        std::byte* part = one.part;
+        if (one.converts) {
+            part = one.whole + static_cast<size_t>(lane.comm().rank()) * one.size;
+            conversions[{one.piece->dtype, one.piece->whole_dtype}].push_back(
+                {one.part, part, static_cast<size_t>(one.piece->chunk)});
         }
-        inputs.push_back(bytes(part, size));
-        outputs.push_back(bytes(whole, size * parts));
+        inputs.push_back(bytes(part, one.size));
+        outputs.push_back(bytes(one.whole, one.size * static_cast<size_t>(lane.comm().world_size())));
     }
-    if (inputs.empty()) return nullptr;
-    lane.follow(stream_);
     convert_on(api_, conversions, lane.stream());
-    return lane.run({.collective = Collective::all_gather,
-                     .inputs = inputs,
-                     .outputs = outputs,
-                     .label = is_kept ? "kept parts of a unit" : "parameters of a unit"});
+    return lane.run(
+        {.collective = Collective::all_gather, .inputs = inputs, .outputs = outputs, .label = "parameters of a unit"});
+}
+
+WorkPtr DeviceUnits::gather_together(std::span<const Moved> pieces, DeviceLane& lane) {
+    const auto ranks = static_cast<size_t>(lane.comm().world_size());
+    std::vector<size_t> places;  // in a rank's part
+    size_t size = 0;
+    for (const Moved& one : pieces) {
+        places.push_back(size);
+        size += round_up(one.size, fsdp_alignment);
+    }
+    std::byte* const all = lane.room();
+    std::byte* const own = all + static_cast<size_t>(lane.comm().rank()) * size;
+    Conversions conversions;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+        const Moved& one = pieces[i];
+        if (one.converts) {
+            conversions[{one.piece->dtype, one.piece->whole_dtype}].push_back(
+                {one.part, own + places[i], static_cast<size_t>(one.piece->chunk)});
+        } else {
+            api_.copy(own + places[i], one.part, one.size, lane.stream());
+        }
+    }
+    convert_on(api_, conversions, lane.stream());
+    const Tensor input = bytes(own, size);
+    const Tensor output = bytes(all, size * ranks);
+    (void)lane.run({.collective = Collective::all_gather,
+                    .inputs = {&input, 1},
+                    .outputs = {&output, 1},
+                    .label = "parameters of a unit"});
+    for (size_t i = 0; i < pieces.size(); ++i) {
+        const Moved& one = pieces[i];
+        api_.copy_rows({one.whole, one.size}, {all + places[i], size}, ranks, one.size, lane.stream());
+    }
+    return lane.point();
 }
 
 // In the background. Once it is done, all ranks have launched the same.
@@ -197,6 +254,7 @@ int DeviceUnits::prepare_to_keep(size_t unit, int ranks) {
     if (!keepers.is_open()) {
         keepers.open(own_communicator(group, fmt::format("{}_keepers", ranks), group.rank() / ranks, Reach::all), api_);
     }
+    keepers.reserve(room_for(unit, ranks));
     return ranks;
 }
 

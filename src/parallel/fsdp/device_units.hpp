@@ -13,6 +13,13 @@
 // All operations are launched by the trainer's thread, in the same order on all ranks, as NCCL needs it. What is unsharded is
 // compared by the hosts (jobs of the communicator `hosts`), so that ranks that differ are named.
 //
+// The rows of several parameters are moved by one operation, in memory of the lane, and copied from or to the unit:
+//
+//     unit       [ parameter 0: rank 0 | rank 1 .. ][ parameter 1: rank 0 | rank 1 .. ]
+//     lane       [ rank 0: parameter 0 | parameter 1 .. ][ rank 1: parameter 0 | parameter 1 .. ]
+//
+// An operation for each parameter costs more than these copies, even in a group of NCCL's.
+//
 // What a unit is gathered in and its gradients are reduced in may be another dtype than that of the shards: kernels convert, in
 // the same streams (device_scatter.hpp has those after a reduction).
 //
@@ -23,6 +30,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "device/device.hpp"
@@ -89,10 +97,22 @@ class DeviceUnits final : public UnitPlace {
     template <class Body>
     auto together(Body&& body);
     void move_to(Unit& unit, SlotId slot);
+    // Of this rank, and of all: a piece that is gathered.
+    struct Moved {
+        const FsdpPiece* piece;
+        std::byte* part;
+        std::byte* whole;
+        size_t size;    // of the part in the unit
+        bool converts;  // the part has another dtype than the unit
+    };
+    [[nodiscard]] size_t room_for(size_t unit, int parts) const;
+    [[nodiscard]] std::vector<Moved> moved(size_t unit, From from) const;
+    [[nodiscard]] WorkPtr gather_directly(std::span<const Moved> pieces, DeviceLane& lane);
+    [[nodiscard]] WorkPtr gather_together(std::span<const Moved> pieces, DeviceLane& lane);
     [[nodiscard]] WorkPtr gather(size_t unit, From from);
     [[nodiscard]] WorkPtr submit_job(std::function<void()> job);
     [[nodiscard]] WorkPtr compare(size_t unit, SlotId slot);
-    [[nodiscard]] Tensor bytes(std::byte* data, int64_t size) const;
+    [[nodiscard]] Tensor bytes(std::byte* data, size_t size) const;
     [[nodiscard]] size_t part_size(const FsdpPiece& piece, int parts) const;
     [[nodiscard]] Deadline deadline() const;
 

@@ -1,6 +1,7 @@
 // States with tensors on the CPU and on devices, saved and loaded in every format: a checkpoint is not bound to devices.
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <random>
 #include <tuple>
@@ -210,15 +211,15 @@ TEST_F(DeviceCheckpoint, PartsAtChangingDistancesArrive) {
     EXPECT_EQ(whole.differences(1), 0);
 }
 
-TEST_F(DeviceCheckpoint, ReplicasOnDevicesAreCompared) {
-    const auto outcomes = run_meeting(2, [&](const std::shared_ptr<Communicator>& comm) {
+void expect_replicas_compared(const std::filesystem::path& dir) {
+    const auto outcomes = run_meeting(3, [&](const std::shared_ptr<Communicator>& comm) {
         DeviceState owned;
-        owned.add_whole({"a", DType::f32, {1500, 1000}}, cuda(comm->rank()));
+        owned.add_whole({"a", DType::f32, {1500, 1000}}, comm->rank() == 2 ? cpu : cuda(comm->rank()));
         owned.add_whole({"b", DType::f32, {10}}, cpu);
         owned.fill();
         SaverOptions options = saver_options();
         options.check_replicas = CheckReplicas::yes;
-        Saver saver(comm, dir_.path(), options);
+        Saver saver(comm, dir, options);
         saver.save(1, owned.state);
         if (comm->rank() == 1) device_api(cuda(1)).zero(owned.piece("a").data + 5'000'000, 4, nullptr);
         saver.save(2, owned.state);
@@ -228,6 +229,20 @@ TEST_F(DeviceCheckpoint, ReplicasOnDevicesAreCompared) {
         EXPECT_EQ(outcome->code(), Code::mismatch);
         EXPECT_THAT(outcome->what(), HasSubstr("tensor 'a' differs between replicas: rank 1 differs from rank 0"));
     }
+}
+
+TEST_F(DeviceCheckpoint, ReplicasOnDevicesAreCompared) { expect_replicas_compared(dir_.path()); }
+
+// In a process of its own: this one has the kernels.
+TEST_F(DeviceCheckpoint, ReplicasOnDevicesAreComparedWithoutKernelsToo) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const auto run = [this] {
+        ::setenv("TESSERA_CUDA_KERNELS", "/nowhere/libtessera_cuda.so", 1);
+        EXPECT_THROW(device_api(cuda(0)).require_kernels(), Error);
+        expect_replicas_compared(dir_.path());
+        std::_Exit(HasFailure() ? 1 : 0);
+    };
+    EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(DeviceCheckpoint, TiedTensorsAreSavedOnce) {

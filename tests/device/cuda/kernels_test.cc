@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "device/convert.hpp"
+#include "device/copy_streams.hpp"
 #include "device/launch.hpp"
 #include "seed.hpp"
 #include "simulated_cuda/device_test.hpp"
@@ -49,6 +51,29 @@ struct Divisors {
     double before;
     double after;
 };
+
+TEST_F(Kernels, ChecksumsAreThoseOfTheCpu) {
+    const Seed seed;
+    std::mt19937_64 random(seed);
+    std::vector<size_t> lengths = sizes();
+    for (const size_t each : {15, 16, 17, 4080, 4095, 4096, 4097, 4112}) lengths.push_back(each);
+    CopyStreams copies(soon().remaining());
+    CopyStream& stream = *copies.of({DeviceType::cuda, 0});
+    for (const size_t skipped : {0, 1}) {
+        const Bytes bytes = any_numbers(DType::u8, total(lengths), random);
+        const OnDeviceMemory<uint8_t> memory(device(), bytes, skipped);
+        std::vector<std::span<const std::byte>> ranges;
+        std::vector<uint32_t> expected;
+        size_t at = 0;
+        for (const size_t length : lengths) {
+            ranges.emplace_back(memory.data() + at, length);
+            expected.push_back(crc32c(std::as_bytes(std::span(bytes).subspan(at, length))));
+            at += length;
+        }
+        stream.follow(nullptr);
+        EXPECT_EQ(stream.checksums(ranges), expected);
+    }
+}
 
 TEST_F(Kernels, ConvertAndDivideAsTheCpuDoes) {
     const Seed seed;
