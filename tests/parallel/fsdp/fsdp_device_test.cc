@@ -438,7 +438,8 @@ class FsdpOnDeviceManners : public FsdpOnDevice, public ::testing::WithParamInte
 
 TEST_P(FsdpOnDeviceManners, TrainAsOnTheCpu) {
     simulated_cuda_delay(300, 12);
-    const auto& [manner, dtypes] = GetParam();
+    const Manner& manner = std::get<0>(GetParam());
+    const Dtypes& dtypes = std::get<1>(GetParam());
     for (const int shard_ranks : {0, 2}) {
         expect_all_well(run_ranks(shard_ranks == 0 ? 3 : 4, on_devices(), [&](Communicator& comm) {
             std::vector<std::vector<Floats>> results;
