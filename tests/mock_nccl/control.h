@@ -5,6 +5,8 @@
 #ifndef TESSERA_TESTS_MOCK_NCCL_H
 #define TESSERA_TESTS_MOCK_NCCL_H
 
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -21,6 +23,9 @@ void mock_nccl_async_error(int rank, int result);
 int mock_nccl_reported(void);
 /* Every call on a communicator that does not block stays in progress for `polls` questions after it. */
 void mock_nccl_slow(unsigned polls);
+/* From now on a collective, or a group of them, takes `latency_ns` and the time for its bytes (of all ranks) at `bytes_per_us`, by the
+ * simulated clock of the devices, from when its last rank is there. 0 bytes: no time. Communicators have a link each. */
+void mock_nccl_speed(uint64_t latency_ns, uint64_t bytes_per_us);
 /* Operations of rank `rank` of any communicator that have not ended; those of graphs do not count. */
 int mock_nccl_running(int rank);
 /* Communicators that exist. */

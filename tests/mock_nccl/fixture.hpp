@@ -17,6 +17,8 @@ class MockNcclTest : public ::testing::Test {
         mock_nccl_fail(nullptr, 0, 0);
         mock_nccl_hang(-1);
         mock_nccl_slow(0);
+        mock_nccl_speed(0, 0);
+        simulated_cuda_use_simulated_clock(0);
         for (int rank = 0; rank < 4; ++rank) {
             mock_nccl_async_error(rank, 0);
             simulated_cuda_break(rank, 0);

@@ -56,6 +56,7 @@ struct Shared {
     std::atomic<uint32_t> joined;
     alignas(64) std::atomic<uint32_t> arrived;
     alignas(64) std::atomic<uint32_t> generation;
+    std::atomic<uint64_t> clocks[most_ranks];  // of the ranks' streams
     Slot slots[most_ranks];
     Mailbox mail[most_ranks][most_ranks];  // from, to
 };
@@ -103,6 +104,8 @@ struct World {
     unsigned polls = 0;
     std::map<int, int> running;  // by rank
     int communicators = 0;
+    uint64_t latency_ns = 0;
+    uint64_t bytes_per_us = 0;  // 0: operations take no time of the simulated clock
 };
 
 World& world() {
@@ -323,6 +326,31 @@ void run_collective(State& state, const Op& op) {
     }
 }
 
+// The collectives of a group together: they begin when the last rank gets there.
+void take_time(State& state, const std::vector<Op>& ops) {
+    uint64_t latency = 0;
+    uint64_t rate = 0;
+    {
+        const std::lock_guard lock(world().mutex);
+        latency = world().latency_ns;
+        rate = world().bytes_per_us;
+    }
+    if (rate == 0) return;
+    size_t size = 0;
+    for (const Op& op : ops) {
+        if (op.kind == Kind::send || op.kind == Kind::recv) return;
+        const bool is_cut = op.kind == Kind::all_gather || op.kind == Kind::reduce_scatter;
+        size += is_cut ? op.size() * static_cast<size_t>(state.ranks) : op.size();
+    }
+    Shared& all = *state.shared->operator->();
+    all.clocks[state.rank] = simulated_cuda_now();
+    state.meet();
+    uint64_t begin = 0;
+    for (int rank = 0; rank < state.ranks; ++rank) begin = std::max(begin, all.clocks[rank].load());
+    state.meet();
+    simulated_cuda_take_until(begin + latency + size * 1000 / rate);
+}
+
 // The messages of a group, all at once, as far as each can go.
 void run_messages(State& state, const std::vector<Op>& ops) {
     struct Message {
@@ -412,6 +440,7 @@ int run_batch(void* argument) {
         }
         if (hangs) state.wait_until([] { return false; });
         if (state.aborted) throw Aborted{};  // others may still be in what this rank has left
+        take_time(state, batch->ops);
         for (const Op& op : batch->ops) run_collective(state, op);
         run_messages(state, batch->ops);
     } catch (const Aborted&) {  // NOLINT(bugprone-empty-catch): the kernel ends; its output is undefined
@@ -532,6 +561,12 @@ EXPORTED int mock_nccl_running(int rank) {
 EXPORTED int mock_nccl_communicators() {
     const std::lock_guard lock(world().mutex);
     return world().communicators;
+}
+
+EXPORTED void mock_nccl_speed(uint64_t latency_ns, uint64_t bytes_per_us) {
+    const std::lock_guard lock(world().mutex);
+    world().latency_ns = latency_ns;
+    world().bytes_per_us = bytes_per_us;
 }
 
 EXPORTED Result ncclGetVersion(int* version) {

@@ -52,6 +52,12 @@ int simulated_cuda_launch_until(void* stream, int (*body)(void*), void (*ended)(
 /* Whether a graph is being captured from the stream. An operation then runs whenever the graph does, and `ended` is called with
  * the graph's end. */
 int simulated_cuda_captures(void* stream);
+/* A clock for schedules. Each stream has its own; it stands still but in operations that call the following, and moves up to what
+ * the stream waits for. Whether cuEventElapsedTime is by that clock; by default it is by the host's. */
+void simulated_cuda_use_simulated_clock(int yes);
+/* In an operation: the time of its stream, in nanoseconds, and that it ends no earlier. */
+uint64_t simulated_cuda_now(void);
+void simulated_cuda_take_until(uint64_t ns);
 /* Where an operation reaches the bytes at an address of a device; NULL if `size` bytes there are not allocated. Memory of the
  * host is where it is. Only while an operation runs. */
 void* simulated_cuda_bytes(const void* address, size_t size);

@@ -31,6 +31,7 @@ extern "C" tsr::cuda::Result cuInit(unsigned flags);
 
 #define EXPORTED __attribute__((visibility("default")))
 
+using std::chrono::nanoseconds;
 using tsr::cuda::Access;
 using tsr::cuda::Address;
 using tsr::cuda::Copy2D;
@@ -69,10 +70,11 @@ constexpr size_t large_page = size_t{2} << 20;  // of memory that is mapped
 // Set by the first of several operations that ends, and awaited by others.
 class Flag {
    public:
-    void set() {
+    void set(nanoseconds simulated) {
         const std::lock_guard lock(mutex_);
         is_set_ = true;
         at_ = std::chrono::steady_clock::now();
+        simulated_ = simulated;
         changed_.notify_all();
     }
     [[nodiscard]] bool is_set() const {
@@ -83,16 +85,20 @@ class Flag {
         const std::lock_guard lock(mutex_);
         return at_;
     }
-    void wait() const {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return is_set_; });
+    // By the simulated clock.
+    [[nodiscard]] nanoseconds simulated() const {
+        const std::lock_guard lock(mutex_);
+        return simulated_;
     }
+    // On a stream, its clock then is at least the flag's.
+    void wait() const;
 
    private:
     mutable std::mutex mutex_;
     mutable std::condition_variable changed_;
     bool is_set_ = false;
     std::chrono::steady_clock::time_point at_;
+    nanoseconds simulated_{0};
 };
 using FlagPtr = std::shared_ptr<Flag>;
 
@@ -268,6 +274,8 @@ using Body = std::function<Result()>;
 
 void pause_at_random();
 
+thread_local CUstream_st* running = nullptr;  // the stream whose thread this is
+
 }  // namespace
 
 // Operations that were captured, in their order.
@@ -290,6 +298,7 @@ struct CUstream_st {
     bool is_broken = false;             // and was ended by one
     bool stopping = false;
     std::thread thread;
+    nanoseconds now{0};  // the simulated clock, used by the thread
 
     // Whether the operation goes into a graph.
     bool capture(Body& body) {
@@ -317,6 +326,7 @@ struct CUstream_st {
         return last;
     }
     void work() {
+        running = this;
         while (true) {
             std::pair<Body, FlagPtr> next;
             {
@@ -331,7 +341,7 @@ struct CUstream_st {
                 if (const Result error = next.first(); error != 0) device->broken = error;
             }
             next.first = nullptr;
-            next.second->set();
+            next.second->set(now);
         }
     }
     // Ends once all that was enqueued has run.
@@ -360,6 +370,12 @@ struct CUevent_st {
 
 namespace {
 
+void Flag::wait() const {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_set_; });
+    if (running != nullptr) running->now = std::max(running->now, simulated_);
+}
+
 struct Failure {
     std::string symbol;
     unsigned calls = 0;
@@ -380,6 +396,7 @@ struct World {
     size_t capacity = default_capacity;
     Failure failure;
     std::atomic<unsigned> delay_us{0};
+    std::atomic<bool> has_simulated_clock{false};
     std::mutex random_mutex;
     std::mt19937_64 random;
 };
@@ -707,6 +724,12 @@ EXPORTED int simulated_cuda_launch_until(void* stream, int (*body)(void*), void 
 EXPORTED int simulated_cuda_captures(void* stream) {
     return stream != nullptr && static_cast<CUstream_st*>(stream)->is_captured() ? 1 : 0;
 }
+
+EXPORTED void simulated_cuda_use_simulated_clock(int yes) { world().has_simulated_clock = yes != 0; }
+
+EXPORTED uint64_t simulated_cuda_now() { return static_cast<uint64_t>(running->now.count()); }
+
+EXPORTED void simulated_cuda_take_until(uint64_t ns) { running->now = std::max(running->now, nanoseconds{ns}); }
 
 EXPORTED void* simulated_cuda_bytes(const void* address, size_t size) {
     return bytes_of(side_of(reinterpret_cast<Address>(address), size), size);
@@ -1141,7 +1164,9 @@ EXPORTED Result cuEventElapsedTime(float* ms, CUevent_st* from, CUevent_st* to) 
     const FlagPtr last = to->flag();
     if (!first || !last) return invalid_handle;
     if (!first->is_set() || !last->is_set()) return tsr::cuda::not_ready;
-    *ms = std::chrono::duration<float, std::milli>(last->at() - first->at()).count();
+    using Milliseconds = std::chrono::duration<float, std::milli>;
+    *ms = world().has_simulated_clock ? Milliseconds(last->simulated() - first->simulated()).count()
+                                      : Milliseconds(last->at() - first->at()).count();
     return tsr::cuda::success;
 }
 

@@ -464,6 +464,52 @@ TEST_F(DdpOnDevice, StatisticsAreByTheClockOfTheDevice) {
     }));
 }
 
+// A kernel that takes time by the simulated clock.
+void compute(StreamHandle stream, uint64_t ns) {
+    const auto run = [](void* argument) -> int {
+        simulated_cuda_take_until(simulated_cuda_now() + reinterpret_cast<uint64_t>(argument));
+        return 0;
+    };
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): a number that the kernel gets back
+    EXPECT_EQ(simulated_cuda_launch(stream, run, reinterpret_cast<void*>(ns)), 0);
+}
+
+// docs/SCALING.md: a bucket begins when it is ready and the one before is done. Layers are one of 128 KiB each.
+TEST_F(DdpOnDevice, ExposedCommunicationIsThatOfTheModel) {
+    constexpr int layer_count = 7;
+    constexpr uint64_t latency_ns = 20'000;
+    constexpr uint64_t bytes_per_us = 10'000;
+    simulated_cuda_use_simulated_clock(1);
+    mock_nccl_speed(latency_ns, bytes_per_us);
+    for (const uint64_t layer_ns : {5'000, 20'000, 30'000, 100'000}) {
+        expect_all_well(run_on_devices(2, [&](Communicator& comm) {
+            Model model;
+            for (int i = 0; i < layer_count; ++i) model.add(fmt::format("layer {}", i), {32, 1024});
+            OnDevice there(comm, model);
+            const auto stream = there.api().new_stream();
+            Ddp ddp(shared(comm), there.params(), {.bucket_bytes = 256 << 10, .first_bucket_bytes = 128 << 10});
+            ddp.set_stream(stream.get());
+            for (int i = layer_count; i-- > 0;) {
+                compute(stream.get(), layer_ns);
+                ddp.ready(static_cast<size_t>(i));
+            }
+            ddp.wait();
+            uint64_t ready = 0;
+            uint64_t end = 0;
+            std::chrono::nanoseconds exposed{0};
+            for (size_t b = 0; b < ddp.buckets().size(); ++b) {
+                ready += layer_ns * ddp.stats(b).params;
+                end = std::max(ready, end) + latency_ns + ddp.stats(b).size_bytes * 1000 / bytes_per_us;
+                exposed += ddp.stats(b).exposed;
+            }
+            EXPECT_EQ(ddp.buckets().size(), 4U);
+            const auto expected = static_cast<double>(end - layer_ns * layer_count);
+            EXPECT_NEAR(static_cast<double>(exposed.count()), expected, 0.05 * expected) << layer_ns << " ns a layer";
+            comm.finalize();
+        }));
+    }
+}
+
 // --- what is refused
 
 // With these parameters, on all ranks with one code.

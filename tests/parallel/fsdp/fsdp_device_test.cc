@@ -617,6 +617,97 @@ TEST_F(FsdpOnDevice, TheNextUnitIsGatheredWhileOneComputes) {
     }));
 }
 
+// Nanoseconds of a step whose gathers, and whose reductions, follow each other (docs/SCALING.md).
+uint64_t step_of_the_model(const std::vector<uint64_t>& forward, const std::vector<uint64_t>& moved,
+                           const FsdpOptions& options) {
+    const size_t count = forward.size();
+    uint64_t now = 0;
+    uint64_t gathers = 0;
+    uint64_t reductions = 0;
+    std::vector<uint64_t> reduced;
+    for (const bool is_backward : {false, true}) {
+        const auto unit_at = [&](size_t place) { return is_backward ? count - 1 - place : place; };
+        const auto ahead = static_cast<size_t>(is_backward ? options.backward_prefetch : options.forward_prefetch);
+        std::vector<uint64_t> whole;
+        for (size_t place = 0; place < count; ++place) {
+            while (whole.size() < std::min(count, place + 1 + ahead)) {
+                gathers = std::max(gathers, now) + moved[unit_at(whole.size())];
+                whole.push_back(gathers);
+            }
+            if (is_backward && reduced.size() >= static_cast<size_t>(options.grads_in_flight)) {
+                now = std::max(now, reduced[reduced.size() - static_cast<size_t>(options.grads_in_flight)]);
+            }
+            now = std::max(now, whole[place]) + forward[unit_at(place)] * (is_backward ? 2 : 1);
+            if (!is_backward) continue;
+            reductions = std::max(reductions, now) + moved[unit_at(place)];
+            reduced.push_back(reductions);
+        }
+    }
+    return std::max(now, reductions);
+}
+
+// By the simulated clock, in which computation and NCCL's operations alone take time.
+TEST_F(FsdpOnDevice, AStepTakesTheTimeOfTheModel) {
+    constexpr uint64_t latency_ns = 20'000;
+    constexpr uint64_t bytes_per_us = 1'000;
+    simulated_cuda_use_simulated_clock(1);
+    mock_nccl_speed(latency_ns, bytes_per_us);
+    const std::vector<int64_t> rows{8, 64, 2, 64, 24, 64};
+    std::vector<uint64_t> moved;
+    for (const int64_t each : rows)
+        moved.push_back(latency_ns + static_cast<uint64_t>(each) * 2 * 1024 * 1000 / bytes_per_us);
+    for (const uint64_t unit_ns : {10'000, 100'000, 300'000}) {
+        for (const FsdpOptions& options : {FsdpOptions{}, FsdpOptions{.forward_prefetch = 0, .backward_prefetch = 0},
+                                           FsdpOptions{.backward_prefetch = 2, .grads_in_flight = 1}}) {
+            expect_all_well(run_ranks(2, on_devices(), [&](Communicator& comm) {
+                Model model;
+                std::vector<FsdpUnit> units;
+                for (const int64_t each : rows) {  // two parameters each, so that they are moved together
+                    for (int i = 0; i < 2; ++i) model.add(fmt::format("{}.{}", units.size(), i), {each, 256});
+                    units.push_back({.name = fmt::format("{}", units.size())});
+                }
+                const auto params = model.params();
+                for (size_t i = 0; i < params.size(); ++i) units[i / 2].params.push_back(params[i]);
+                Place place(comm.device());
+                const auto stream = place.api().new_stream();
+                place.set_stream(stream.get());
+                Fsdp fsdp(shared(comm), place.here(units), options);
+                fsdp.set_stream(stream.get());
+                std::vector<uint64_t> forward(rows.size(), unit_ns);
+                forward[1] *= 3;
+                const auto compute = [&](uint64_t ns) {
+                    place.run([ns] {
+                        simulated_cuda_take_until(simulated_cuda_now() + ns);
+                        return true;
+                    });
+                };
+                for (const bool is_measured : {false, true}) {  // the first does not know the next unit yet
+                    const auto begin = place.api().record_time(stream.get());
+                    for (size_t u = 0; u < rows.size(); ++u) {
+                        fsdp.forward(u);
+                        compute(forward[u]);
+                        fsdp.forward_done(u);
+                    }
+                    for (size_t u = rows.size(); u-- > 0;) {
+                        fsdp.backward(u);
+                        compute(2 * forward[u]);
+                        fsdp.grads_ready(u);
+                    }
+                    fsdp.wait();
+                    const auto end = place.api().record_time(stream.get());
+                    end->wait(soon());
+                    if (!is_measured) continue;
+                    const auto expected = static_cast<double>(step_of_the_model(forward, moved, options));
+                    const auto computed = static_cast<double>(3 * unit_ns * (rows.size() + 2));
+                    const auto measured = static_cast<double>(place.api().elapsed(*begin, *end).count());
+                    EXPECT_NEAR(measured - computed, expected - computed, 0.05 * (expected - computed))
+                        << unit_ns << " ns a unit, prefetch " << options.backward_prefetch;
+                }
+            }));
+        }
+    }
+}
+
 TEST_F(FsdpOnDevice, GradientsAreReducedWhileTheNextAreComputed) {
     expect_all_well(run_ranks(2, on_devices(), [](Communicator& comm) {
         Model model = equal_layers(2);
@@ -690,6 +781,18 @@ TEST_F(FsdpOnDevice, AStreamIsOfTheDeviceAndSetBetweenSteps) {
 
 constexpr size_t page = size_t{2} << 20;  // of the simulated devices
 
+void pass_without_kernels(Fsdp& fsdp) {
+    for (size_t u = 0; u < fsdp.units(); ++u) {
+        fsdp.forward(u);
+        fsdp.forward_done(u);
+    }
+    for (size_t u = fsdp.units(); u-- > 0;) {
+        fsdp.backward(u);
+        fsdp.grads_ready(u);
+    }
+    fsdp.wait();
+}
+
 TEST_F(FsdpOnDevice, OnlyTheExpectedUnitsHaveMemoryAtATime) {
     for (const int prefetch : {0, 1, 2}) {
         std::atomic<size_t> most{0};
@@ -712,8 +815,7 @@ TEST_F(FsdpOnDevice, OnlyTheExpectedUnitsHaveMemoryAtATime) {
             comm.run({.collective = Collective::barrier});
             if (comm.rank() == 0) shards = used().bytes - before;
             comm.run({.collective = Collective::barrier});
-            Trainer trainer(fsdp, place, comm.rank());
-            trainer.steps(2);
+            for (int step = 0; step < 2; ++step) pass_without_kernels(fsdp);
             place.api().record(nullptr)->wait(soon());
             comm.run({.collective = Collective::barrier});
             if (comm.rank() == 0) most = used().bytes - before;
