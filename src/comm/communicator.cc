@@ -268,6 +268,10 @@ WorkPtr Communicator::run_tracked(const Request& request) {
     return work;
 }
 
+WorkPtr Communicator::track(void* /*stream*/, std::string_view label, std::function<void()> /*verify*/) {
+    throw Error(Code::internal, fmt::format("{}: communicator '{}' has no device", label, name()));
+}
+
 std::shared_ptr<Communicator> Communicator::self() {
     CommOptions options = CommOptions::from_environment();
     return Group::make(0, 1, hex(random_nonce()).substr(0, 8), std::move(options), nullptr, make_self_transport(),

@@ -90,6 +90,10 @@ class Communicator {
     virtual void run(const Request& request) = 0;
     // run(); the work is finished when the operation is, which on a device is later. Also in a job.
     virtual WorkPtr run_tracked(const Request& request);
+    // Work of all that a stream of device() has now: it is finished when the device has done that, or with this
+    // communicator. Then a thread of the communicator calls `verify`, unless it is empty; what that throws ends the
+    // communicator. Not collective. `label` is for messages.
+    virtual WorkPtr track(void* stream, std::string_view label, std::function<void()> verify);
     // Queues the operation. The tensors' memory must live until the work is done, the spans only for the call.
     [[nodiscard]] virtual WorkPtr submit(const Request& request) = 0;
     // A collective that can be launched repeatedly. The tensors' memory must live as long as the plan. Not collective.

@@ -119,7 +119,7 @@ void DeviceQueue::State::launch(const Request& request, Launch launched, const D
             stream = own_stream.get();
             api.wait(stream, *after);
         }
-        transport->enqueue(request, stream);
+        if (request.collective != Collective::compute) transport->enqueue(request, stream);
         if (captured) return watch_graph(one);
         if (event) {
             api.record_again(*event, stream);
@@ -195,6 +195,7 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
             const Pending& now = **one;
             try {
                 if (now.event && now.event->done()) {
+                    if (now.launch.verify) now.launch.verify();
                     found.done.splice(found.done.end(), pending, one);
                 } else if (now.deadline.expired()) {
                     throw Error(Code::timeout, fmt::format("{} on {} did not finish within {} ms",

@@ -23,7 +23,8 @@ class DeviceQueue {
         uint64_t sequence = 0;
         uint64_t ticket = 0;  // in the flight recorder
         milliseconds timeout{0};
-        WorkPtr work;  // finished when the device is done; may be null
+        WorkPtr work;                  // finished when the device is done; may be null
+        std::function<void()> verify;  // then called by the watching thread; it may throw why the operation failed
     };
     // Called by the watching thread, or by the one that launches.
     struct Callbacks {
@@ -44,7 +45,7 @@ class DeviceQueue {
 
     // Enqueues on the request's stream: what the stream has later sees the result; or, after an event, on a stream of the queue.
     // Throws what failed; everything else that was launched has failed then too. An operation without work on a captured
-    // stream becomes part of the graph.
+    // stream becomes part of the graph. A `compute` enqueues nothing: it is done when what the stream has now is.
     void launch(const Request& request, Launch launch, const DeviceEvent* after = nullptr);
 
     // Returns when all that was launched is done. Throws TIMEOUT, INTERRUPTED or why the queue was aborted.

@@ -98,6 +98,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     }
 
     WorkPtr run_tracked(const Request& request) override;
+    WorkPtr track(void* stream, std::string_view label, std::function<void()> verify) override;
 
     WorkPtr submit(const Request& request) override {
         const Call once = enter();

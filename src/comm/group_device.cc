@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "comm/device_transport.hpp"
 #include "comm/fingerprint.hpp"
@@ -119,7 +120,7 @@ struct Group::DeviceRequest : OwnedRequest {
 void Group::launch(const Request& request, const Task& task, const DeviceEvent* after, const WorkPtr& work) {
     const uint64_t sequence = is_point_to_point(request.collective) ? ++transfers_ : ++collectives_;
     flight_.started(task.ticket, sequence);
-    device_->launch(request, {task.operation, sequence, task.ticket, task.timeout, work}, after);
+    device_->launch(request, {task.operation, sequence, task.ticket, task.timeout, work, {}}, after);
 }
 
 void Group::launch(const Task& task) {
@@ -137,6 +138,21 @@ WorkPtr Group::run_tracked(const Request& request) {
     const Call once = enter();
     auto work = std::make_shared<Work>();
     run_on_device(request, work);
+    return work;
+}
+
+WorkPtr Group::track(void* stream, std::string_view label, std::function<void()> verify) {
+    if (!device_) return Communicator::track(stream, label, std::move(verify));
+    const Call once = enter();
+    if (!runs_inline()) {  // the progress thread may be launching
+        await_queue();
+        throw_if_unusable();
+    }
+    const Operation operation = computation_of(label);
+    const uint64_t ticket = flight_.started(operation, 0);
+    auto work = std::make_shared<Work>();
+    device_->launch({.collective = Collective::compute, .stream = stream},
+                    {operation, 0, ticket, timeout(), work, std::move(verify)});
     return work;
 }
 
