@@ -7,9 +7,12 @@
 #include <string_view>
 
 #include "kernels/checksums.hpp"
+#include "kernels/cross_entropy.hpp"
 #include "kernels/elementwise.hpp"
+#include "kernels/embedding.hpp"
 #include "kernels/norms.hpp"
 #include "kernels/optimizers.hpp"
+#include "kernels/rows.hpp"
 
 // (name, type)
 #define TSR_KERNELS(X)                            \
@@ -41,7 +44,33 @@
     X(power_f32, PowerOfChunks<float>)            \
     X(power_f64, PowerOfChunks<double>)           \
     X(power_of_parts, PowerOfParts)               \
-    X(checksums, ChecksumOfChunks)
+    X(checksums, ChecksumOfChunks)                \
+    X(add_row_f16, AddRow<Half>)                  \
+    X(add_row_bf16, AddRow<BFloat>)               \
+    X(add_row_f32, AddRow<float>)                 \
+    X(add_row_f64, AddRow<double>)                \
+    X(look_up_2, LookUp<uint16_t>)                \
+    X(look_up_4, LookUp<uint32_t>)                \
+    X(look_up_8, LookUp<uint64_t>)                \
+    X(add_words_f16, AddWords<Half>)              \
+    X(add_words_bf16, AddWords<BFloat>)           \
+    X(add_words_f32, AddWords<float>)             \
+    X(add_words_f64, AddWords<double>)            \
+    X(largest_logits_f16, LargestLogits<Half>)    \
+    X(largest_logits_bf16, LargestLogits<BFloat>) \
+    X(largest_logits_f32, LargestLogits<float>)   \
+    X(largest_logits_f64, LargestLogits<double>)  \
+    X(sums_of_logits_f16, SumsOfLogits<Half>)     \
+    X(sums_of_logits_bf16, SumsOfLogits<BFloat>)  \
+    X(sums_of_logits_f32, SumsOfLogits<float>)    \
+    X(sums_of_logits_f64, SumsOfLogits<double>)   \
+    X(sums_of_weights, SumsOfWeights)             \
+    X(loss_of_rows_f16, LossOfRows<Half>)         \
+    X(loss_of_rows_bf16, LossOfRows<BFloat>)      \
+    X(loss_of_rows_f32, LossOfRows<float>)        \
+    X(loss_of_rows_f64, LossOfRows<double>)       \
+    X(sum_of_losses_f32, SumOfLosses<float>)      \
+    X(sum_of_losses_f64, SumOfLosses<double>)
 
 namespace tsr::kernels {
 
