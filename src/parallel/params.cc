@@ -36,14 +36,6 @@ void check_names(std::span<const NamedTensor> params) {
     }
 }
 
-void check_params(std::span<const NamedTensor> params) {
-    check_names(params);
-    for (const auto& [name, tensor] : params) {
-        if (tensor.device.type == DeviceType::cpu) continue;
-        throw Error(Code::unsupported, fmt::format("parameter \"{}\" is not on the CPU", name));
-    }
-}
-
 void check_trained(const NamedTensor& param) {
     if (is_floating(param.tensor.dtype)) return;
     throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" is {}; a parameter with a gradient must be "

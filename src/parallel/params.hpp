@@ -22,8 +22,6 @@ struct NamedTensor {
 
 // Throws INVALID_ARGUMENT unless the list is not empty and names are unique and not empty.
 void check_names(std::span<const NamedTensor> params);
-// The same, and UNSUPPORTED unless all tensors are on the CPU.
-void check_params(std::span<const NamedTensor> params);
 
 // Throws INVALID_ARGUMENT unless the parameter can have a gradient, that is, is a floating-point tensor.
 void check_trained(const NamedTensor& param);

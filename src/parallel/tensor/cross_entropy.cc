@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -9,8 +10,8 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "parallel/tensor/loss_rows.hpp"
 #include "tensor/half.hpp"
-#include "tensor/layout.hpp"
 
 namespace tsr {
 
@@ -29,44 +30,13 @@ void store(double& to, double x) { to = x; }
 void store(Half& to, float x) { to = narrow_half(x); }
 void store(BFloat& to, float x) { to = narrow_bfloat(x); }
 
-int64_t integer_at(const Tensor& tensor, size_t i) {
-    return tensor.dtype == DType::i64 ? tensor.as<int64_t>()[i] : tensor.as<int32_t>()[i];
-}
-
-// --- the problem, as one rank sees it
-
-struct Problem {
-    Tensor logits;
-    Tensor targets;
-    Tensor loss;
-    std::optional<Tensor> grad;
-    int64_t vocabulary = 0;
-    Range classes;  // of this rank
-    int64_t ignore_index = 0;
-    double smoothing = 0;
-    LossReduction reduction = LossReduction::mean;
-    double grad_scale = 1;
-    std::optional<Tensor> weights;
-    double weights_sum = 0;  // of all classes
-    double divisor = 1;      // of the summed losses
-
-    [[nodiscard]] size_t count() const { return static_cast<size_t>(targets.numel()); }
-    [[nodiscard]] size_t width() const { return static_cast<size_t>(classes.end - classes.begin); }
-    [[nodiscard]] double weight(int64_t c) const {
-        if (!weights) return 1;
-        const auto i = static_cast<size_t>(c);
-        return weights->dtype == DType::f64 ? weights->as<double>()[i] : static_cast<double>(weights->as<float>()[i]);
-    }
-    [[nodiscard]] bool is_own(int64_t c) const { return c >= classes.begin && c < classes.end; }
-};
-
 // Value is the type of all that is computed: double for f64 logits, float for all others.
 template <class Element, class Value>
 class Computation {
    public:
-    explicit Computation(const Problem& rows) : rows_(rows), logits_(rows.logits.as<Element>()) {}
+    explicit Computation(const LossRows& rows) : rows_(rows), logits_(rows.logits.as<Element>()) {}
 
-    void operator()(TpMoves& moves) {
+    void operator()(TpMoves& moves, StreamHandle /*stream*/) {
         const size_t n = rows_.count();
         std::vector<Value> most(n);
         for (size_t i = 0; i < n; ++i) most[i] = largest(row(i));
@@ -161,11 +131,11 @@ class Computation {
         }
     }
 
-    Problem rows_;
+    LossRows rows_;
     std::span<const Element> logits_;
 };
 
-std::function<void(TpMoves&)> computation_of(const Problem& rows) {
+TpQueue::Body computation_of(const LossRows& rows) {
     switch (rows.logits.dtype) {
         case DType::f32: return Computation<float, float>(rows);
         case DType::f64: return Computation<double, double>(rows);
@@ -181,7 +151,7 @@ std::function<void(TpMoves&)> computation_of(const Problem& rows) {
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(Code::invalid_argument, "cross-entropy: " + why); }
 
-void check_shapes(const Problem& rows, int rank, int ranks) {
+void check_shapes(const LossRows& rows, int rank, int ranks) {
     std::vector<int64_t> sizes(rows.targets.shape.begin(), rows.targets.shape.end());
     if (sizes.size() == max_ndim)
         refuse(fmt::format("targets have {} dimensions; at most {} are supported", max_ndim, max_ndim - 1));
@@ -204,10 +174,21 @@ void check_shapes(const Problem& rows, int rank, int ranks) {
     }
 }
 
-void check_targets(const Problem& rows) {
+void check_places(const TensorParallel& model, const LossRows& rows, StreamHandle stream) {
+    const std::array tensors{rows.logits, rows.targets, rows.loss, rows.grad.value_or(rows.logits),
+                             rows.weights.value_or(rows.logits)};
+    model.moves().check_places(tensors, stream);
+    for (const Tensor& tensor : tensors) {
+        if (tensor.device.type == rows.logits.device.type) continue;
+        refuse("some of its tensors are on the CPU and some on a CUDA device; all must be in one place");
+    }
+}
+
+void check_targets(const LossRows& rows) {
     if (rows.targets.dtype != DType::i64 && rows.targets.dtype != DType::i32) {
         refuse(fmt::format("targets are {}; they must be i32 or i64", name_of(rows.targets.dtype)));
     }
+    if (rows.targets.device.type != DeviceType::cpu) return;  // kernels check them
     for (size_t i = 0; i < rows.count(); ++i) {
         const int64_t y = integer_at(rows.targets, i);
         if (y == rows.ignore_index || (y >= 0 && y < rows.vocabulary)) continue;
@@ -216,7 +197,7 @@ void check_targets(const Problem& rows) {
     }
 }
 
-void check_weights(const Problem& rows) {
+void check_weights(const LossRows& rows) {
     if (!rows.weights) return;
     const Tensor& weights = *rows.weights;
     if ((weights.dtype == DType::f32 || weights.dtype == DType::f64) && weights.shape == Dims{rows.vocabulary}) return;
@@ -240,7 +221,7 @@ void cross_entropy(TensorParallel& model, const Tensor& logits, const Tensor& ta
         refuse(fmt::format("unknown reduction {}; it is 0 (none), 1 (mean) or 2 (sum)",
                            static_cast<int>(options.reduction)));
     }
-    Problem rows;
+    LossRows rows;
     rows.logits = logits;
     rows.targets = targets;
     rows.loss = loss;
@@ -254,8 +235,11 @@ void cross_entropy(TensorParallel& model, const Tensor& logits, const Tensor& ta
     rows.weights = options.class_weights;
     (void)computation_of(rows);  // checks the dtype
     check_shapes(rows, comm.rank(), comm.world_size());
+    check_places(model, rows, stream);
     check_targets(rows);
     check_weights(rows);
+    if (logits.device.type != DeviceType::cpu) [[unlikely]]
+        return loss_on_device(model, rows, options.data_ranks, stream, work);
     for (int64_t c = 0; options.label_smoothing > 0 && c < options.vocabulary; ++c) rows.weights_sum += rows.weight(c);
     if (options.reduction == LossReduction::mean) {
         double sum = 0;

@@ -31,6 +31,9 @@ struct CrossEntropyOptions {
 // of `targets`. `grad` is null or receives the gradient of the loss (none: of each row's) by the logits, in their shape
 // and dtype; it may be their memory. The mean over no rows is NaN, its gradient 0. A target outside of the vocabulary is
 // INVALID_ARGUMENT, before anything is sent. Collective; with `data_ranks` over these too, and blocking for that part.
+//
+// On a device nothing blocks. The kernels find such a target: it counts as ignored, and once the device is done the communicator
+// and `work` fail.
 void cross_entropy(TensorParallel& model, const Tensor& logits, const Tensor& targets,
                    const CrossEntropyOptions& options, const Tensor& loss, const Tensor* grad, StreamHandle stream,
                    WorkPtr* work);

@@ -8,8 +8,8 @@ namespace tsr {
 
 // `ids` (i32 or i64, any shape, the same on every rank) are rows of parameter `index`, which is a matrix that is whole or
 // cut along dimension 0. `out` has the shape of `ids` and one more dimension, the features; with `dim`, it is this
-// rank's part along that dimension. An id outside of the vocabulary is INVALID_ARGUMENT, before anything is sent.
-// Collective.
+// rank's part along that dimension. An id outside of the vocabulary is INVALID_ARGUMENT, before anything is sent. On a device
+// the kernels find it: its row is zeros, and once the device is done the communicator and `work` fail. Collective.
 void embed(TensorParallel& model, size_t index, const Tensor& ids, const Tensor& out, int dim, StreamHandle stream,
            WorkPtr* work);
 

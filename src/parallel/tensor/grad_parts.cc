@@ -4,7 +4,7 @@
 
 namespace tsr {
 
-void sum_over_ranks(Communicator& comm, std::span<const Tensor> tensors) {
+void sum_over_ranks(Communicator& comm, std::span<const Tensor> tensors, StreamHandle stream) {
     std::vector<std::vector<Tensor>> lists;  // one for each dtype, in the order of the tensors
     for (const Tensor& tensor : tensors) {
         const auto same = std::ranges::find_if(lists, [&](const auto& list) { return list[0].dtype == tensor.dtype; });
@@ -15,7 +15,8 @@ void sum_over_ranks(Communicator& comm, std::span<const Tensor> tensors) {
                   .inputs = {},
                   .outputs = list,
                   .op = ReduceOp::sum,
-                  .label = "parts of gradients"});
+                  .label = "parts of gradients",
+                  .stream = stream});
     }
 }
 

@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "device/device.hpp"
 #include "tensor/tensor.hpp"
 
 namespace tsr {
 
-// Sums tensors over the ranks, in place: one operation for each dtype. Collective.
-void sum_over_ranks(Communicator& comm, std::span<const Tensor> tensors);
+// Sums tensors over the ranks, in place: one operation for each dtype, on a device in the order of the stream. Collective.
+void sum_over_ranks(Communicator& comm, std::span<const Tensor> tensors, StreamHandle stream = nullptr);
 
 // What a model over slices (DDP, FSDP) sums before it reduces gradients over ranks with other data. It has a communicator
 // of its own, which jobs use while the trainer computes.

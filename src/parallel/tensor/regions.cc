@@ -12,12 +12,25 @@
 #include "base/error.hpp"
 #include "base/reentry.hpp"
 #include "comm/reduce.hpp"
+#include "device/launch.hpp"
+#include "parallel/placement.hpp"
 #include "parallel/tensor/cut.hpp"
 #include "tensor/arithmetic.hpp"
 
 namespace tsr {
 
 namespace {
+
+constexpr milliseconds after_timeout{10000};  // operations end by themselves at the communicator's timeout
+
+void refuse_capture(Device device, StreamHandle stream) {
+    if (!device_api(device).is_captured(stream)) return;
+    throw Error(Code::invalid_state,
+                fmt::format("{}: the stream is being captured into a CUDA graph, which can have only tensor-parallel "
+                            "operations that need no memory of the model: without a dimension, or along the outermost "
+                            "one if its size divides by the number of ranks",
+                            device_api(device).name()));
+}
 
 Tensor flat(std::byte* data, size_t size, const Tensor& like) {
     return {data, Dims{static_cast<int64_t>(size / size_of(like.dtype))}, like.dtype, like.device};
@@ -39,10 +52,28 @@ void check_alike(const Tensor& in, const Tensor& out) {
     }
 }
 
+template <class T>
+void add_row_on_device(const Tensor& out, const Tensor& bias, StreamHandle stream) {
+    const auto width = static_cast<size_t>(bias.numel());
+    launch(device_api(out.device),
+           kernels::AddRow<T>{out.data, bias.data, static_cast<size_t>(out.numel()) / width, width}, stream);
+}
+
+void add_to_rows_on_device(const Tensor& out, const Tensor& bias, StreamHandle stream) {
+    switch (out.dtype) {
+        case DType::f16: return add_row_on_device<Half>(out, bias, stream);
+        case DType::bf16: return add_row_on_device<BFloat>(out, bias, stream);
+        case DType::f32: return add_row_on_device<float>(out, bias, stream);
+        default: return add_row_on_device<double>(out, bias, stream);
+    }
+}
+
 }  // namespace
 
-void add_to_rows(const Tensor& out, const Tensor& bias) {
+void add_to_rows(const Tensor& out, const Tensor& bias, StreamHandle stream) {
     if (out.numel() == 0) return;
+    if (out.device.type != DeviceType::cpu) [[unlikely]]
+        return add_to_rows_on_device(out, bias, stream);
     Tensor row = bias;
     const size_t size = bias.size_bytes();
     const size_t rows = out.size_bytes() / size;
@@ -54,12 +85,28 @@ void add_to_rows(const Tensor& out, const Tensor& bias) {
 
 void check_bias(const Tensor& out, const Tensor& bias) {
     const int64_t features = out.shape.ndim() == 0 ? 1 : out.shape[out.shape.ndim() - 1];
-    if (bias.dtype == out.dtype && bias.numel() == features && is_floating(out.dtype)) return;
+    if (bias.device.type != out.device.type) {
+        throw Error(Code::invalid_argument, "the bias is on another device than the activation to which it is added");
+    }
+    if (bias.dtype == out.dtype && bias.numel() == features && is_floating(out.dtype)) {
+        if (out.device.type != DeviceType::cpu) require_kernels_for("a bias", out.device);
+        return;
+    }
     throw Error(
         Code::invalid_argument,
         fmt::format("the bias {} {} cannot be added to {} {}: it must have the last dimension's {} elements, of "
                     "the same floating-point dtype",
                     name_of(bias.dtype), bias.shape.str(), name_of(out.dtype), out.shape.str(), features));
+}
+
+void TpMoves::check_places(std::span<const Tensor> tensors, StreamHandle stream) const {
+    bool is_on_device = false;
+    for (const Tensor& tensor : tensors) {
+        if (tensor.device.type == DeviceType::cpu) continue;
+        check_on_device(tensor, "a tensor", comm_->device());
+        is_on_device = true;
+    }
+    if (is_on_device) device_api(*comm_->device()).check_stream(stream);
 }
 
 void TpMoves::check_same(const Tensor& in, const Tensor& out) const {
@@ -90,7 +137,14 @@ std::byte* TpMoves::scratch(size_t size) {
     return scratch_->data();
 }
 
-std::vector<std::byte*> TpMoves::shared_scratch(size_t size) {
+std::byte* TpMoves::scratch(size_t size, Device device, StreamHandle stream) {
+    if (device.type == DeviceType::cpu) return scratch(size);
+    refuse_capture(device, stream);
+    return scratch_on_device_.at_least(size, device_api(device));
+}
+
+std::vector<std::byte*> TpMoves::shared_scratch(size_t size, Device device) {
+    if (device.type != DeviceType::cpu) return {};
     static_cast<void>(scratch(size));
     for (int r = 0; r < comm_->world_size(); ++r) {
         if (scratch_->of_rank(r) == nullptr) return {};
@@ -107,8 +161,13 @@ void TpMoves::meet(std::string_view what, const Cut& cut) {
     comm_->run({.collective = Collective::barrier, .label = label});
 }
 
-Tensor TpMoves::temporary(const Dims& shape, DType dtype, Device device) {
+Tensor TpMoves::temporary(const Dims& shape, DType dtype, Device device, StreamHandle stream) {
     Tensor tensor{nullptr, shape, dtype, device};
+    if (device.type != DeviceType::cpu) {
+        refuse_capture(device, stream);
+        tensor.data = temporary_on_device_.at_least(tensor.size_bytes(), device_api(device));
+        return tensor;
+    }
     if (!temporary_ || temporary_size_ < tensor.size_bytes()) {
         temporary_.reset();
         temporary_ = device_api(device).allocate(tensor.size_bytes());
@@ -129,7 +188,8 @@ void TpMoves::sum(const Tensor& in, const Tensor& out, StreamHandle stream) {
                 .inputs = {},
                 .outputs = {&out, 1},
                 .op = ReduceOp::sum,
-                .label = "sum of activations"});
+                .label = "sum of activations",
+                .stream = stream});
 }
 
 void TpMoves::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) {
@@ -137,7 +197,11 @@ void TpMoves::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle 
     if (out.numel() == 0) return;  // on every rank
     const Cut cut(out, dim, comm_->world_size());
     const auto gather = [&](Collective how, const Tensor& part, std::span<const Tensor> whole) {
-        comm_->run({.collective = how, .inputs = {&part, 1}, .outputs = whole, .label = "gather of activations"});
+        comm_->run({.collective = how,
+                    .inputs = {&part, 1},
+                    .outputs = whole,
+                    .label = "gather of activations",
+                    .stream = stream});
     };
     const Tensor whole = flat(out);
     if (cut.is_outermost() && cut.is_even()) return gather(Collective::all_gather, flat(in), {&whole, 1});
@@ -148,7 +212,7 @@ void TpMoves::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle 
     }
     DeviceApi& device = device_api(in.device);
     const auto own = static_cast<size_t>(comm_->rank());
-    if (const auto shared = shared_scratch(cut.part_size()); !shared.empty()) {
+    if (const auto shared = shared_scratch(cut.part_size(), in.device); !shared.empty()) {
         device.copy(shared[own], in.data, in.size_bytes(), stream);
         meet("gather", cut);
         for (size_t r = 0; r < cut.ranks; ++r) {
@@ -157,7 +221,7 @@ void TpMoves::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle 
         }
         return;
     }
-    std::byte* const parts = scratch(cut.ranks * cut.part_size());
+    std::byte* const parts = scratch(cut.ranks * cut.part_size(), in.device, stream);
     const auto part_of = [&](size_t r) { return ByteRows{parts + r * cut.part_size(), cut.padded() * cut.item}; };
     device.copy_rows(part_of(own), {in.data, cut.row(own)}, cut.outer, cut.row(own), stream);
     const Tensor all = flat(parts, cut.ranks * cut.part_size(), in);
@@ -176,12 +240,13 @@ void TpMoves::sum_scatter(const Tensor& in, const Tensor& out, int dim, StreamHa
                     .inputs = {&whole, 1},
                     .outputs = {&part, 1},
                     .op = ReduceOp::sum,
-                    .label = "sum of activations"});
+                    .label = "sum of activations",
+                    .stream = stream});
     };
     if (cut.is_outermost() && cut.is_even()) return reduce(flat(in), flat(out));
     DeviceApi& device = device_api(in.device);
     const auto own = static_cast<size_t>(comm_->rank());
-    if (const auto shared = shared_scratch(cut.ranks * cut.part_size()); !shared.empty()) {
+    if (const auto shared = shared_scratch(cut.ranks * cut.part_size(), in.device); !shared.empty()) {
         std::vector<const std::byte*> addends;
         for (size_t r = 0; r < cut.ranks; ++r) {
             const ByteRows part{shared[own] + r * cut.part_size(), cut.row(r)};
@@ -191,7 +256,7 @@ void TpMoves::sum_scatter(const Tensor& in, const Tensor& out, int dim, StreamHa
         meet("sum_scatter", cut);
         return tsr::reduce(out.data, addends, static_cast<size_t>(out.numel()), out.dtype, ReduceOp::sum);
     }
-    std::byte* const parts = scratch(cut.ranks * cut.part_size());
+    std::byte* const parts = scratch(cut.ranks * cut.part_size(), in.device, stream);
     const auto part_of = [&](size_t r) { return ByteRows{parts + r * cut.part_size(), cut.padded() * cut.item}; };
     for (size_t r = 0; r < cut.ranks; ++r) {
         if (cut.row(r) < part_of(r).stride) device.zero(part_of(r).data, cut.part_size(), stream);
@@ -220,13 +285,14 @@ void TpMoves::share_part(const Tensor& in, const Tensor& part, const Tensor& out
     comm_->run({.collective = Collective::broadcast,
                 .outputs = {&bytes, 1},
                 .peer = place,
-                .label = "a part of an activation"});
+                .label = "a part of an activation",
+                .stream = stream});
     if (cut.is_outermost()) return;
     const auto rank = static_cast<size_t>(place);
     device.copy_rows(cut.in(out.data, rank), {part.data, cut.row(rank)}, cut.outer, cut.row(rank), stream);
 }
 
-void TpMoves::sum_part(const Tensor& part, const Tensor& out, int place) {
+void TpMoves::sum_part(const Tensor& part, const Tensor& out, int place, StreamHandle stream) {
     const Tensor input = flat(part);
     const Tensor sum = flat(out);
     const std::span<const Tensor> outputs{&sum, comm_->rank() == place ? 1U : 0U};
@@ -235,25 +301,54 @@ void TpMoves::sum_part(const Tensor& part, const Tensor& out, int place) {
                 .outputs = outputs,
                 .op = ReduceOp::sum,
                 .peer = place,
-                .label = "a part of an activation"});
+                .label = "a part of an activation",
+                .stream = stream});
 }
 
-void TpQueue::run(std::function<void(TpMoves& moves)> body, StreamHandle stream, Device device, WorkPtr* work) {
+void TpQueue::run(Body body, StreamHandle stream, Device device, WorkPtr* work, std::function<void()> verify) {
     Communicator& comm = *moves_->comm();
     const Reentry once(this, "the model of communicator", comm.name());  // a callback while this waits for `last_`
+    if (device.type != DeviceType::cpu) [[unlikely]] {
+        return run_on_device(device, [&](TpMoves& moves, TpStreams& streams) {
+            const StreamHandle on = work == nullptr ? stream : streams.own();
+            if (work != nullptr) streams.order(on, stream);
+            streams.begin(on);
+            body(moves, on);
+            streams.end(on);
+            if (work == nullptr && !verify) return;
+            WorkPtr made = comm.track(on, "tensor-parallel operation", std::move(verify));
+            if (work != nullptr) *work = std::move(made);
+        });
+    }
     if (work == nullptr) {
         // Jobs use the same scratch memory.
         if (last_ && !last_->done()) last_->wait(until_done());
         last_.reset();
-        return comm.in_one_call([&] { body(*moves_); });
+        return comm.in_one_call([&] { body(*moves_, stream); });
     }
-    std::shared_ptr<DeviceEvent> ready = device_api(device).record(stream);
-    const milliseconds timeout = comm.options().timeout;
-    last_ = comm.submit_job([body = std::move(body), ready = std::move(ready), moves = moves_, timeout] {
-        ready->wait(Deadline::in(timeout));
-        body(*moves);
-    });
+    cpu_device().check_stream(stream);
+    last_ = comm.submit_job([body = std::move(body), moves = moves_] { body(*moves, nullptr); });
     *work = last_;
+}
+
+TpStreams& TpQueue::streams_of(Device device) {
+    if (!streams_) {
+        const milliseconds longest = moves_->comm()->options().timeout + after_timeout;
+        streams_ = std::make_unique<TpStreams>(device_api(device), longest);
+    }
+    return *streams_;
+}
+
+void TpQueue::run_on_device(Device device, FunctionRef<void(TpMoves& moves, TpStreams& streams)> body) {
+    Communicator& comm = *moves_->comm();
+    TpStreams& streams = streams_of(device);
+    try {
+        comm.in_one_call([&] { body(*moves_, streams); });
+    } catch (const Error& error) {
+        // Peers would wait for this rank.
+        if (error.code() == Code::cuda || error.code() == Code::no_memory) comm.abort(error.what());
+        throw;
+    }
 }
 
 }  // namespace tsr

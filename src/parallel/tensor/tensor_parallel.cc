@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "comm/fingerprint.hpp"
 #include "comm/inner_options.hpp"
 #include "device/device.hpp"
+#include "parallel/placement.hpp"
 #include "parallel/shard_memory.hpp"
 
 namespace tsr {
@@ -40,8 +42,7 @@ void for_ranges(const TpParam& param, int rank, Copy&& copy) {
     }
 }
 
-void cut_slice(const TpParam& param, int rank, const std::byte* whole, std::byte* slice) {
-    DeviceApi& device = cpu_device();
+void cut_slice(DeviceApi& device, const TpParam& param, int rank, const std::byte* whole, std::byte* slice) {
     for_ranges(param, rank, [&](size_t from, size_t to, size_t rows, size_t size, size_t whole_row, size_t slice_row) {
         device.copy_rows({slice + to, slice_row}, {whole + from, whole_row}, rows, size, nullptr);
     });
@@ -56,18 +57,20 @@ void check_whole(const NamedTensor& param) {
 }
 
 std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor> registered,
-                             std::span<const TpRule> rules, const TpOptions& options) {
+                             std::span<const TpRule> rules, const TpOptions& options, Device& device) {
     TensorParallel::check_mesh(mesh);
     Communicator& comm = *mesh.comm(0);
     std::vector<TpParam> plan = or_refuse_on_all_ranks(comm, Compared::models, [&] {
         std::vector<NamedTensor> params(registered.begin(), registered.end());
         for (NamedTensor& param : params) param.name = without_wrappers(std::move(param.name));
-        check_params(params);
+        check_names(params);
         for (const NamedTensor& param : params) check_whole(param);
+        device = device_of(params, comm.device());
         return plan_slices(params, rules, comm.world_size(), options.sequence_parallel);
     });
     std::vector<std::string> lines = description(plan);
     lines.push_back(fmt::format("sync_values {}", options.sync_values));
+    lines.emplace_back(device.type == DeviceType::cpu ? "parameters on the CPU" : "parameters on CUDA devices");
     check_same_on_all_ranks(comm, Compared::models, lines, "the tensor-parallel plans of the ranks differ");
     return plan;
 }
@@ -76,18 +79,27 @@ std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor
 
 TensorParallel::TensorParallel(const DeviceMesh& mesh, std::span<const NamedTensor> params,
                                std::span<const TpRule> rules, const TpOptions& options)
-    : options_(options), plan_(planned(mesh, params, rules, options)), mesh_(mesh), queue_(mesh.comm(0)) {
+    : options_(options), plan_(planned(mesh, params, rules, options, device_)), mesh_(mesh), queue_(mesh.comm(0)) {
     for (size_t i = 0; i < plan_.size(); ++i) {
         shapes_.push_back(plan_[i].slice_shape(comm()->rank()));
         at_.push_back(size_);
         size_ = round_up(size_ + slice_size(i, comm()->rank()), alignment);
     }
-    slices_ = cpu_device().allocate_zeroed(size_);
+    allocate_slices();
     if (options_.sync_values) {
         scatter(params);
     } else {
         cut_own(params);
     }
+    api().record(nullptr)->wait(Deadline::in(comm()->options().timeout));
+}
+
+// A device without memory for them is known on all ranks.
+void TensorParallel::allocate_slices() {
+    const auto allocate = [&] { slices_ = api().allocate_zeroed(size_); };
+    if (device_.type == DeviceType::cpu) return allocate();
+    or_refuse_on_all_ranks(*comm(), Compared::models, allocate);
+    check_same_on_all_ranks(*comm(), Compared::models, {"memory for slices"}, "the ranks' slices differ");
 }
 
 TensorParallel::~TensorParallel() = default;
@@ -112,7 +124,7 @@ size_t TensorParallel::slice_size(size_t index, int rank) const {
 
 Tensor TensorParallel::slice(size_t index) const {
     const TpParam& what = param(index);
-    return {slices_.get() + at_[index], shapes_[index], what.dtype, {}};
+    return {slices_.get() + at_[index], shapes_[index], what.dtype, device_};
 }
 
 const Dims& TensorParallel::slice_shape(size_t index) const {
@@ -128,9 +140,9 @@ Tensor TensorParallel::grad(size_t index) {
                                                      what.name, name_of(what.dtype)));
     }
     if (!grads_) {
-        grads_ = cpu_device().allocate_zeroed(size_);
+        grads_ = api().allocate_zeroed(size_);
     }
-    return {grads_.get() + at_[index], shapes_[index], what.dtype, {}};
+    return {grads_.get() + at_[index], shapes_[index], what.dtype, device_};
 }
 
 // --- ranks
@@ -219,7 +231,7 @@ Layout TensorParallel::layout_of(size_t index, PartsOf parts_of) const {
 void TensorParallel::cut_own(std::span<const NamedTensor> params) {
     for (size_t i = 0; i < plan_.size(); ++i) {
         if (params[i].tensor.data == nullptr) continue;
-        cut_slice(plan_[i], comm()->rank(), params[i].tensor.data, slices_.get() + at_[i]);
+        cut_slice(api(), plan_[i], comm()->rank(), params[i].tensor.data, slices_.get() + at_[i]);
     }
 }
 
@@ -262,17 +274,17 @@ void TensorParallel::scatter_some(std::span<const NamedTensor> params, std::span
     if (room == 0) return;
     const auto ranks = static_cast<size_t>(comm.world_size());
     const bool is_root = comm.rank() == 0;
-    const std::shared_ptr<std::byte> own = cpu_device().allocate(room);
-    const std::shared_ptr<std::byte> all = is_root ? cpu_device().allocate(room * ranks) : nullptr;
+    const std::shared_ptr<std::byte> own = api().allocate(room);
+    const std::shared_ptr<std::byte> all = is_root ? api().allocate(room * ranks) : nullptr;
     for (size_t rank = 0; is_root && rank < ranks; ++rank) {
         std::byte* to = all.get() + rank * room;
         for (const size_t i : which) {
-            cut_slice(plan_[i], static_cast<int>(rank), params[i].tensor.data, to);
+            cut_slice(api(), plan_[i], static_cast<int>(rank), params[i].tensor.data, to);
             to += slice_size(i, static_cast<int>(rank));
         }
     }
-    const Tensor output{own.get(), Dims{static_cast<int64_t>(room)}, DType::u8, {}};
-    const Tensor input{all.get(), Dims{static_cast<int64_t>(room * ranks)}, DType::u8, {}};
+    const Tensor output{own.get(), Dims{static_cast<int64_t>(room)}, DType::u8, device_};
+    const Tensor input{all.get(), Dims{static_cast<int64_t>(room * ranks)}, DType::u8, device_};
     comm.run({.collective = Collective::scatter,
               .inputs = is_root ? std::span(&input, 1) : std::span<const Tensor>{},
               .outputs = {&output, 1},
@@ -281,9 +293,16 @@ void TensorParallel::scatter_some(std::span<const NamedTensor> params, std::span
     const std::byte* from = own.get();
     for (const size_t i : which) {
         const size_t size = slice_size(i, comm.rank());
-        cpu_device().copy(slices_.get() + at_[i], from, size, nullptr);
+        api().copy(slices_.get() + at_[i], from, size, nullptr);
         from += size;
     }
+    api().record(nullptr)->wait(Deadline::in(comm.options().timeout));
+}
+
+void TensorParallel::set_stream(StreamHandle stream) {
+    api().check_stream(stream);
+    api().wait(stream, *api().record(stream_));
+    stream_ = stream;
 }
 
 // --- activations
@@ -292,7 +311,8 @@ void TensorParallel::enter(const Tensor& in, const Tensor& out, int dim, StreamH
     if (dim >= 0) return gather(in, out, dim, stream, work);
     const Reentry once = enter_call();
     moves().check_same(in, out);
-    queue_.run([=](TpMoves& moves) { moves.copy(in, out, stream); }, stream, in.device, work);
+    moves().check_places(std::array{in, out}, stream);
+    queue_.run([=](TpMoves& moves, StreamHandle on) { moves.copy(in, out, on); }, stream, in.device, work);
 }
 
 void TensorParallel::enter_backward(const Tensor& grad, const Tensor& out, int dim, StreamHandle stream,
@@ -308,15 +328,16 @@ void TensorParallel::leave(const Tensor& in, const Tensor& out, int dim, const T
     } else {
         moves().check_same(in, out);
     }
+    moves().check_places(std::array{in, out, bias == nullptr ? out : *bias}, stream);
     if (bias != nullptr) check_bias(out, *bias);
     const std::optional<Tensor> added = bias == nullptr ? std::nullopt : std::optional(*bias);
-    const auto body = [=](TpMoves& moves) {
+    const auto body = [=](TpMoves& moves, StreamHandle on) {
         if (dim >= 0) {
-            moves.sum_scatter(in, out, dim, stream);
+            moves.sum_scatter(in, out, dim, on);
         } else {
-            moves.sum(in, out, stream);
+            moves.sum(in, out, on);
         }
-        if (added) add_to_rows(out, *added);
+        if (added) add_to_rows(out, *added, on);
     };
     queue_.run(body, stream, in.device, work);
 }
@@ -329,10 +350,12 @@ void TensorParallel::leave_backward(const Tensor& grad, const Tensor& out, int d
 void TensorParallel::gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work) {
     const Reentry once = enter_call();
     moves().check_part(in, out, TpMoves::Part::in, dim);
-    queue_.run([=](TpMoves& moves) { moves.gather(in, out, dim, stream); }, stream, in.device, work);
+    moves().check_places(std::array{in, out}, stream);
+    queue_.run([=](TpMoves& moves, StreamHandle on) { moves.gather(in, out, dim, on); }, stream, in.device, work);
 }
 
 void TensorParallel::split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const {
+    moves().check_places(std::array{in, out}, stream);
     moves().split(in, out, dim, stream);
 }
 
@@ -344,8 +367,11 @@ void TensorParallel::sum_grads(WorkPtr* work) {
     for (size_t i = 0; i < plan_.size(); ++i) {
         if (has_grad_in_parts(i)) grads.push_back(grad(i));
     }
-    queue_.run([grads = std::move(grads)](TpMoves& moves) { sum_over_ranks(*moves.comm(), grads); }, nullptr, {}, work);
-    summing_ = work == nullptr ? nullptr : *work;
+    const auto body = [grads = std::move(grads)](TpMoves& moves, StreamHandle on) {
+        sum_over_ranks(*moves.comm(), grads, on);
+    };
+    queue_.run(body, stream_, device_, work);
+    summing_ = work == nullptr || device_.type != DeviceType::cpu ? nullptr : *work;
     ++sums_;
 }
 
@@ -381,7 +407,7 @@ void TensorParallel::check_reduced_after(int64_t steps) const {
 
 void TensorParallel::zero_grad() {
     check_idle("gradients cannot be set to zero");
-    if (grads_) cpu_device().zero(grads_.get(), size_, nullptr);
+    if (grads_) api().zero(grads_.get(), size_, stream_);
 }
 
 }  // namespace tsr

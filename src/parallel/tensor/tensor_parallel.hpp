@@ -2,6 +2,10 @@
 // how each parameter is cut; between the regions that it creates, activations are gathered, summed or split
 // (regions.hpp). The trainer multiplies; this object holds the slices and moves the bytes.
 //
+// Slices and gradients are on the CPU or, like the parameters, all on the communicator's CUDA device. Activations may be on
+// either. Operations on a device go onto the stream of the call, or of the model (set_stream) where a call has none, and no
+// call waits for the device, except for the constructor.
+//
 // Owned by one thread.
 #pragma once
 
@@ -27,7 +31,8 @@ struct TpOptions {
 
 class TensorParallel {
    public:
-    // Collective over the mesh, which has one dimension: checks that the ranks' plans are equal and cuts the values. A
+    // Collective over the mesh, which has one dimension: checks that the ranks' plans are equal and cuts the values, on a
+    // device in the order of its default stream. A
     // parameter whose data is nullptr on rank 0 (without sync_values: on this rank) gets zeros. Tensors are read only in
     // the constructor; leading "module." and "_orig_mod." of names are stripped.
     TensorParallel(const DeviceMesh& mesh, std::span<const NamedTensor> params, std::span<const TpRule> rules,
@@ -64,9 +69,13 @@ class TensorParallel {
     // Collective.
     [[nodiscard]] std::shared_ptr<GradParts> grad_parts(std::span<const size_t> of);
 
+    // The stream of the model's device in whose order gradients are summed and zeroed; what the former one has of that comes
+    // first. Initially its default stream.
+    void set_stream(StreamHandle stream);
+
     // Activations. `dim` is the dimension along which they are cut outside of the region; -1: they are whole there.
     // Each `_backward` is the adjoint: it takes the gradient of what the other returned. If `work` is not null, a call
-    // returns at once and its tensors must live until the work is done.
+    // returns at once and its tensors must live until the work is done; on a device calls return at once anyway.
 
     // Into a region, where each rank has all of an activation.
     void enter(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work);
@@ -79,7 +88,8 @@ class TensorParallel {
     // their way, or earlier ones. In the former with the part of a rank, which has come; in the latter to write this
     // rank's summand of the part of a rank. `begin` is its first index along `dim`, `size` is that of the whole dimension. Parts are contiguous, and their memory
     // is theirs until `compute` returns; empty ones are left out. `compute` must not use this object. If it throws,
-    // enter_parts first moves the rest, and leave_parts aborts the communicator.
+    // enter_parts first moves the rest, and leave_parts aborts the communicator. On a device a part has come, and its memory is
+    // theirs, in the order of the stream, onto which `compute` puts what it does.
     using PartFn = FunctionRef<void(int place, int64_t begin, const Tensor& part)>;
     void enter_parts(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, PartFn compute);
     void leave_parts(const Tensor& out, int64_t size, int dim, const Tensor* bias, StreamHandle stream, PartFn compute);
@@ -87,7 +97,8 @@ class TensorParallel {
     void gather(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, WorkPtr* work);
     void split(const Tensor& in, const Tensor& out, int dim, StreamHandle stream) const;
 
-    // Sums over the ranks the gradients of which each rank has a part (TpParam::sums_grad). Once a step, after backward.
+    // Sums over the ranks the gradients of which each rank has a part (TpParam::sums_grad). Once a step, after backward. On a
+    // device, what uses the gradients must be ordered after the work.
     void sum_grads(WorkPtr* work);
     // Throws INVALID_STATE while gradients are being summed; `what` begins the message.
     void check_idle(const char* what) const;
@@ -101,6 +112,10 @@ class TensorParallel {
     [[nodiscard]] const TpMoves& moves() const { return queue_.moves(); }
 
    private:
+    void enter_parts_on_device(const Tensor& in, const Tensor& out, int dim, StreamHandle stream, PartFn compute);
+    void leave_parts_on_device(const Tensor& whole, const Tensor& out, int dim, const Tensor* bias, StreamHandle stream,
+                               PartFn compute);
+    void allocate_slices();
     void cut_own(std::span<const NamedTensor> params);
     void scatter(std::span<const NamedTensor> params);
     void scatter_some(std::span<const NamedTensor> params, std::span<const size_t> which);
@@ -111,10 +126,12 @@ class TensorParallel {
     [[nodiscard]] int data_rank_of(int rank) const;
     [[nodiscard]] Layout layout_of(size_t index, PartsOf parts_of) const;
     [[nodiscard]] size_t slice_size(size_t index, int rank) const;
-    [[nodiscard]] std::byte* part_memory(size_t size, Device device);
+    [[nodiscard]] std::byte* part_memory(size_t size);
+    [[nodiscard]] DeviceApi& api() const { return device_api(device_); }
     [[nodiscard]] Reentry enter_call() const { return {this, "the model of communicator", comm()->name()}; }
 
     TpOptions options_;
+    Device device_;  // of slices and gradients
     std::vector<TpParam> plan_;
     // The mesh from which this group's was sliced, and what is needed to say what each of its ranks holds.
     DeviceMesh mesh_;
@@ -124,10 +141,11 @@ class TensorParallel {
     size_t size_ = 0;
     std::shared_ptr<std::byte> slices_;
     std::shared_ptr<std::byte> grads_;  // from the first use of one
+    StreamHandle stream_ = nullptr;
     int64_t sums_ = 0;
     std::shared_ptr<std::byte> parts_;  // of enter_parts and leave_parts
     size_t parts_size_ = 0;
-    WorkPtr summing_;  // the sum issued last, unless its call waited for it
+    WorkPtr summing_;  // the sum issued last, unless its call waited for it or it is on a device
 };
 
 }  // namespace tsr

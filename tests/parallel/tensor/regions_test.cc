@@ -108,7 +108,7 @@ TEST(TpQueue, RunsInTheOrderOfTheCalls) {
             parts[i] = part_of(random_numbers(i, 32), shape, 1, n, comm.rank());
             const Tensor in = tensor_of_shape(parts[i], own_shape);
             const Tensor out = tensor_of_shape(wholes[i], shape);
-            queue.run([=](TpMoves& moves) { moves.gather(in, out, 1, nullptr); }, nullptr, {},
+            queue.run([=](TpMoves& moves, StreamHandle on) { moves.gather(in, out, 1, on); }, nullptr, {},
                       i % 7 == 6 ? nullptr : &works[i]);
             if (i % 7 == 6) {
                 EXPECT_EQ(wholes[i - 1], random_numbers(i - 1, 32));
