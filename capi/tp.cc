@@ -182,19 +182,22 @@ tsr_status tsr_tp_layout(const tsr_tp* tp, size_t index, tsr_layout** out) {
         [&] { create(out, [&] { return std::make_shared<Layout>(object_of(tp, "tp")->held(index).layout); }); });
 }
 
+tsr_status tsr_tp_set_stream(tsr_tp* tp, void* stream) {
+    return guard([&] { object_of(tp, "tp")->set_stream(stream); });
+}
+
 tsr_status tsr_tp_enter(tsr_tp* tp, const tsr_tensor* input, int32_t dim, const tsr_tensor* output, void* stream,
                         tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
-        object_of(tp, "tp")->enter(cpu_tensor_in(input, "input"), cpu_tensor_in(output, "output"), dim_in(dim), stream,
-                                   made);
+        object_of(tp, "tp")->enter(tensor_in(input, "input"), tensor_in(output, "output"), dim_in(dim), stream, made);
     });
 }
 
 tsr_status tsr_tp_enter_backward(tsr_tp* tp, const tsr_tensor* grad, int32_t dim, const tsr_tensor* output,
                                  void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
-        object_of(tp, "tp")->enter_backward(cpu_tensor_in(grad, "grad"), cpu_tensor_in(output, "output"), dim_in(dim),
-                                            stream, made);
+        object_of(tp, "tp")->enter_backward(tensor_in(grad, "grad"), tensor_in(output, "output"), dim_in(dim), stream,
+                                            made);
     });
 }
 
@@ -203,17 +206,17 @@ tsr_status tsr_tp_leave(tsr_tp* tp, const tsr_tensor* input, int32_t dim, const 
     return issue(work, [&](WorkPtr* made) {
         TensorParallel& model = *object_of(tp, "tp");
         std::optional<Tensor> added;
-        if (bias != nullptr) added = cpu_tensor_in(bias, "bias");
-        model.leave(cpu_tensor_in(input, "input"), cpu_tensor_in(output, "output"), dim_in(dim),
-                    added ? &*added : nullptr, stream, made);
+        if (bias != nullptr) added = tensor_in(bias, "bias");
+        model.leave(tensor_in(input, "input"), tensor_in(output, "output"), dim_in(dim), added ? &*added : nullptr,
+                    stream, made);
     });
 }
 
 tsr_status tsr_tp_leave_backward(tsr_tp* tp, const tsr_tensor* grad, int32_t dim, const tsr_tensor* output,
                                  void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
-        object_of(tp, "tp")->leave_backward(cpu_tensor_in(grad, "grad"), cpu_tensor_in(output, "output"), dim_in(dim),
-                                            stream, made);
+        object_of(tp, "tp")->leave_backward(tensor_in(grad, "grad"), tensor_in(output, "output"), dim_in(dim), stream,
+                                            made);
     });
 }
 
@@ -221,7 +224,7 @@ tsr_status tsr_tp_enter_parts(tsr_tp* tp, const tsr_tensor* input, int32_t dim, 
                               tsr_tp_part_fn compute, void* user_data) {
     return guard([&] {
         const auto model = object_of(tp, "tp");
-        model->enter_parts(cpu_tensor_in(input, "input"), cpu_tensor_in(output, "output"), dim, stream,
+        model->enter_parts(tensor_in(input, "input"), tensor_in(output, "output"), dim, stream,
                            parts_of(compute, user_data));
     });
 }
@@ -231,8 +234,8 @@ tsr_status tsr_tp_leave_parts(tsr_tp* tp, int64_t size, int32_t dim, const tsr_t
     return guard([&] {
         const auto model = object_of(tp, "tp");
         std::optional<Tensor> added;
-        if (bias != nullptr) added = cpu_tensor_in(bias, "bias");
-        model->leave_parts(cpu_tensor_in(output, "output"), size, dim, added ? &*added : nullptr, stream,
+        if (bias != nullptr) added = tensor_in(bias, "bias");
+        model->leave_parts(tensor_in(output, "output"), size, dim, added ? &*added : nullptr, stream,
                            parts_of(compute, user_data));
     });
 }
@@ -240,22 +243,21 @@ tsr_status tsr_tp_leave_parts(tsr_tp* tp, int64_t size, int32_t dim, const tsr_t
 tsr_status tsr_tp_gather(tsr_tp* tp, const tsr_tensor* input, int32_t dim, const tsr_tensor* output, void* stream,
                          tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
-        object_of(tp, "tp")->gather(cpu_tensor_in(input, "input"), cpu_tensor_in(output, "output"), dim, stream, made);
+        object_of(tp, "tp")->gather(tensor_in(input, "input"), tensor_in(output, "output"), dim, stream, made);
     });
 }
 
 tsr_status tsr_tp_split(const tsr_tp* tp, const tsr_tensor* input, int32_t dim, const tsr_tensor* output,
                         void* stream) {
-    return guard([&] {
-        object_of(tp, "tp")->split(cpu_tensor_in(input, "input"), cpu_tensor_in(output, "output"), dim, stream);
-    });
+    return guard(
+        [&] { object_of(tp, "tp")->split(tensor_in(input, "input"), tensor_in(output, "output"), dim, stream); });
 }
 
 tsr_status tsr_tp_embed(tsr_tp* tp, size_t index, const tsr_tensor* ids, int32_t dim, const tsr_tensor* output,
                         void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
         TensorParallel& model = *object_of(tp, "tp");
-        embed(model, index, cpu_tensor_in(ids, "ids"), cpu_tensor_in(output, "output"), dim_in(dim), stream, made);
+        embed(model, index, tensor_in(ids, "ids"), tensor_in(output, "output"), dim_in(dim), stream, made);
     });
 }
 
@@ -263,8 +265,8 @@ tsr_status tsr_tp_embed_backward(tsr_tp* tp, size_t index, const tsr_tensor* ids
                                  const tsr_tensor* sum, void* stream, tsr_work** work) {
     return issue(work, [&](WorkPtr* made) {
         TensorParallel& model = *object_of(tp, "tp");
-        embed_backward(model, index, cpu_tensor_in(ids, "ids"), cpu_tensor_in(grad, "grad"), dim_in(dim),
-                       cpu_tensor_in(sum, "sum"), stream, made);
+        embed_backward(model, index, tensor_in(ids, "ids"), tensor_in(grad, "grad"), dim_in(dim), tensor_in(sum, "sum"),
+                       stream, made);
     });
 }
 
@@ -280,12 +282,12 @@ tsr_status tsr_tp_cross_entropy(tsr_tp* tp, const tsr_tensor* logits, int64_t vo
         core.label_smoothing = o.label_smoothing;
         core.reduction = static_cast<LossReduction>(o.reduction);
         core.grad_scale = o.grad_scale;
-        if (o.class_weights != nullptr) core.class_weights = cpu_tensor_in(o.class_weights, "class_weights");
+        if (o.class_weights != nullptr) core.class_weights = tensor_in(o.class_weights, "class_weights");
         if (o.data_ranks != nullptr) core.data_ranks = object_of(o.data_ranks, "data_ranks");
         std::optional<Tensor> wanted;
-        if (grad != nullptr) wanted = cpu_tensor_in(grad, "grad");
-        cross_entropy(model, cpu_tensor_in(logits, "logits"), cpu_tensor_in(targets, "targets"), core,
-                      cpu_tensor_in(loss, "loss"), wanted ? &*wanted : nullptr, stream, made);
+        if (grad != nullptr) wanted = tensor_in(grad, "grad");
+        cross_entropy(model, tensor_in(logits, "logits"), tensor_in(targets, "targets"), core, tensor_in(loss, "loss"),
+                      wanted ? &*wanted : nullptr, stream, made);
     });
 }
 

@@ -117,8 +117,6 @@ def shim_of(api: Api, function: Function) -> Shim | None:
             shim.before.append(f"const Tensors {name}_list(env, {name});")
             shim.arguments.append(f"{name}_list.data()")
             pending.append(f"{name}_list")
-        elif param.name == "stream" and function.header == "tp.h":  # not for tensors on devices yet
-            shim.arguments.append("nullptr")
         elif param.name == "stream":
             shim.params.append(("jlong", name))
             shim.arguments.append(f"as<void>({name})")

@@ -746,6 +746,7 @@ cdef extern from "tessera/tp.h" nogil:
     tsr_status tsr_tp_slice(const tsr_tp *tp, size_t index, tsr_param *slice)
     tsr_status tsr_tp_grad(tsr_tp *tp, size_t index, tsr_tensor *grad)
     tsr_status tsr_tp_layout(const tsr_tp *tp, size_t index, tsr_layout **out)
+    tsr_status tsr_tp_set_stream(tsr_tp *tp, void *stream)
     tsr_status tsr_tp_enter(tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *output, void *stream, tsr_work **work)
     tsr_status tsr_tp_enter_backward(tsr_tp *tp, const tsr_tensor *grad, int32_t dim, const tsr_tensor *output, void *stream, tsr_work **work)
     tsr_status tsr_tp_leave(tsr_tp *tp, const tsr_tensor *input, int32_t dim, const tsr_tensor *bias, const tsr_tensor *output, void *stream, tsr_work **work)

@@ -77,49 +77,65 @@ def tp_layout(TensorParallel tp not None, size_t place):
     return adopt(Layout.__new__(Layout), out)
 
 
+def tp_set_stream(TensorParallel tp not None, size_t stream):
+    cdef Lease lease = use(tp)
+    with nogil:
+        check(tsr_tp_set_stream(<tsr_tp *>lease.ptr, <void *>stream))
+
+
+cdef void *stream_for(Tensor tensor, size_t stream) noexcept:
+    """The stream of an operation on the tensor; those on the CPU have none."""
+    return <void *>stream if tensor.view.device_type == TSR_DEVICE_CUDA else NULL
+
+
 cdef object work_of(tsr_work *work, tuple keep):
     return None if work == NULL else adopt(Work.__new__(Work), work, keep)
 
 
-def tp_enter(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None, bint async_op):
+def tp_enter(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None, size_t stream,
+             bint async_op):
     cdef Lease lease = use(tp)
     cdef tsr_work *work = NULL
     cdef int32_t d = int32(dim, "dim")
+    cdef void *on = stream_for(input, stream)
     with nogil:
-        check(tsr_tp_enter(<tsr_tp *>lease.ptr, &input.view, d, &output.view, NULL, &work if async_op else NULL))
+        check(tsr_tp_enter(<tsr_tp *>lease.ptr, &input.view, d, &output.view, on, &work if async_op else NULL))
     return work_of(work, (tp, input, output))
 
 
 def tp_enter_backward(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None,
-                      bint async_op):
+                      size_t stream, bint async_op):
     cdef Lease lease = use(tp)
     cdef tsr_work *work = NULL
     cdef int32_t d = int32(dim, "dim")
+    cdef void *on = stream_for(input, stream)
     with nogil:
-        check(tsr_tp_enter_backward(<tsr_tp *>lease.ptr, &input.view, d, &output.view, NULL,
+        check(tsr_tp_enter_backward(<tsr_tp *>lease.ptr, &input.view, d, &output.view, on,
                                     &work if async_op else NULL))
     return work_of(work, (tp, input, output))
 
 
 def tp_leave(TensorParallel tp not None, Tensor input not None, object dim, Tensor bias, Tensor output not None,
-             bint async_op):
+             size_t stream, bint async_op):
     cdef Lease lease = use(tp)
     cdef tsr_work *work = NULL
     cdef const tsr_tensor *added = NULL if bias is None else &bias.view
     cdef int32_t d = int32(dim, "dim")
+    cdef void *on = stream_for(input, stream)
     with nogil:
-        check(tsr_tp_leave(<tsr_tp *>lease.ptr, &input.view, d, added, &output.view, NULL,
+        check(tsr_tp_leave(<tsr_tp *>lease.ptr, &input.view, d, added, &output.view, on,
                            &work if async_op else NULL))
     return work_of(work, (tp, input, bias, output))
 
 
 def tp_leave_backward(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None,
-                      bint async_op):
+                      size_t stream, bint async_op):
     cdef Lease lease = use(tp)
     cdef tsr_work *work = NULL
     cdef int32_t d = int32(dim, "dim")
+    cdef void *on = stream_for(input, stream)
     with nogil:
-        check(tsr_tp_leave_backward(<tsr_tp *>lease.ptr, &input.view, d, &output.view, NULL,
+        check(tsr_tp_leave_backward(<tsr_tp *>lease.ptr, &input.view, d, &output.view, on,
                                     &work if async_op else NULL))
     return work_of(work, (tp, input, output))
 
@@ -169,19 +185,20 @@ cdef object check_parts(tsr_status status, Parts parts):
 
 
 def tp_enter_parts(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None,
-                   object compute not None):
+                   size_t stream, object compute not None):
     """Calls `compute(begin, (memory, dtype, shape))`; the memory is valid for the call."""
     cdef Lease lease = use(tp)
     cdef int32_t d = int32(dim, "dim")
     cdef Parts parts = Parts(tp, compute)
     cdef tsr_status status
+    cdef void *on = stream_for(output, stream)
     with nogil:
-        status = tsr_tp_enter_parts(<tsr_tp *>lease.ptr, &input.view, d, &output.view, NULL, on_part, <void *>parts)
+        status = tsr_tp_enter_parts(<tsr_tp *>lease.ptr, &input.view, d, &output.view, on, on_part, <void *>parts)
     check_parts(status, parts)
 
 
 def tp_leave_parts(TensorParallel tp not None, object size, object dim, Tensor bias, Tensor output not None,
-                   object compute not None):
+                   size_t stream, object compute not None):
     """Calls `compute(begin, (memory, dtype, shape))`, which writes the memory; it is valid for the call."""
     cdef Lease lease = use(tp)
     cdef int64_t whole = int64(size, "size")
@@ -189,50 +206,57 @@ def tp_leave_parts(TensorParallel tp not None, object size, object dim, Tensor b
     cdef const tsr_tensor *added = NULL if bias is None else &bias.view
     cdef Parts parts = Parts(tp, compute)
     cdef tsr_status status
+    cdef void *on = stream_for(output, stream)
     with nogil:
-        status = tsr_tp_leave_parts(<tsr_tp *>lease.ptr, whole, d, added, &output.view, NULL, on_part, <void *>parts)
+        status = tsr_tp_leave_parts(<tsr_tp *>lease.ptr, whole, d, added, &output.view, on, on_part, <void *>parts)
     check_parts(status, parts)
 
 
-def tp_gather(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None, bint async_op):
+def tp_gather(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None, size_t stream,
+              bint async_op):
     cdef Lease lease = use(tp)
     cdef tsr_work *work = NULL
     cdef int32_t d = int32(dim, "dim")
+    cdef void *on = stream_for(input, stream)
     with nogil:
-        check(tsr_tp_gather(<tsr_tp *>lease.ptr, &input.view, d, &output.view, NULL, &work if async_op else NULL))
+        check(tsr_tp_gather(<tsr_tp *>lease.ptr, &input.view, d, &output.view, on, &work if async_op else NULL))
     return work_of(work, (tp, input, output))
 
 
-def tp_split(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None):
+def tp_split(TensorParallel tp not None, Tensor input not None, object dim, Tensor output not None, size_t stream):
     cdef Lease lease = share(tp)
     cdef int32_t d = int32(dim, "dim")
+    cdef void *on = stream_for(input, stream)
     with nogil:
-        check(tsr_tp_split(<tsr_tp *>lease.ptr, &input.view, d, &output.view, NULL))
+        check(tsr_tp_split(<tsr_tp *>lease.ptr, &input.view, d, &output.view, on))
 
 
 def tp_embed(TensorParallel tp not None, size_t place, Tensor ids not None, object dim, Tensor output not None,
-             bint async_op):
+             size_t stream, bint async_op):
     cdef Lease lease = use(tp)
     cdef tsr_work *work = NULL
     cdef int32_t d = int32(dim, "dim")
+    cdef void *on = stream_for(output, stream)
     with nogil:
-        check(tsr_tp_embed(<tsr_tp *>lease.ptr, place, &ids.view, d, &output.view, NULL, &work if async_op else NULL))
+        check(tsr_tp_embed(<tsr_tp *>lease.ptr, place, &ids.view, d, &output.view, on, &work if async_op else NULL))
     return work_of(work, (tp, ids, output))
 
 
 def tp_embed_backward(TensorParallel tp not None, size_t place, Tensor ids not None, Tensor grad not None, object dim,
-                      Tensor sum not None, bint async_op):
+                      Tensor sum not None, size_t stream, bint async_op):
     cdef Lease lease = use(tp)
     cdef tsr_work *work = NULL
     cdef int32_t d = int32(dim, "dim")
+    cdef void *on = stream_for(grad, stream)
     with nogil:
-        check(tsr_tp_embed_backward(<tsr_tp *>lease.ptr, place, &ids.view, &grad.view, d, &sum.view, NULL,
+        check(tsr_tp_embed_backward(<tsr_tp *>lease.ptr, place, &ids.view, &grad.view, d, &sum.view, on,
                                     &work if async_op else NULL))
     return work_of(work, (tp, ids, grad, sum))
 
 
 def tp_cross_entropy(TensorParallel tp not None, Tensor logits not None, object vocabulary, Tensor targets not None,
-                     Tensor weights, Comm data_ranks, Tensor loss not None, Tensor grad, bint async_op, **given):
+                     Tensor weights, Comm data_ranks, Tensor loss not None, Tensor grad, size_t stream,
+                     bint async_op, **given):
     cdef Lease lease = use(tp)
     cdef Lease data
     cdef tsr_work *work = NULL
@@ -245,9 +269,10 @@ def tp_cross_entropy(TensorParallel tp not None, Tensor logits not None, object 
     if data_ranks is not None:
         data = use(data_ranks)
         o.data_ranks = <tsr_comm *>data.ptr
+    cdef void *on = stream_for(logits, stream)
     with nogil:
         check(tsr_tp_cross_entropy(<tsr_tp *>lease.ptr, &logits.view, classes, &targets.view, &o, &loss.view, wanted,
-                                   NULL, &work if async_op else NULL))
+                                   on, &work if async_op else NULL))
     return work_of(work, (tp, logits, targets, weights, loss, grad))
 
 

@@ -144,6 +144,11 @@ def test_plans_take_placements_and_layouts(ranks):
             tp.grads["b"] = np.ones_like(fused)
             tp.zero_grad()
             assert not tp.grads["b"].any()
+            tp.set_stream(None)
+            with pytest.raises(ts.InvalidArgument, match="the CPU has no streams"):
+                tp.set_stream(1)
+            with pytest.raises(ts.Unsupported, match="is on CUDA device 3, but the communicator has no transport"):
+                ts.TensorParallel(mesh, {"w": ts.Deferred((4,), device=3)}, {})
 
     ranks(2, body)
 

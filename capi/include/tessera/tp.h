@@ -12,6 +12,11 @@
  *     dx = (dy @ fc2 * relu') @ fc1  my summand
  *     tsr_tp_enter_backward(tp, &dx, -1, &dx, NULL, NULL)
  *
+ * Parameters and activations are on the CPU or on the communicator's CUDA device (docs/TENSOR_PARALLEL.md). On a device a call
+ * returns once its operation is on `stream`, in whose order it reads and writes its tensors. With a work it runs on a stream of the
+ * model, after what `stream` has then: tsr_work_order makes a stream wait for it. Operations of a model on a device are done one
+ * after the other. Where a call below says that it waits, that is for the host.
+ *
  * docs/TENSOR_PARALLEL.md has complete examples. */
 #ifndef TESSERA_TP_H
 #define TESSERA_TP_H
@@ -79,7 +84,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_options_init(tsr_tp_options *options, siz
  *  @param params   n contiguous tensors with unique names and the shapes of the whole parameters; borrowed for the call. A
  *                  leading "module." or "_orig_mod." of a name is stripped.
  *                  Their values are read on rank 0 (without sync_values on every rank); data may be NULL on the others.
- *                  If it is NULL there too, the slices are zeros, for example until a checkpoint is loaded
+ *                  If it is NULL there too, the slices are zeros, for example until a checkpoint is loaded. All on the CPU
+ *                  or all on the communicator's CUDA device, where they are read in the order of the default stream, for
+ *                  which the call waits
  *  @param n        at least 1
  *  @param rules    borrowed for the call; NULL if n_rules is 0
  *  @param n_rules  number of rules
@@ -87,7 +94,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_options_init(tsr_tp_options *options, siz
  *  @param out      the tensor-parallel model
  *  @return TSR_OK, INVALID_ARGUMENT (also: a pattern that matches nothing, a parameter that several match, or one that
  *          cannot have its style; on all ranks, naming the rank), MISMATCH (names the first difference between plans),
- *          TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, INTERRUPTED
+ *          UNSUPPORTED (parameters on a device that the communicator has no transport for), TIMEOUT, ABORTED, PEER_LOST,
+ *          NO_MEMORY, CUDA, INTERRUPTED
  *  @threadsafety exclusive mesh  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_create(tsr_mesh *mesh, const tsr_param *params, size_t n,
                                               const tsr_tp_rule *rules, size_t n_rules, const tsr_tp_options *options,
@@ -135,6 +143,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_grad(tsr_tp *tp, size_t index, tsr_tensor
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_layout(const tsr_tp *tp, size_t index, tsr_layout **out);
+
+/** Set the stream of the parameters' CUDA device in whose order tsr_tp_sum_grads and tsr_tp_zero_grad run: that of the backward
+ *  pass and of the optimizer. What the former one has of that comes first.
+ *  @param tp      borrowed for the call
+ *  @param stream  a CUDA stream that outlives its use, or NULL for the device's default stream, which is the default
+ *  @return TSR_OK, INVALID_ARGUMENT (also: a stream for parameters on the CPU, or of another device), INVALID_STATE, CUDA
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_set_stream(tsr_tp *tp, void *stream);
 
 /* Activations. `dim` is the dimension along which an activation is cut over the ranks outside of the region; -1: every
  * rank has all of it there. It is cut like torch.chunk and may be any dimension. All tensors are contiguous, of one
@@ -199,7 +215,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_leave_backward(tsr_tp *tp, const tsr_tens
 /** Computes with one part of an activation, on the thread of the call. It must not call functions of the same tsr_tp, and
  *  must not unwind.
  *  @param begin      the part's first index along the dimension; parts come once each, in order, except empty ones
- *  @param part       contiguous, with the part's shape; memory borrowed until it returns
+ *  @param part       contiguous, with the part's shape; memory borrowed until it returns. On a device it is called while
+ *                    earlier parts are computed, and puts what it does onto the stream of the call, in whose order the
+ *                    part is there and its memory borrowed
  *  @param message    room for TSR_MESSAGE_BYTES: text written there (UTF-8, terminated by 0) becomes part of the error
  *  @param user_data  that of the call
  *  @return 0, or a reason for failure: a TSR_E_ code of error.h, or any other number, which the call returns as USER with
@@ -271,7 +289,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_split(const tsr_tp *tp, const tsr_tensor 
  *  @param tp      borrowed until the work is done
  *  @param index   the parameter, [words, features]
  *  @param ids     i32 or i64, of any shape with at most 7 dimensions, the same on every rank; borrowed until the work is
- *                 done
+ *                 done. On a device the call cannot see them: an id outside of the vocabulary gives zeros, and once the
+ *                 device is done the communicator fails with INVALID_ARGUMENT, and with it the work
  *  @param dim     the dimension along which the result is cut over the ranks, or -1
  *  @param output  ids' shape and the features as the last dimension; with `dim` this rank's part
  *  @param stream  CUDA stream, or NULL on the CPU
@@ -285,7 +304,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_embed(tsr_tp *tp, size_t index, const tsr
 /** The adjoint of tsr_tp_embed: adds the gradients of this rank's words to `sum`, in the order of the ids.
  *  @param tp      borrowed until the work is done
  *  @param index   the parameter
- *  @param ids     as in forward
+ *  @param ids     as in forward. On a device, each of n ids looks through all of them, so the time grows with n * n
  *  @param grad    the gradient of tsr_tp_embed's `output`
  *  @param dim     as in forward
  *  @param sum     of the slice's shape and dtype, such as tsr_tp_grad's; borrowed until the work is done
@@ -313,7 +332,8 @@ typedef struct tsr_cross_entropy_options {
     double grad_scale; /* multiplies the gradient; default 1 */
     /* NULL (default), or the communicator of the ranks that have other rows of the batch, such as a mesh's "dp": the mean
      * is then over the rows of all of them, each rank's loss is its own rows' part, and losses and gradients of these ranks
-     * add up (reduce them by TSR_REDUCE_SUM, not AVG). Borrowed for the call, which blocks until these ranks have called */
+     * add up (reduce them by TSR_REDUCE_SUM, not AVG). Borrowed for the call, which on the CPU blocks until these ranks have
+     * called */
     tsr_comm *data_ranks;
 } tsr_cross_entropy_options;
 
@@ -330,7 +350,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_cross_entropy_options_init(tsr_cross_entropy
  *  @param logits      [..., classes of this rank], f16, bf16, f32 or f64: the vocabulary is cut like torch.chunk, and a rank
  *                     may have no classes; borrowed until the work is done
  *  @param vocabulary  the number of classes over all ranks
- *  @param targets     i32 or i64 [...], the same on every rank; borrowed until the work is done
+ *  @param targets     i32 or i64 [...], the same on every rank; borrowed until the work is done. On a device the call cannot
+ *                     see them: a wrong one counts as ignored, and once the device is done the communicator fails with
+ *                     INVALID_ARGUMENT, and with it the work
  *  @param options     borrowed for the call; NULL: all defaults
  *  @param loss        f32, or f64 for f64 logits; of no dimension, or with TSR_LOSS_NONE of the targets' shape. The mean
  *                     over no rows is NaN, like PyTorch's. Borrowed until the work is done
@@ -348,7 +370,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_cross_entropy(tsr_tp *tp, const tsr_tenso
 
 /** Sum over the ranks the gradients of which each rank has a part: those of TSR_TP_SEQUENCE and, with sequence_parallel,
  *  of TSR_TP_ROW's biases. Call it once per step, after backward and before clipping and the optimizer's step. All other
- *  gradients are complete on their rank.
+ *  gradients are complete on their rank. On a device it goes onto the stream of tsr_tp_set_stream; with a work, order the
+ *  stream of the optimizer after it.
  *  @param tp    borrowed until the work is done
  *  @param work  out; NULL: the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, INTERRUPTED

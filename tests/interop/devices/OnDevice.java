@@ -6,12 +6,14 @@ import dev.tessera.Device;
 import dev.tessera.ErrorCode;
 import dev.tessera.Fsdp;
 import dev.tessera.FsdpUnit;
+import dev.tessera.Mesh;
 import dev.tessera.Optimizer;
 import dev.tessera.Params;
 import dev.tessera.ReduceOp;
 import dev.tessera.Saver;
 import dev.tessera.State;
 import dev.tessera.Tensor;
+import dev.tessera.TensorParallel;
 import dev.tessera.TesseraException;
 import dev.tessera.Work;
 import java.nio.file.Path;
@@ -19,7 +21,7 @@ import java.util.List;
 
 /**
  * A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint of it, what is
- * refused, and steps of DDP, of FSDP and of optimizers.
+ * refused, and steps of DDP, of FSDP, of tensor-parallel models and of optimizers.
  */
 public final class OnDevice {
     private OnDevice() {}
@@ -157,6 +159,71 @@ public final class OnDevice {
         }
     }
 
+    private static Tensor at(int device, DType dtype, float from, float by, long... shape) {
+        final Tensor tensor = Tensor.ofAddress(allocate(device, 1024), dtype, Device.cuda(device), shape);
+        write(tensor, from, by);
+        return tensor;
+    }
+
+    /** An embedding of 5 words over the ranks, and a norm's weight; all ranks make these calls. */
+    private static void tensorParallelTrains(Comm comm) {
+        final int rank = comm.rank();
+        final int ranks = comm.worldSize();
+        final Params params = Params.of("tok", at(rank, DType.F32, rank == 0 ? 0 : -1, rank == 0 ? 1 : 0, 5, 2))
+                .and("norm", at(rank, DType.F32, 1, 0, 2));
+        try (Mesh mesh = Mesh.over(comm).dim("tp", ranks).build();
+                TensorParallel tp = TensorParallel.over(mesh).params(params)
+                        .rule("tok", TensorParallel.Style.VOCABULARY)
+                        .rule("norm", TensorParallel.Style.SEQUENCE).build();
+                Optimizer optimizer = Optimizer.sgd(tp).lr(0.5).build()) {
+            tp.setStream(0);
+            final int first = (int) Math.min(5, (5 + ranks - 1) / ranks * rank);
+            final int own = (int) tp.part(5);
+            expect(is(tp.slice("tok"), 2 * first, 1), "the slice");
+            final float total = ranks * (ranks + 1) / 2f;
+            final Tensor x = at(rank, DType.F32, rank + 1, 0, 1, 2);
+            final Tensor part = at(rank, DType.F32, 0, 0, 1, 2);
+            final Tensor whole = at(rank, DType.F32, 0, 0, ranks, 2);
+            tp.enter(x, 0, whole);
+            expect(load(whole.address() + 8L * ranks - 4) == ranks, "what was entered");
+            tp.leave(whole, 0, part, tp.slice("norm"));
+            expect(is(part, ranks * (rank + 1) + 1, 0), "what was left");
+            final Work work = tp.enterBackwardAsync(part, part);
+            work.order(0);
+            expect(is(part, ranks * total + ranks, 0), "the sum of the gradients");
+            work.await();
+            final float[] seen = {0};
+            tp.enterParts(x, 0, whole, (begin, one) -> seen[0] += begin + load(one.address()));
+            expect(seen[0] == ranks * ranks, "the parts");
+            tp.leaveParts(ranks, 0, part, (begin, one) -> write(one, begin, 0));
+            expect(is(part, ranks * rank, 0), "the sum of the parts");
+
+            final Tensor ids = at(rank, DType.I32, 0, 0, 2);
+            store(ids.address(), Float.intBitsToFloat(4));
+            final Tensor rows = at(rank, DType.F32, 7, 0, 2, 2);
+            tp.embed("tok", ids, rows);
+            expect(load(rows.address()) == 8 && load(rows.address() + 12) == 1, "the embedding");
+            tp.embedBackward("tok", ids, rows);
+            for (int i = first; i < first + own; ++i) {
+                final float slope = load(tp.grad("tok").address() + 8L * (i - first) + 4);
+                expect(slope == (i == 0 || i == 4 ? 2 * i + 1 : 0), "the embedding's gradient");
+            }
+            final Tensor logits = at(rank, DType.F32, 0, 0, 2, own);
+            final Tensor loss = at(rank, DType.F32, 0, 0);
+            tp.crossEntropy(logits, ids, 5, loss, logits);
+            expect(Math.abs(load(loss.address()) / Math.log(5) - 1) < 1e-6, "the loss");
+
+            write(tp.grad("norm"), rank + 1, 0);
+            refused(ErrorCode.INVALID_STATE, "call sum_grads", optimizer::step);
+            tp.sumGrads();
+            expect(is(tp.grad("norm"), total, 0), "the sum of the parts of a gradient");
+            optimizer.step();
+            expect(is(tp.slice("norm"), 1 - 0.5f * total, 0), "the step");
+            tp.zeroGrad();
+            expect(is(tp.grad("norm"), 0, 0), "no gradient");
+        }
+    }
+
     public static void main(String[] arguments) {
         System.load(arguments[0]); // the simulated libcuda.so.1
         try (Comm comm = Comm.fromEnv(new CommOptions().backend("cpu:auto,cuda:nccl"))) {
@@ -205,6 +272,7 @@ public final class OnDevice {
                 expect(load(grad.address()) == (ranks + 1) / 2f, "the average");
             }
             fsdpTrains(comm);
+            tensorParallelTrains(comm);
             final long gradient = allocate(rank, 8);
             final Tensor grad = Tensor.ofAddress(gradient, DType.F32, Device.cuda(rank), 2);
             try (Optimizer optimizer = Optimizer.sgd(Params.of("x", x), List.of(grad)).lr(0.5).build()) {

@@ -1,5 +1,5 @@
 /* A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint
- * of it, what is refused, and steps of DDP, of FSDP and of optimizers. */
+ * of it, what is refused, and steps of DDP, of FSDP, of tensor-parallel models and of optimizers. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdio.h>
@@ -160,6 +160,112 @@ static void fsdp_trains(tsr_comm *comm, int rank, int ranks) {
     tsr_fsdp_destroy(fsdp);
 }
 
+static tsr_tensor at(int rank, const int64_t *shape, int ndim, float from, float by) {
+    int64_t n = 1;
+    for (int d = 0; d < ndim; ++d) n *= shape[d];
+    const tsr_tensor tensor = {.data = allocate(rank, sizeof(float) * (size_t)(n + 1)),
+                               .shape = shape,
+                               .ndim = ndim,
+                               .dtype = TSR_DTYPE_F32,
+                               .device_type = TSR_DEVICE_CUDA,
+                               .device_index = rank};
+    fill(&tensor, n, from, by);
+    return tensor;
+}
+
+static float bits_of(int32_t number) {
+    float value;
+    memcpy(&value, &number, sizeof value);
+    return value;
+}
+
+/* Where a part of the call below comes from, and its stream's memory. */
+static int32_t see_part(int64_t begin, const tsr_tensor *part, char *message, void *seen) {
+    (void)message;
+    *(float *)seen += (float)begin + load(part->data);
+    return 0;
+}
+static int32_t write_part(int64_t begin, const tsr_tensor *part, char *message, void *unused) {
+    (void)message, (void)unused;
+    fill(part, 2, (float)begin, 0);
+    return 0;
+}
+
+/* An embedding of 5 words over the ranks, and a norm's weight; all ranks make these calls. */
+static void tensor_parallel_trains(tsr_comm *comm, int rank, int ranks) {
+    const int64_t each = (5 + ranks - 1) / ranks;
+    const int64_t first = each * rank < 5 ? each * rank : 5, own = 5 - first < each ? 5 - first : each;
+    const int64_t words[] = {5, 2}, one[] = {1, 2}, all[] = {ranks, 2}, two[] = {2, 2}, classes[] = {2, own};
+    const tsr_param params[] = {{"tok", at(rank, words, 2, rank == 0 ? 0 : -1.0F, rank == 0 ? 1.0F : 0)},
+                                {"norm", at(rank, two, 1, 1, 0)}};
+    const tsr_tp_rule rules[] = {{.pattern = "tok", .style = TSR_TP_VOCABULARY},
+                                 {.pattern = "norm", .style = TSR_TP_SEQUENCE}};
+    const char *dim = "tp";
+    const int32_t size = ranks;
+    tsr_mesh *mesh = NULL;
+    tsr_tp *tp = NULL;
+    tsr_optimizer *optimizer = NULL;
+    tsr_sgd_options sgd;
+    CHECK(tsr_mesh_create(comm, &dim, &size, 1, &mesh));
+    CHECK(tsr_tp_create(mesh, params, 2, rules, 2, NULL, &tp));
+    CHECK(tsr_tp_set_stream(tp, NULL));
+    CHECK(tsr_sgd_options_init(&sgd, sizeof sgd));
+    sgd.lr = 0.5;
+    CHECK(tsr_tp_sgd(tp, &sgd, &optimizer));
+    tsr_param tok, norm;
+    tsr_tensor tok_grad, norm_grad;
+    CHECK(tsr_tp_slice(tp, 0, &tok));
+    CHECK(tsr_tp_slice(tp, 1, &norm));
+    CHECK(tsr_tp_grad(tp, 0, &tok_grad));
+    CHECK(tsr_tp_grad(tp, 1, &norm_grad));
+    EXPECT(tok.tensor.device_type == TSR_DEVICE_CUDA && tok.tensor.shape[0] == own);
+    EXPECT(is(&tok.tensor, 2 * own, 2 * (float)first, 1));
+
+    const float total = (float)(ranks * (ranks + 1)) / 2;
+    const tsr_tensor x = at(rank, one, 2, (float)(rank + 1), 0), part = at(rank, one, 2, 0, 0);
+    const tsr_tensor whole = at(rank, all, 2, 0, 0);
+    CHECK(tsr_tp_enter(tp, &x, 0, &whole, NULL, NULL));
+    for (int r = 0; r < ranks; ++r) EXPECT(load((float *)whole.data + 2 * r) == (float)(r + 1));
+    CHECK(tsr_tp_leave(tp, &whole, 0, &norm.tensor, &part, NULL, NULL));
+    EXPECT(is(&part, 2, (float)(ranks * (rank + 1) + 1), 0));
+    tsr_work *work = NULL;
+    CHECK(tsr_tp_enter_backward(tp, &part, -1, &part, NULL, &work));
+    CHECK(tsr_work_order(work, NULL, -1));
+    EXPECT(is(&part, 2, (float)ranks * total + (float)ranks, 0));
+    CHECK(tsr_work_wait(work, -1));
+    tsr_work_destroy(work);
+    float seen = 0;
+    CHECK(tsr_tp_enter_parts(tp, &x, 0, &whole, NULL, see_part, &seen));
+    EXPECT(seen == (float)(ranks * ranks));
+    CHECK(tsr_tp_leave_parts(tp, ranks, 0, NULL, &part, NULL, write_part, NULL));
+    EXPECT(is(&part, 2, (float)(ranks * rank), 0));
+
+    tsr_tensor ids = at(rank, two, 1, bits_of(4), 0);
+    ids.dtype = TSR_DTYPE_I32;
+    store((float *)ids.data + 1, bits_of(0));
+    const tsr_tensor rows = at(rank, two, 2, 7, 0);
+    CHECK(tsr_tp_embed(tp, 0, &ids, -1, &rows, NULL, NULL));
+    EXPECT(load(rows.data) == 8 && load((float *)rows.data + 3) == 1);
+    CHECK(tsr_tp_embed_backward(tp, 0, &ids, &rows, -1, &tok_grad, NULL, NULL));
+    for (int64_t i = first; i < first + own; ++i)
+        EXPECT(load((float *)tok_grad.data + 2 * (i - first) + 1) == (i == 0 || i == 4 ? (float)(2 * i + 1) : 0));
+    const tsr_tensor logits = at(rank, classes, 2, 0, 0), loss = at(rank, NULL, 0, 0, 0);
+    CHECK(tsr_tp_cross_entropy(tp, &logits, 5, &ids, NULL, &loss, &logits, NULL, NULL));
+    EXPECT(load(loss.data) > 1.60943F && load(loss.data) < 1.60945F);
+
+    fill(&norm_grad, 2, (float)(rank + 1), 0);
+    EXPECT(tsr_optimizer_step(optimizer) == TSR_E_INVALID_STATE);
+    CHECK(tsr_tp_sum_grads(tp, NULL));
+    EXPECT(is(&norm_grad, 2, total, 0));
+    CHECK(tsr_optimizer_step(optimizer));
+    EXPECT(is(&norm.tensor, 2, 1 - 0.5F * total, 0));
+    CHECK(tsr_tp_zero_grad(tp));
+    EXPECT(is(&norm_grad, 2, 0, 0));
+    tsr_optimizer_destroy(optimizer);
+    tsr_tp_destroy(tp);
+    tsr_mesh_destroy(mesh);
+}
+
 int main(void) {
     tsr_comm_options options;
     tsr_comm *comm = NULL;
@@ -235,6 +341,7 @@ int main(void) {
     EXPECT(load(grad.data) == (float)(ranks + 1) / 2);
     tsr_ddp_destroy(ddp);
     fsdp_trains(comm, rank, ranks);
+    tensor_parallel_trains(comm, rank, ranks);
     CHECK(tsr_comm_finalize(comm));
     tsr_comm_destroy(comm);
 

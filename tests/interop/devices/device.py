@@ -1,10 +1,12 @@
 """A rank on a simulated CUDA device, for test_devices.py: collectives over its memory, a checkpoint of it,
-what is refused, and steps of DDP, of FSDP and of optimizers."""
+what is refused, and steps of DDP, of FSDP, of tensor-parallel models and of optimizers."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import struct
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -42,12 +44,12 @@ class _Tensor(ctypes.Structure):
 
 
 class Floats:
-    """float32 on a device, as PyTorch's and CuPy's arrays show themselves."""
+    """float32, or int32 with code 0, on a device, as PyTorch's and CuPy's arrays show themselves."""
 
-    def __init__(self, device: int, address: int, count: int) -> None:
+    def __init__(self, device: int, address: int, *shape: int, code: int = 2) -> None:
         self.device, self.address = device, address
-        self.shape = (ctypes.c_int64 * 1)(count)
-        self.tensor = _Tensor(address, 2, device, 1, 2, 32, 1, self.shape, None, 0, None, None)
+        self.shape = (ctypes.c_int64 * len(shape))(*shape)
+        self.tensor = _Tensor(address, 2, device, len(shape), code, 32, 1, self.shape, None, 0, None, None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.device
@@ -81,7 +83,7 @@ def refused(error: type[Exception], words: str, call: Any) -> None:
 
 
 def values(array: Any) -> list[float]:
-    return [CUDA.simulated_cuda_load(array.address + 4 * i) for i in range(array.shape[0])]
+    return [CUDA.simulated_cuda_load(array.address + 4 * i) for i in range(math.prod(array.shape))]
 
 
 def write(array: Any, given: list[float]) -> None:
@@ -161,6 +163,62 @@ def fsdp_trains(comm: ts.Comm) -> None:
     fsdp.close()
 
 
+def at(device: int, shape: tuple[int, ...], given: list[float], code: int = 2) -> Floats:
+    array = Floats(device, CUDA.simulated_cuda_allocate(device, 4 * max(len(given), 1)), *shape, code=code)
+    write(array, given)
+    return array
+
+
+def tensor_parallel_trains(comm: ts.Comm) -> None:
+    """An embedding of 5 words over the ranks, and a norm's weight; all ranks make these calls."""
+    rank, ranks = comm.rank, comm.world_size
+    each = -(-5 // ranks)
+    own = range(min(5, each * rank), min(5, each * (rank + 1)))
+    given = {"tok": at(rank, (5, 2), [k if rank == 0 else -1 for k in range(10)]), "norm": on(rank, [1, 1])}
+    with ts.Mesh(comm, {"tp": ranks}) as mesh:
+        tp = ts.TensorParallel(mesh, given, {"tok": "vocabulary", "norm": "sequence"})
+        tp.set_stream(Stream())
+        optimizer = ts.SGD(tp, lr=0.5)
+        optimizer.set_stream(Stream())
+        assert values(tp["tok"]) == [2 * i + j for i in own for j in range(2)]
+        x, part, whole = (at(rank, (rows, 2), [rank + 1] * 2 * rows) for rows in (1, 1, ranks))
+        refused(ts.InvalidArgument, "pass out", lambda: tp.enter(x, 0))
+        tp.enter(x, 0, out=whole)
+        assert values(whole) == [r + 1 for r in range(ranks) for _ in range(2)]
+        tp.leave(whole, 0, out=part, bias=tp["norm"])
+        assert values(part) == [ranks * (rank + 1) + 1] * 2
+        work = tp.enter_backward(part, out=part, async_op=True)
+        work.order(Stream())
+        total = ranks * (ranks + 1) / 2
+        assert values(part) == [ranks * total + ranks] * 2
+        work.wait()
+        seen: list[float] = []
+        tp.enter_parts(x, 0, lambda where, one: seen.append(where.start + values(one)[0]), out=whole)
+        assert seen == [2 * r + 1 for r in range(ranks)]
+        tp.leave_parts((ranks, 2), 0, lambda where, one: write(one, [where.start] * 2), out=part)
+        assert values(part) == [ranks * rank] * 2
+        ids = at(rank, (2,), [struct.unpack("f", struct.pack("i", i))[0] for i in (4, 0)], code=0)
+        rows = at(rank, (2, 2), [7] * 4)
+        tp.embed("tok", ids, out=rows)
+        assert values(rows) == [8, 9, 0, 1]
+        tp.embed_backward("tok", ids, rows)
+        assert values(tp.grads["tok"]) == [2 * i + j if i in (0, 4) else 0 for i in own for j in range(2)]
+        logits = at(rank, (2, len(own)), [0] * 2 * len(own))
+        loss = at(rank, (), [0])
+        tp.cross_entropy(logits, ids, 5, loss=loss, grad=logits)
+        assert abs(values(loss)[0] / math.log(5) - 1) < 1e-6
+        expected = [(0.2 - (c == y)) / 2 for y in (4, 0) for c in own]
+        assert np.allclose(values(logits), expected, atol=1e-6)
+        write(tp.grads["norm"], [rank + 1] * 2)
+        refused(ts.InvalidState, "call sum_grads", optimizer.step)
+        tp.sum_grads()
+        assert values(tp.grads["norm"]) == [total] * 2
+        optimizer.step()
+        assert values(tp["norm"]) == [1 - 0.5 * total] * 2
+        tp.zero_grad()
+        assert values(tp.grads["norm"]) == [0, 0]
+
+
 def main() -> None:
     with ts.init(backend="cpu:auto,cuda:nccl") as comm:
         rank, ranks = comm.rank, comm.world_size
@@ -212,6 +270,7 @@ def main() -> None:
                 ddp.wait()
                 assert CUDA.simulated_cuda_load(grad.address) == ranks * (ranks + 1) / 2
         fsdp_trains(comm)
+        tensor_parallel_trains(comm)
     grad = Floats(rank, CUDA.simulated_cuda_allocate(rank, 8), 2)
     optimizer = ts.SGD({"x": x}, {"x": grad}, lr=0.5)
     optimizer.set_stream(Stream())

@@ -1,12 +1,12 @@
 //! A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint of it,
-//! what is refused, and steps of DDP, of FSDP and of optimizers.
+//! what is refused, and steps of DDP, of FSDP, of tensor-parallel models and of optimizers.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use tessera::{
-    params, units, Code, Comm, CommOptions, CudaParams, CudaTensor, DType, Ddp, Fsdp, FsdpUnit, ReduceOp, Result,
-    Saver, Sgd, State, Tensor,
+    params, units, Code, Comm, CommOptions, CrossEntropy, CudaParams, CudaTensor, DType, Ddp, Fsdp, FsdpUnit, Mesh,
+    ReduceOp, Result, Saver, Sgd, State, Style, Tensor, TensorParallel,
 };
 
 extern "C" {
@@ -137,6 +137,79 @@ fn fsdp_trains(comm: &Comm, devices: Devices) -> Result<()> {
     fsdp.abandon()
 }
 
+/// An embedding of 5 words over the ranks, and a norm's weight; all ranks make these calls.
+fn tensor_parallel_trains(comm: &Comm, devices: Devices) -> Result<()> {
+    let (rank, ranks) = (comm.rank()?, comm.world_size()?);
+    let at = |shape: &[usize], dtype: DType, values: &[f32]| {
+        let address = (devices.allocate)(i32::try_from(rank).unwrap(), 4 * values.len().max(1));
+        let tensor = unsafe { CudaTensor::new(address, dtype, shape, rank) }.unwrap();
+        devices.write(&tensor, values);
+        tensor
+    };
+    let tok: Vec<f32> = (0..10).map(|k| if rank == 0 { k as f32 } else { -1.0 }).collect();
+    let (tok, norm) = (at(&[5, 2], DType::F32, &tok), at(&[2], DType::F32, &[1.0; 2]));
+    let mesh = Mesh::new(comm, &[("tp", ranks)])?;
+    let mut tp = TensorParallel::builder(&mesh, params!["tok" => tok, "norm" => norm])
+        .plan([("tok", Style::Vocabulary), ("norm", Style::Sequence)])
+        .build()?;
+    unsafe { tp.set_stream(ptr::null_mut()) }?;
+    let mut optimizer = Sgd::new(&mut tp).lr(0.5).build()?;
+    let own = tp.part(5);
+    let expected: Vec<f32> = own.clone().flat_map(|i| [2.0 * i as f32, 2.0 * i as f32 + 1.0]).collect();
+    assert_eq!(devices.read(&tp.cuda_slice(0)?, 2 * own.len()), expected);
+    refused(Code::InvalidArgument, "is on CUDA device", tp.slice(0).map(|_| ()));
+
+    let (own_rank, n, total) = (rank as f32 + 1.0, ranks as f32, (ranks * (ranks + 1)) as f32 / 2.0);
+    let x = at(&[1, 2], DType::F32, &[own_rank; 2]);
+    let part = at(&[1, 2], DType::F32, &[0.0; 2]);
+    let whole = at(&[ranks, 2], DType::F32, &vec![0.0; 2 * ranks]);
+    let on_stream = unsafe { tp.on_stream(ptr::null_mut()) };
+    on_stream.enter(&x, &whole, Some(0))?;
+    assert_eq!(devices.read(&whole, 2 * ranks)[2 * ranks - 1], n);
+    on_stream.leave(&whole, &part, Some(0), Some(&tp.cuda_slice(1)?))?;
+    assert_eq!(devices.read(&part, 2), [n * own_rank + 1.0; 2]);
+    let work = unsafe { tp.after_stream(ptr::null_mut()) }.enter_backward(&part, &part, None)?;
+    unsafe { work.order(ptr::null_mut()) }?;
+    assert_eq!(devices.read(&part, 2), [n * total + n; 2]);
+    work.wait()?;
+    let mut seen = 0.0;
+    on_stream.enter_parts(&x, &whole, 0, |begin, one| {
+        seen += begin as f32 + devices.read(one, 1)[0];
+        Ok(())
+    })?;
+    assert_eq!(seen, n * n);
+    on_stream.leave_parts(&part, ranks, 0, None, |begin, one| {
+        devices.write(one, &[begin as f32; 2]);
+        Ok(())
+    })?;
+    assert_eq!(devices.read(&part, 2), [n * rank as f32; 2]);
+
+    let ids = at(&[2], DType::I32, &[f32::from_bits(4), f32::from_bits(0)]);
+    let rows = at(&[2, 2], DType::F32, &[7.0; 4]);
+    on_stream.embed(0, &ids, &rows, None)?;
+    assert_eq!(devices.read(&rows, 4), [8.0, 9.0, 0.0, 1.0]);
+    on_stream.embed_backward(0, &ids, &rows, None)?;
+    let expected: Vec<f32> = own
+        .clone()
+        .flat_map(|i| [2 * i, 2 * i + 1].map(|value| if i == 0 || i == 4 { value as f32 } else { 0.0 }))
+        .collect();
+    assert_eq!(devices.read(&tp.cuda_grad(0)?, 2 * own.len()), expected);
+    let logits = at(&[2, own.len()], DType::F32, &vec![0.0; 2 * own.len()]);
+    let loss = at(&[], DType::F32, &[0.0]);
+    on_stream.cross_entropy(&CrossEntropy::new(5), &logits, &ids, &loss, Some(&logits))?;
+    assert!((devices.read(&loss, 1)[0] / 5f32.ln() - 1.0).abs() < 1e-6);
+
+    devices.write(&tp.cuda_grad(1)?, &[own_rank; 2]);
+    refused(Code::InvalidState, "call sum_grads", optimizer.step());
+    tp.sum_grads()?;
+    assert_eq!(devices.read(&tp.cuda_grad(1)?, 2), [total; 2]);
+    optimizer.step()?;
+    assert_eq!(devices.read(&tp.cuda_slice(1)?, 2), [1.0 - 0.5 * total; 2]);
+    tp.zero_grad()?;
+    assert_eq!(devices.read(&tp.cuda_grad(1)?, 2), [0.0; 2]);
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let comm = Comm::from_env_with(&CommOptions::new().backend("cpu:auto,cuda:nccl"))?;
     let (rank, ranks) = (comm.rank()?, comm.world_size()?);
@@ -186,6 +259,7 @@ fn main() -> Result<()> {
     assert_eq!(load(grad), (ranks + 1) as f32 / 2.0);
     drop(ddp);
     fsdp_trains(&comm, devices)?;
+    tensor_parallel_trains(&comm, devices)?;
     comm.finalize()?;
 
     let gradient = allocate(i32::try_from(rank).unwrap(), 8);

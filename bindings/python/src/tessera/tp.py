@@ -17,7 +17,7 @@ from .errors import InvalidArgument, NotFound
 from .layout import Layout, Replicate, Shard
 from .mesh import Mesh
 from .tensor import DTypeLike, array_over, dtype_of, tensor
-from .work import Work
+from .work import Stream, Work, stream_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,6 +34,8 @@ Style = (
     | Layout
 )
 Array = "npt.NDArray[Any]"
+if TYPE_CHECKING:
+    Activation = npt.NDArray[Any] | Any  # of NumPy, or on a CUDA device
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 
 _STYLES = {"replicate": 1, "column": 2, "row": 3, "vocabulary": 4, "sequence": 5}
@@ -74,6 +76,19 @@ def _rule(pattern: str, style: Style) -> tuple[str, int, int, _core.Layout | Non
     return pattern, number, 0, None, heads
 
 
+def _is_on_device(array: Any) -> bool:
+    place = None if isinstance(array, np.ndarray) else getattr(array, "__dlpack_device__", None)
+    return place is not None and int(place()[0]) == 2
+
+
+def _contiguous(array: Any) -> Any:
+    return array if _is_on_device(array) else np.ascontiguousarray(array)
+
+
+def _needs(where: str, array: Any) -> InvalidArgument:
+    return InvalidArgument(f"the {type(array).__name__} is on a CUDA device; pass {where}, made there, for the result")
+
+
 def _dim(dim: int | None, ndim: int) -> int:
     """A dimension of an activation as the library counts it; negative numbers count from the end."""
     if dim is None:
@@ -100,7 +115,10 @@ class TensorParallel(Closable):
         Its dimension `dim` has the ranks over which parameters are cut.
     params : mapping of str to array, or sequence
         The whole parameters, as for `DDP`, or `Deferred` ones, whose slices are zeros until a checkpoint is loaded.
-        They are read here and not used later; only rank 0's values count, unless `sync_values` is False.
+        They are read here and not used later; only rank 0's values count, unless `sync_values` is False. All in CPU
+        memory, or all on the communicator's CUDA device (see `set_stream`), where they are read in the order of the
+        default stream. Slices, gradients and activations are then there too: slices and gradients are `CudaArray`s, and
+        calls need `out`.
     plan : mapping of str to style
         A pattern for each dotted part of a name, such as ``"layers.*.attn.w[qkv]"``, and the style of the parameters,
         or of all parameters of the modules, that it matches; ``("column", heads)`` or ``("row", heads)``, which cut
@@ -156,6 +174,7 @@ class TensorParallel(Closable):
             {name: array_over(*_core.tp_slice(self._handle, i)) for name, i in self._index.items()}
         )
         self._grads: Grads | None = None
+        self._stream = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -212,19 +231,39 @@ class TensorParallel(Closable):
 
     # ------------------------------------------------------------------ activations
 
+    def set_stream(self, stream: Stream = None) -> None:
+        """Name the CUDA stream on which the trainer computes, for a model whose parameters are on a device.
+
+        Every operation on arrays of the device is then in its order: it returns once it is on the stream, and what the
+        stream gets later sees the result. With ``async_op=True`` it runs beside the stream, after what that has then;
+        `Work.order` makes the stream wait for it.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            PyTorch's, CuPy's, any object with ``__cuda_stream__``, or an address. None, as at first, is the device's
+            default stream. It must exist until another one is set. A new one continues after what the previous one had.
+
+        Raises
+        ------
+        InvalidArgument
+            The stream is of another device, or the parameters are on the CPU.
+        """
+        address = stream_of(stream)
+        _core.tp_set_stream(self._handle, address)
+        self._stream = address
+
     @overload
     def enter(
-        self, x: npt.NDArray[Any], dim: int | None = None, out: npt.NDArray[Any] | None = None, **how: Unpack[_Now]
+        self, x: Activation, dim: int | None = None, out: Activation | None = None, **how: Unpack[_Now]
     ) -> npt.NDArray[Any]: ...
     @overload
-    def enter(
-        self, x: npt.NDArray[Any], dim: int | None = None, *, out: npt.NDArray[Any], **how: Unpack[_Later]
-    ) -> Work: ...
+    def enter(self, x: Activation, dim: int | None = None, *, out: Activation, **how: Unpack[_Later]) -> Work: ...
     def enter(
         self,
-        x: npt.NDArray[Any],
+        x: Activation,
         dim: int | None = None,
-        out: npt.NDArray[Any] | None = None,
+        out: Activation | None = None,
         *,
         async_op: bool = False,
     ) -> npt.NDArray[Any] | Work:
@@ -253,17 +292,17 @@ class TensorParallel(Closable):
 
     @overload
     def enter_backward(
-        self, grad: npt.NDArray[Any], dim: int | None = None, out: npt.NDArray[Any] | None = None, **how: Unpack[_Now]
+        self, grad: Activation, dim: int | None = None, out: Activation | None = None, **how: Unpack[_Now]
     ) -> npt.NDArray[Any]: ...
     @overload
     def enter_backward(
-        self, grad: npt.NDArray[Any], dim: int | None = None, *, out: npt.NDArray[Any], **how: Unpack[_Later]
+        self, grad: Activation, dim: int | None = None, *, out: Activation, **how: Unpack[_Later]
     ) -> Work: ...
     def enter_backward(
         self,
-        grad: npt.NDArray[Any],
+        grad: Activation,
         dim: int | None = None,
-        out: npt.NDArray[Any] | None = None,
+        out: Activation | None = None,
         *,
         async_op: bool = False,
     ) -> npt.NDArray[Any] | Work:
@@ -286,30 +325,30 @@ class TensorParallel(Closable):
     @overload
     def leave(
         self,
-        y: npt.NDArray[Any],
+        y: Activation,
         dim: int | None = None,
-        out: npt.NDArray[Any] | None = None,
+        out: Activation | None = None,
         *,
-        bias: npt.NDArray[Any] | None = None,
+        bias: Activation | None = None,
         **how: Unpack[_Now],
     ) -> npt.NDArray[Any]: ...
     @overload
     def leave(
         self,
-        y: npt.NDArray[Any],
+        y: Activation,
         dim: int | None = None,
         *,
-        out: npt.NDArray[Any],
-        bias: npt.NDArray[Any] | None = None,
+        out: Activation,
+        bias: Activation | None = None,
         **how: Unpack[_Later],
     ) -> Work: ...
     def leave(
         self,
-        y: npt.NDArray[Any],
+        y: Activation,
         dim: int | None = None,
-        out: npt.NDArray[Any] | None = None,
+        out: Activation | None = None,
         *,
-        bias: npt.NDArray[Any] | None = None,
+        bias: Activation | None = None,
         async_op: bool = False,
     ) -> npt.NDArray[Any] | Work:
         """Leave a region, in which each rank computed a summand of an activation: forward. Collective.
@@ -330,7 +369,7 @@ class TensorParallel(Closable):
 
         added = None if bias is None else tensor(bias, writable=False)
         return self._moved(
-            lambda handle, source, at, to, later: _core.tp_leave(handle, source, at, added, to, later),
+            lambda handle, source, at, to, on, later: _core.tp_leave(handle, source, at, added, to, on, later),
             y,
             dim,
             out,
@@ -340,17 +379,17 @@ class TensorParallel(Closable):
 
     @overload
     def leave_backward(
-        self, grad: npt.NDArray[Any], dim: int | None = None, out: npt.NDArray[Any] | None = None, **how: Unpack[_Now]
+        self, grad: Activation, dim: int | None = None, out: Activation | None = None, **how: Unpack[_Now]
     ) -> npt.NDArray[Any]: ...
     @overload
     def leave_backward(
-        self, grad: npt.NDArray[Any], dim: int | None = None, *, out: npt.NDArray[Any], **how: Unpack[_Later]
+        self, grad: Activation, dim: int | None = None, *, out: Activation, **how: Unpack[_Later]
     ) -> Work: ...
     def leave_backward(
         self,
-        grad: npt.NDArray[Any],
+        grad: Activation,
         dim: int | None = None,
-        out: npt.NDArray[Any] | None = None,
+        out: Activation | None = None,
         *,
         async_op: bool = False,
     ) -> npt.NDArray[Any] | Work:
@@ -373,10 +412,10 @@ class TensorParallel(Closable):
 
     def enter_parts(
         self,
-        x: npt.NDArray[Any],
+        x: Activation,
         dim: int,
         compute: Callable[[slice, npt.NDArray[Any]], object],
-        out: npt.NDArray[Any] | None = None,
+        out: Activation | None = None,
     ) -> npt.NDArray[Any]:
         """`enter` with a dimension, overlapped: compute with one rank's part while the next ones are on their way.
 
@@ -388,7 +427,8 @@ class TensorParallel(Closable):
             The dimension along which the activation is cut.
         compute : callable
             ``compute(where, part)``, called for each rank's part in order, except empty ones. `where` are its indices
-            along `dim`, `part` is a view of the result. It must not use this model.
+            along `dim`, `part` is a view of the result; on a device a `CudaArray` that is there in the order of the
+            stream (`set_stream`), for what `compute` puts onto it. It must not use this model.
         out : array, optional
             Receives the result; required if the ranks' parts differ in size.
 
@@ -397,25 +437,30 @@ class TensorParallel(Closable):
         array
             The complete activation.
         """
-        at = _dim(dim, x.ndim)
+        at = _dim(dim, len(x.shape))
+        on_device = _is_on_device(x)
         if out is None:
+            if on_device:
+                raise _needs("out", x)
             out = np.empty((*x.shape[:at], x.shape[at] * self._ranks, *x.shape[at + 1 :]), x.dtype)
         whole = out
 
         def on_part(begin: int, view: Any) -> None:
             where = slice(begin, begin + view[2][at])
-            compute(where, whole[(slice(None),) * at + (where,)])
+            compute(where, array_over(*view) if on_device else whole[(slice(None),) * at + (where,)])
 
-        _core.tp_enter_parts(self._handle, tensor(np.ascontiguousarray(x), writable=False), at, tensor(out), on_part)
+        source = tensor(_contiguous(x), writable=False)
+        _core.tp_enter_parts(self._handle, source, at, tensor(out), self._stream, on_part)
         return out
 
     def leave_parts(
         self,
         shape: Sequence[int],
         dim: int,
-        compute: Callable[[slice], npt.NDArray[Any]],
+        compute: Callable[..., Any],
         dtype: DTypeLike = np.float32,
-        bias: npt.NDArray[Any] | None = None,
+        bias: Activation | None = None,
+        out: Activation | None = None,
     ) -> npt.NDArray[Any]:
         """`leave` with a dimension, overlapped: compute the summand of one rank's part while the one before is summed.
 
@@ -428,11 +473,14 @@ class TensorParallel(Closable):
         compute : callable
             ``compute(where)`` returns this rank's summand of the part that has the indices `where` along `dim`. Called
             for each rank's part in order, except empty ones. If it raises, the communicator ends on every rank. It must
-            not use this model.
+            not use this model. On a device it is ``compute(where, part)``, which writes the summand into `part`, a
+            `CudaArray`, by what it puts onto the stream (`set_stream`).
         dtype : default float32
             Of the activation.
         bias : array, optional
             Added once, after the sum; as many elements as the last dimension.
+        out : array, optional
+            Receives the result; required on a device.
 
         Returns
         -------
@@ -440,24 +488,30 @@ class TensorParallel(Closable):
             This rank's part of the sum.
         """
         at = _dim(dim, len(shape))
-        out = np.empty((*shape[:at], self._part(shape[at]), *shape[at + 1 :]), dtype_of(dtype).numpy)
+        if out is None:
+            out = np.empty((*shape[:at], self._part(shape[at]), *shape[at + 1 :]), dtype_of(dtype).numpy)
+        on_device = _is_on_device(out)
 
         def on_part(begin: int, view: Any) -> None:
-            made = compute(slice(begin, begin + view[2][at]))
-            _core.copy_elements(tensor(np.ascontiguousarray(made), writable=False), tensor(array_over(*view)))
+            where = slice(begin, begin + view[2][at])
+            if on_device:
+                compute(where, array_over(*view))
+                return
+            made = np.ascontiguousarray(compute(where))
+            _core.copy_elements(tensor(made, writable=False), tensor(array_over(*view)))
 
         added = None if bias is None else tensor(bias, writable=False)
-        _core.tp_leave_parts(self._handle, shape[at], at, added, tensor(out), on_part)
+        _core.tp_leave_parts(self._handle, shape[at], at, added, tensor(out), self._stream, on_part)
         return out
 
     @overload
     def gather(
-        self, x: npt.NDArray[Any], dim: int, out: npt.NDArray[Any] | None = None, **how: Unpack[_Now]
+        self, x: Activation, dim: int, out: Activation | None = None, **how: Unpack[_Now]
     ) -> npt.NDArray[Any]: ...
     @overload
-    def gather(self, x: npt.NDArray[Any], dim: int, *, out: npt.NDArray[Any], **how: Unpack[_Later]) -> Work: ...
+    def gather(self, x: Activation, dim: int, *, out: Activation, **how: Unpack[_Later]) -> Work: ...
     def gather(
-        self, x: npt.NDArray[Any], dim: int, out: npt.NDArray[Any] | None = None, *, async_op: bool = False
+        self, x: Activation, dim: int, out: Activation | None = None, *, async_op: bool = False
     ) -> npt.NDArray[Any] | Work:
         """Gather an activation that is cut along `dim` in a region: outputs of a ``"column"`` weight. Collective.
 
@@ -466,41 +520,51 @@ class TensorParallel(Closable):
         """
         return self._moved(_core.tp_gather, x, dim, out, async_op, "gathered")
 
-    def split(self, x: npt.NDArray[Any], dim: int) -> npt.NDArray[Any]:
-        """This rank's part along `dim` of an activation that every rank has. Local; its adjoint is `gather`."""
-        at = _dim(dim, x.ndim)
-        out = np.empty((*x.shape[:at], self._part(x.shape[at]), *x.shape[at + 1 :]), x.dtype)
-        _core.tp_split(self._handle, tensor(np.ascontiguousarray(x), writable=False), at, tensor(out))
+    def split(self, x: Activation, dim: int, out: Activation | None = None) -> npt.NDArray[Any]:
+        """This rank's part along `dim` of an activation that every rank has. Local; its adjoint is `gather`.
+
+        `out` receives it, if given; on a device it must be.
+        """
+        at = _dim(dim, len(x.shape))
+        if out is None:
+            if _is_on_device(x):
+                raise _needs("out", x)
+            out = np.empty((*x.shape[:at], self._part(x.shape[at]), *x.shape[at + 1 :]), x.dtype)
+        _core.tp_split(self._handle, tensor(_contiguous(x), writable=False), at, tensor(out), self._stream)
         return out
 
     def _moved(
         self,
         call: Any,
-        x: npt.NDArray[Any],
+        x: Activation,
         dim: int | None,
-        out: npt.NDArray[Any] | None,
+        out: Activation | None,
         later: bool,
         becomes: Literal["gathered", "cut"],
     ) -> npt.NDArray[Any] | Work:
-        source = np.ascontiguousarray(x) if out is None else x
-        at = _dim(dim, source.ndim)
+        source = _contiguous(x) if out is None else x
+        at = _dim(dim, len(source.shape))
         if later and out is None:
             raise InvalidArgument("async_op needs out, the array that receives the result")
         if out is None and at < 0:
             out = source
         elif out is None:
+            if _is_on_device(source):
+                raise _needs("out", source)
             size = source.shape[at]
             if becomes == "cut":
                 size = self._part(size)
             else:
                 size *= self._ranks
             out = np.empty((*source.shape[:at], size, *source.shape[at + 1 :]), source.dtype)
-        work = call(self._handle, tensor(source, writable=out is source), at, tensor(out), later)
+        work = call(self._handle, tensor(source, writable=out is source), at, tensor(out), self._stream, later)
         return out if work is None else Work(work)
 
     # ------------------------------------------------------------------ the vocabulary
 
-    def embed(self, name: str, ids: npt.NDArray[Any], dim: int | None = None) -> npt.NDArray[Any]:
+    def embed(
+        self, name: str, ids: Activation, dim: int | None = None, out: Activation | None = None
+    ) -> npt.NDArray[Any]:
         """Look up words in an embedding that is cut over the ranks (``"vocabulary"``) or whole. Collective.
 
         Parameters
@@ -511,6 +575,8 @@ class TensorParallel(Closable):
             The same on every rank.
         dim : int, optional
             Each rank gets only its part of the result along this dimension.
+        out : array, optional
+            Receives the result; required on a device.
 
         Returns
         -------
@@ -520,17 +586,21 @@ class TensorParallel(Closable):
         Raises
         ------
         InvalidArgument
-            An id is outside of the vocabulary.
+            An id is outside of the vocabulary. On a device the call cannot see that: such a row is zeros, and once the
+            device is done the communicator fails with this error.
         """
         number = self._number(name)
         whole = (*ids.shape, *self._known[number][1][1:])
         at = _dim(dim, len(whole))
-        shape = whole if at < 0 else (*whole[:at], self._part(whole[at]), *whole[at + 1 :])
-        out = np.empty(shape, self._slices[name].dtype)
-        _core.tp_embed(self._handle, number, tensor(ids, writable=False), at, tensor(out), False)
+        if out is None:
+            if _is_on_device(ids):
+                raise _needs("out", ids)
+            shape = whole if at < 0 else (*whole[:at], self._part(whole[at]), *whole[at + 1 :])
+            out = np.empty(shape, self._slices[name].dtype)
+        _core.tp_embed(self._handle, number, tensor(ids, writable=False), at, tensor(out), self._stream, False)
         return out
 
-    def embed_backward(self, name: str, ids: npt.NDArray[Any], grad: npt.NDArray[Any], dim: int | None = None) -> None:
+    def embed_backward(self, name: str, ids: Activation, grad: Activation, dim: int | None = None) -> None:
         """The adjoint of `embed`: adds the gradients of this rank's words to ``grads[name]``. Collective with `dim`.
 
         Parameters
@@ -542,22 +612,24 @@ class TensorParallel(Closable):
         """
         number = self._number(name)
         into = self.grads[name]
-        at = _dim(dim, ids.ndim + 1)
-        given = tensor(np.ascontiguousarray(grad), writable=False)
-        _core.tp_embed_backward(self._handle, number, tensor(ids, writable=False), given, at, tensor(into), False)
+        at = _dim(dim, len(ids.shape) + 1)
+        words, given = tensor(ids, writable=False), tensor(_contiguous(grad), writable=False)
+        _core.tp_embed_backward(self._handle, number, words, given, at, tensor(into), self._stream, False)
 
     def cross_entropy(
         self,
-        logits: npt.NDArray[Any],
-        targets: npt.NDArray[Any],
+        logits: Activation,
+        targets: Activation,
         vocabulary: int,
         *,
-        class_weights: npt.NDArray[Any] | None = None,
+        class_weights: Activation | None = None,
         ignore_index: int | None = None,
         reduction: Literal["none", "mean", "sum"] | None = None,
         label_smoothing: float | None = None,
         grad_scale: float | None = None,
         data_ranks: Comm | None = None,
+        loss: Activation | None = None,
+        grad: Activation | None = None,
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Cross-entropy of logits whose vocabulary is cut over the ranks (Shoeybi et al. 2019), and its gradient.
         Collective.
@@ -585,6 +657,8 @@ class TensorParallel(Closable):
         data_ranks : Comm, optional
             The ranks that have other rows of the batch: the mean is then over the rows of all of them, each rank's loss
             is its own rows' part, and losses and gradients of these ranks add up (reduce them by "sum", not "avg").
+        loss, grad : array, optional
+            Receive the results; required on a device. `grad` may be `logits`.
 
         Returns
         -------
@@ -596,23 +670,29 @@ class TensorParallel(Closable):
         Raises
         ------
         InvalidArgument
-            A target is neither a class nor `ignore_index`.
+            A target is neither a class nor `ignore_index`. On a device the call cannot see that: such a row counts as
+            ignored, and once the device is done the communicator fails with this error.
         """
         if reduction is not None and reduction not in _REDUCTIONS:
             raise InvalidArgument(f"reduction is {reduction!r}; it must be one of {', '.join(map(repr, _REDUCTIONS))}")
-        source = np.ascontiguousarray(logits)
-        grad = np.empty_like(source)
-        dtype = np.float64 if source.dtype == np.float64 else np.float32
-        loss = np.empty(targets.shape if reduction == "none" else (), dtype)
+        source = _contiguous(logits)
+        if _is_on_device(source) and (loss is None or grad is None):
+            raise _needs("loss and grad", source)
+        if grad is None:
+            grad = np.empty_like(source)
+        if loss is None:
+            dtype = np.float64 if source.dtype == np.float64 else np.float32
+            loss = np.empty(targets.shape if reduction == "none" else (), dtype)
         _core.tp_cross_entropy(
             self._handle,
-            tensor(source, writable=False),
+            tensor(source, writable=grad is source),
             vocabulary,
             tensor(targets, writable=False),
             None if class_weights is None else tensor(class_weights, writable=False),
             None if data_ranks is None else checked(data_ranks, Comm, "data_ranks")._handle,
             tensor(loss),
             tensor(grad),
+            self._stream,
             False,
             ignore_index=ignore_index,
             label_smoothing=label_smoothing,
@@ -629,7 +709,7 @@ class TensorParallel(Closable):
         Call it once per step, before clipping and the optimizer's step.
 
         These are the gradients of ``"sequence"`` parameters and, with `sequence_parallel`, of the biases of ``"row"``.
-        All others are complete on their rank.
+        All others are complete on their rank. On a device it is done in the order of `set_stream`'s stream.
         """
         _core.tp_sum_grads(self._handle, False)
 

@@ -1513,6 +1513,7 @@ functions! {
     fn tsr_tp_slice(tp: *const tsr_tp, index: usize, slice: *mut tsr_param) -> tsr_status;
     fn tsr_tp_grad(tp: *mut tsr_tp, index: usize, grad: *mut tsr_tensor) -> tsr_status;
     fn tsr_tp_layout(tp: *const tsr_tp, index: usize, out: *mut *mut tsr_layout) -> tsr_status;
+    fn tsr_tp_set_stream(tp: *mut tsr_tp, stream: *mut c_void) -> tsr_status;
     fn tsr_tp_enter(
         tp: *mut tsr_tp,
         input: *const tsr_tensor,

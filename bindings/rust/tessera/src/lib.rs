@@ -126,7 +126,7 @@ pub use state::{State, StateDict, StatePart, Stateful};
 pub use storage::{KeyStatus, Storage, StorageReader, StorageTraits, StorageUpload};
 pub use store::{Store, StoreOptions, StoreServer};
 pub use tensor::{IntoTensor, Tensor, TensorInfo, View, ViewMut};
-pub use tp::{CrossEntropy, Style, TensorParallel, TensorParallelBuilder};
+pub use tp::{CrossEntropy, Style, TensorParallel, TensorParallelBuilder, TpAfterStream, TpOnStream};
 pub use value::Value;
 pub use work::Work;
 

@@ -286,6 +286,7 @@ fn training_in_slices(comm: &Comm) {
     let logits = vec![0.0f32; tp.part(3).len()];
     let mut loss = [0.0f32];
     tp.cross_entropy(&CrossEntropy::new(3), &logits, &[1i64], &mut loss, None).unwrap();
+    unsafe { tp.set_stream(std::ptr::null_mut()) }.unwrap();
     tp.sum_grads().unwrap();
     opts.iter_mut().for_each(|opt| opt.step().unwrap());
     tp.zero_grad().unwrap();

@@ -1509,82 +1509,88 @@ jlong tp_layout(JNIEnv* env, jclass, jlong tp, jlong index) {
     });
 }
 
-jlong tp_enter(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jboolean async) {
+void tp_set_stream(JNIEnv* env, jclass, jlong tp, jlong stream) {
+    shim(env, [&] {
+        check(env, tsr_tp_set_stream(as<tsr_tp>(tp), as<void>(stream)));
+    });
+}
+
+jlong tp_enter(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_enter(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), nullptr, work);
+            return tsr_tp_enter(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), as<void>(stream), work);
         });
     });
 }
 
-jlong tp_enter_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray output, jboolean async) {
+jlong tp_enter_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray output, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors grad_list(env, grad);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_enter_backward(as<tsr_tp>(tp), grad_list.data(), dim, output_list.data(), nullptr, work);
+            return tsr_tp_enter_backward(as<tsr_tp>(tp), grad_list.data(), dim, output_list.data(), as<void>(stream), work);
         });
     });
 }
 
-jlong tp_leave(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray bias, jlongArray output, jboolean async) {
+jlong tp_leave(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray bias, jlongArray output, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors bias_list(env, bias);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_leave(as<tsr_tp>(tp), input_list.data(), dim, bias_list.data(), output_list.data(), nullptr, work);
+            return tsr_tp_leave(as<tsr_tp>(tp), input_list.data(), dim, bias_list.data(), output_list.data(), as<void>(stream), work);
         });
     });
 }
 
-jlong tp_leave_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray output, jboolean async) {
+jlong tp_leave_backward(JNIEnv* env, jclass, jlong tp, jlongArray grad, jint dim, jlongArray output, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors grad_list(env, grad);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_leave_backward(as<tsr_tp>(tp), grad_list.data(), dim, output_list.data(), nullptr, work);
+            return tsr_tp_leave_backward(as<tsr_tp>(tp), grad_list.data(), dim, output_list.data(), as<void>(stream), work);
         });
     });
 }
 
-jlong tp_gather(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jboolean async) {
+jlong tp_gather(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_gather(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), nullptr, work);
+            return tsr_tp_gather(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), as<void>(stream), work);
         });
     });
 }
 
-void tp_split(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output) {
+void tp_split(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jlong stream) {
     shim(env, [&] {
         const Tensors input_list(env, input);
         const Tensors output_list(env, output);
-        check(env, tsr_tp_split(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), nullptr));
+        check(env, tsr_tp_split(as<tsr_tp>(tp), input_list.data(), dim, output_list.data(), as<void>(stream)));
     });
 }
 
-jlong tp_embed(JNIEnv* env, jclass, jlong tp, jlong index, jlongArray ids, jint dim, jlongArray output, jboolean async) {
+jlong tp_embed(JNIEnv* env, jclass, jlong tp, jlong index, jlongArray ids, jint dim, jlongArray output, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors ids_list(env, ids);
         const Tensors output_list(env, output);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_embed(as<tsr_tp>(tp), static_cast<size_t>(index), ids_list.data(), dim, output_list.data(), nullptr, work);
+            return tsr_tp_embed(as<tsr_tp>(tp), static_cast<size_t>(index), ids_list.data(), dim, output_list.data(), as<void>(stream), work);
         });
     });
 }
 
-jlong tp_embed_backward(JNIEnv* env, jclass, jlong tp, jlong index, jlongArray ids, jlongArray grad, jint dim, jlongArray sum, jboolean async) {
+jlong tp_embed_backward(JNIEnv* env, jclass, jlong tp, jlong index, jlongArray ids, jlongArray grad, jint dim, jlongArray sum, jlong stream, jboolean async) {
     return shim(env, [&]() -> jlong {
         const Tensors ids_list(env, ids);
         const Tensors grad_list(env, grad);
         const Tensors sum_list(env, sum);
         return run(env, async, [&](tsr_work** work) {
-            return tsr_tp_embed_backward(as<tsr_tp>(tp), static_cast<size_t>(index), ids_list.data(), grad_list.data(), dim, sum_list.data(), nullptr, work);
+            return tsr_tp_embed_backward(as<tsr_tp>(tp), static_cast<size_t>(index), ids_list.data(), grad_list.data(), dim, sum_list.data(), as<void>(stream), work);
         });
     });
 }
@@ -1823,6 +1829,7 @@ Methods plain_methods() {
         method<tp_param_count>("tpParamCount"),
         method<tp_grad>("tpGrad"),
         method<tp_layout>("tpLayout"),
+        method<tp_set_stream>("tpSetStream"),
         method<tp_enter>("tpEnter"),
         method<tp_enter_backward>("tpEnterBackward"),
         method<tp_leave>("tpLeave"),

@@ -73,24 +73,25 @@ int32_t on_part(int64_t begin, const tsr_tensor* part, char* message, void* rela
     });
 }
 
-void tp_enter_parts(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jobject relay) {
+void tp_enter_parts(JNIEnv* env, jclass, jlong tp, jlongArray input, jint dim, jlongArray output, jlong stream,
+                    jobject relay) {
     shim(env, [&] {
         const Tensors in(env, input);
         const Tensors out(env, output);
         blocking(env, [&] {
-            return tsr_tp_enter_parts(as<tsr_tp>(tp), in.data(), dim, out.data(), nullptr, on_part, relay);
+            return tsr_tp_enter_parts(as<tsr_tp>(tp), in.data(), dim, out.data(), as<void>(stream), on_part, relay);
         });
     });
 }
 
 void tp_leave_parts(JNIEnv* env, jclass, jlong tp, jlong size, jint dim, jlongArray bias, jlongArray output,
-                    jobject relay) {
+                    jlong stream, jobject relay) {
     shim(env, [&] {
         const Tensors added(env, bias);
         const Tensors out(env, output);
         blocking(env, [&] {
             return tsr_tp_leave_parts(as<tsr_tp>(tp), size, dim, added.size() > 0 ? added.data() : nullptr, out.data(),
-                                      nullptr, on_part, relay);
+                                      as<void>(stream), on_part, relay);
         });
     });
 }
@@ -98,7 +99,7 @@ void tp_leave_parts(JNIEnv* env, jclass, jlong tp, jlong size, jint dim, jlongAr
 // `options` lacks its pointers, which are `class_weights` and `data_ranks`; null and 0 for none.
 jlong tp_cross_entropy(JNIEnv* env, jclass, jlong tp, jlongArray logits, jlong vocabulary, jlongArray targets,
                        jobject options, jlongArray class_weights, jlong data_ranks, jlongArray loss, jlongArray grad,
-                       jboolean async) {
+                       jlong stream, jboolean async) {
     return shim(env, [&] {
         const Tensors logits_list(env, logits);
         const Tensors targets_list(env, targets);
@@ -110,7 +111,7 @@ jlong tp_cross_entropy(JNIEnv* env, jclass, jlong tp, jlongArray logits, jlong v
         all.data_ranks = as<tsr_comm>(data_ranks);
         return run(env, async, [&](tsr_work** work) {
             return tsr_tp_cross_entropy(as<tsr_tp>(tp), logits_list.data(), vocabulary, targets_list.data(), &all,
-                                        loss_list.data(), grad_list.data(), nullptr, work);
+                                        loss_list.data(), grad_list.data(), as<void>(stream), work);
         });
     });
 }

@@ -1,8 +1,9 @@
 //! Tensor-parallel training: each rank computes with a slice of every large parameter. The activations between its regions
-//! are in `regions`, embeddings and losses in `vocabulary`.
+//! are in `regions`, embeddings and losses in `vocabulary`, and both for tensors on a device in `with_cuda`.
 
 mod regions;
 mod vocabulary;
+mod with_cuda;
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use tessera_sys as sys;
 
 pub use self::vocabulary::CrossEntropy;
+pub use self::with_cuda::{TpAfterStream, TpOnStream};
 use crate::comm::Borrowed;
 use crate::element::{DType, Element};
 use crate::error::{check, Error, Result};

@@ -34,9 +34,9 @@ enum Makes {
 }
 
 /// What computes the parts of an activation, and how it failed.
-struct PartCall<F> {
-    compute: F,
-    failure: Option<Failure>,
+pub(super) struct PartCall<F> {
+    pub(super) compute: F,
+    pub(super) failure: Option<Failure>,
 }
 
 unsafe extern "C" fn on_part<T: Element, F: FnMut(usize, *mut T, usize) -> CallbackResult<()>>(
@@ -62,8 +62,13 @@ fn in_parts<T: Element, F: FnMut(usize, *mut T, usize) -> CallbackResult<()>>(
     compute: F,
     run: impl FnOnce(sys::tsr_tp_part_fn, *mut c_void) -> sys::tsr_status,
 ) -> Result<()> {
+    in_calls(compute, |call| run(Some(on_part::<T, F>), call))
+}
+
+/// Runs a C function that calls back with the `PartCall` of `compute`.
+pub(super) fn in_calls<F>(compute: F, run: impl FnOnce(*mut c_void) -> sys::tsr_status) -> Result<()> {
     let mut call = PartCall { compute, failure: None };
-    let result = check(run(Some(on_part::<T, F>), ptr::from_mut(&mut call).cast()));
+    let result = check(run(ptr::from_mut(&mut call).cast()));
     match call.failure {
         Some(Failure::Panic(payload)) => panic::resume_unwind(payload),
         Some(Failure::Error(own)) => result.map_err(|error| error.caused_by(own)),
@@ -523,7 +528,7 @@ fn with_bias<T: Element>(views: Views, bias: Option<&[T]>) -> Views {
     views.of(copy.as_mut_ptr(), copy.len()).keep(copy) // whose elements stay where they are
 }
 
-fn optional(tensor: Option<&sys::tsr_tensor>) -> *const sys::tsr_tensor {
+pub(super) fn optional(tensor: Option<&sys::tsr_tensor>) -> *const sys::tsr_tensor {
     tensor.map_or(ptr::null(), ptr::from_ref)
 }
 

@@ -9,7 +9,7 @@ use tessera_sys as sys;
 use super::regions::c_dim;
 use super::TensorParallel;
 use crate::choices::LossReduction;
-use crate::comm::Comm;
+use crate::comm::{Comm, CudaTensor};
 use crate::element::{DType, Element};
 use crate::error::{check, Error, Result};
 use crate::params::GradientOf;
@@ -196,17 +196,18 @@ struct Weights<'a> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct CrossEntropy<'a> {
-    vocabulary: usize,
-    settings: CrossEntropySettings,
+    pub(super) vocabulary: usize,
+    pub(super) settings: CrossEntropySettings,
     class_weights: Option<Weights<'a>>,
-    data_ranks: Option<&'a Comm>,
+    pub(super) cuda_weights: Option<&'a CudaTensor>,
+    pub(super) data_ranks: Option<&'a Comm>,
 }
 
 impl<'a> CrossEntropy<'a> {
     /// All defaults, for `vocabulary` classes over all ranks.
     pub fn new(vocabulary: usize) -> Self {
         let settings = CrossEntropySettings::default();
-        CrossEntropy { vocabulary, settings, class_weights: None, data_ranks: None }
+        CrossEntropy { vocabulary, settings, class_weights: None, cuda_weights: None, data_ranks: None }
     }
 
     cross_entropy_setters!();
@@ -216,6 +217,13 @@ impl<'a> CrossEntropy<'a> {
     pub fn class_weights<W: Element>(mut self, weights: &'a [W]) -> Self {
         let (data, len, dtype) = (weights.as_ptr().cast(), weights.len(), W::DTYPE);
         self.class_weights = Some(Weights { data, len, dtype, _borrowed: PhantomData });
+        self
+    }
+
+    /// The same on a device, for the operations of [`TensorParallel::on_stream`](crate::TensorParallel::on_stream).
+    #[must_use = "the setting is in what is returned"]
+    pub fn cuda_class_weights(mut self, weights: &'a CudaTensor) -> Self {
+        self.cuda_weights = Some(weights);
         self
     }
 

@@ -70,11 +70,12 @@ final class Native extends PlainNatives {
     static native byte[] tpParamName(long tp, int index);
     static native long[] tpParam(long tp, int index);
     static native long[] tpSlice(long tp, int index);
-    static native void tpEnterParts(long tp, long[] input, int dim, long[] output, Object relay);
-    static native void tpLeaveParts(long tp, long size, int dim, long[] bias, long[] output, Object relay);
+    static native void tpEnterParts(long tp, long[] input, int dim, long[] output, long stream, Object relay);
+    static native void tpLeaveParts(
+            long tp, long size, int dim, long[] bias, long[] output, long stream, Object relay);
     static native long tpCrossEntropy(
             long tp, long[] logits, long vocabulary, long[] targets, Object options, long[] classWeights, long dataRanks,
-            long[] loss, long[] grad, boolean async);
+            long[] loss, long[] grad, long stream, boolean async);
 
     // pipeline.cc
     static native long pipelineCreate(

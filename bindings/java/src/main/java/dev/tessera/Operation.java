@@ -42,6 +42,11 @@ final class Operation {
         return shim.issue(handle, stream, async);
     }
 
+    /** Whether its tensors are on a CUDA device. */
+    boolean isOnDevice() {
+        return !memory.isEmpty() && !memory.get(0).device().equals(Device.cpu());
+    }
+
     /** Lent memory is not taken back before. */
     void isDoneBy(Work.Completion work) {
         for (Tensor tensor : memory) {

@@ -36,6 +36,10 @@ import java.util.function.LongSupplier;
  * Collective calls must be the same on all ranks, in the same order. They are exclusive, and use the mesh's
  * communicator. Each has an {@code …Async} variant that immediately returns a {@link Work}.
  *
+ * <p>Parameters and activations may be on the communicator's CUDA device; {@link #setStream} says in which order. On a
+ * device a call cannot see ids and targets: of one that is wrong it makes zeros, or leaves it out, and once the device is done
+ * the communicator fails with {@link TesseraInvalidArgumentException}.
+ *
  * <p>All of them throw {@link TesseraInvalidArgumentException} before anything is sent if the shapes or dtypes do not
  * belong together, {@link TesseraTimeoutException}, {@link TesseraPeerLostException}, {@link TesseraAbortedException},
  * {@link TesseraMismatchException} if another rank makes a different call, and {@link TesseraInterruptedException}; the
@@ -52,6 +56,7 @@ public final class TensorParallel extends NativeObject {
     private final List<long[]> facts = new ArrayList<>(); // of each parameter: its cut or -1, and its full shape
     private final Memory[] slices; // guards itself and grads
     private final Memory[] grads;
+    private volatile long stream; // of the operations on a device
 
     /** Where a slice or gradient is. It keeps no view of it reachable: the mesh, not only this object, may close this. */
     private static final class Memory {
@@ -481,9 +486,35 @@ public final class TensorParallel extends NativeObject {
         return dim;
     }
 
+    /** The CPU has no streams. */
+    private long on(boolean device) {
+        return device ? stream : 0;
+    }
+
+    private long on(Tensor tensor) {
+        return on(!tensor.device().equals(Device.cpu()));
+    }
+
+    /**
+     * Name the CUDA stream on which the trainer computes, for a model whose parameters are on a device. Every operation on
+     * tensors of the device is then in its order: it returns once it is on the stream, and what the stream gets later sees
+     * the result. The {@code …Async} variants run beside the stream, after what it has then; {@link Work#order} makes it wait
+     * for them.
+     *
+     * @param stream address of a stream of the parameters' device ({@code cudaStream_t}), which must exist until another one
+     *     is set; 0, as at first, is its default stream. A new one continues after what the previous one had
+     * @throws TesseraInvalidArgumentException if it is of another device, or the parameters are on the CPU
+     */
+    public void setStream(long stream) {
+        ref.runExclusive(h -> {
+            Native.tpSetStream(h, stream);
+            this.stream = stream;
+        });
+    }
+
     private void run(Operation operation) {
         try {
-            ref.runExclusive(h -> comm.ref.runExclusive(c -> operation.issue(h, 0, false)));
+            ref.runExclusive(h -> comm.ref.runExclusive(c -> operation.issue(h, on(operation.isOnDevice()), false)));
         } finally {
             Reference.reachabilityFence(operation);
         }
@@ -493,26 +524,28 @@ public final class TensorParallel extends NativeObject {
         final Work[] work = new Work[1];
         ref.runExclusive(h -> comm.ref.runExclusive(c -> {
             // Closing the mesh ends the operation by closing the communicator.
-            work[0] = new Work(operation.issue(h, 0, true), new Object[] {operation, this}, ref, comm.ref);
+            final long issued = operation.issue(h, on(operation.isOnDevice()), true);
+            work[0] = new Work(issued, new Object[] {operation, this}, ref, comm.ref);
             operation.isDoneBy(work[0].completion());
         }));
         return work[0];
     }
 
     private interface Move {
-        long issue(long handle, long[] from, int dim, long[] to, boolean async);
+        long issue(long handle, long[] from, int dim, long[] to, long stream, boolean async);
     }
 
     private static Operation moving(Move move, Tensor from, int dim, Tensor to) {
         final long[] source = from.descriptor();
         final long[] target = to.descriptor();
-        return new Operation((h, stream, async) -> move.issue(h, source, dim, target, async), from, to);
+        return new Operation((h, stream, async) -> move.issue(h, source, dim, target, stream, async), from, to);
     }
 
     private static Operation leaving(Tensor in, int dim, Tensor out, long[] added, Tensor bias) {
         final long[] source = in.descriptor();
         final long[] target = out.descriptor();
-        return new Operation((h, stream, async) -> Native.tpLeave(h, source, dim, added, target, async), in, out, bias);
+        return new Operation(
+                (h, stream, async) -> Native.tpLeave(h, source, dim, added, target, stream, async), in, out, bias);
     }
 
     /**
@@ -639,7 +672,7 @@ public final class TensorParallel extends NativeObject {
         final long[] target = out.descriptor();
         final int at = checked(dim);
         final PartRelay relay = new PartRelay(Objects.requireNonNull(compute, "compute"), true);
-        relay.run(ref, comm, h -> Native.tpEnterParts(h, source, at, target, relay));
+        relay.run(ref, comm, h -> Native.tpEnterParts(h, source, at, target, on(out), relay));
         Reference.reachabilityFence(in);
         Reference.reachabilityFence(out);
     }
@@ -677,7 +710,7 @@ public final class TensorParallel extends NativeObject {
         final long[] target = out.descriptor();
         final int at = checked(dim);
         final PartRelay relay = new PartRelay(Objects.requireNonNull(compute, "compute"), false);
-        relay.run(ref, comm, h -> Native.tpLeaveParts(h, size, at, bias, target, relay));
+        relay.run(ref, comm, h -> Native.tpLeaveParts(h, size, at, bias, target, on(out), relay));
         Reference.reachabilityFence(out);
     }
 
@@ -873,7 +906,7 @@ public final class TensorParallel extends NativeObject {
         final long[] source = in.descriptor();
         final long[] target = out.descriptor();
         try {
-            ref.run(h -> Native.tpSplit(h, source, checked(dim), target));
+            ref.run(h -> Native.tpSplit(h, source, checked(dim), target, on(in)));
         } finally {
             Reference.reachabilityFence(in);
             Reference.reachabilityFence(out);
@@ -886,7 +919,8 @@ public final class TensorParallel extends NativeObject {
         final int index = ref.call(h -> number(name));
         final long[] words = ids.descriptor();
         final long[] target = out.descriptor();
-        return new Operation((h, stream, async) -> Native.tpEmbed(h, index, words, dim, target, async), ids, out);
+        return new Operation(
+                (h, stream, async) -> Native.tpEmbed(h, index, words, dim, target, stream, async), ids, out);
     }
 
     private Operation embeddingBackward(String name, Tensor ids, Tensor grad, int dim) {
@@ -896,7 +930,8 @@ public final class TensorParallel extends NativeObject {
         final long[] source = grad.descriptor();
         final long[] sum = into.descriptor();
         return new Operation(
-                (h, stream, async) -> Native.tpEmbedBackward(h, index, words, source, dim, sum, async), ids, grad, into);
+                (h, stream, async) -> Native.tpEmbedBackward(h, index, words, source, dim, sum, stream, async),
+                ids, grad, into);
     }
 
     private static Operation loss(Tensor logits, Tensor targets, long vocabulary, Tensor loss, Tensor grad,
@@ -910,10 +945,11 @@ public final class TensorParallel extends NativeObject {
         final Comm others = options.ranks();
         return new Operation((h, stream, async) -> {
             if (others == null) {
-                return Native.tpCrossEntropy(h, scores, vocabulary, classes, options, weighted, 0, value, slope, async);
+                return Native.tpCrossEntropy(
+                        h, scores, vocabulary, classes, options, weighted, 0, value, slope, stream, async);
             }
-            return others.ref.callLongExclusive(o ->
-                    Native.tpCrossEntropy(h, scores, vocabulary, classes, options, weighted, o, value, slope, async));
+            return others.ref.callLongExclusive(o -> Native.tpCrossEntropy(
+                    h, scores, vocabulary, classes, options, weighted, o, value, slope, stream, async));
         }, logits, targets, loss, grad, weights);
     }
 

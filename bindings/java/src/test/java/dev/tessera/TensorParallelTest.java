@@ -1044,6 +1044,16 @@ class TensorParallelTest {
         });
     }
 
+    @Test
+    void theCpuHasNoStreams() throws Exception {
+        onMesh(1, (mesh, rank) -> {
+            try (TensorParallel tp = new Mlp(3).filled(mesh).build()) {
+                tp.setStream(0);
+                assertThrows(TesseraInvalidArgumentException.class, () -> tp.setStream(1));
+            }
+        });
+    }
+
     // --- closing
 
     @Test
