@@ -274,7 +274,7 @@ using Body = std::function<Result()>;
 
 void pause_at_random();
 
-thread_local CUstream_st* running = nullptr;  // the stream whose thread this is
+thread_local CUstream_st* own_stream = nullptr;  // whose thread this is
 
 }  // namespace
 
@@ -326,7 +326,7 @@ struct CUstream_st {
         return last;
     }
     void work() {
-        running = this;
+        own_stream = this;
         while (true) {
             std::pair<Body, FlagPtr> next;
             {
@@ -373,7 +373,7 @@ namespace {
 void Flag::wait() const {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return is_set_; });
-    if (running != nullptr) running->now = std::max(running->now, simulated_);
+    if (own_stream != nullptr) own_stream->now = std::max(own_stream->now, simulated_);
 }
 
 struct Failure {
@@ -727,9 +727,9 @@ EXPORTED int simulated_cuda_captures(void* stream) {
 
 EXPORTED void simulated_cuda_use_simulated_clock(int yes) { world().has_simulated_clock = yes != 0; }
 
-EXPORTED uint64_t simulated_cuda_now() { return static_cast<uint64_t>(running->now.count()); }
+EXPORTED uint64_t simulated_cuda_now() { return static_cast<uint64_t>(own_stream->now.count()); }
 
-EXPORTED void simulated_cuda_take_until(uint64_t ns) { running->now = std::max(running->now, nanoseconds{ns}); }
+EXPORTED void simulated_cuda_take_until(uint64_t ns) { own_stream->now = std::max(own_stream->now, nanoseconds{ns}); }
 
 EXPORTED void* simulated_cuda_bytes(const void* address, size_t size) {
     return bytes_of(side_of(reinterpret_cast<Address>(address), size), size);
