@@ -28,7 +28,8 @@ constexpr tsr_pipeline_options default_options{.struct_size = sizeof(tsr_pipelin
                                                .schedule_csv = nullptr,
                                                .edges = nullptr,
                                                .edge_count = 0,
-                                               .max_message_bytes = uint64_t{1} << 30};
+                                               .max_message_bytes = uint64_t{1} << 30,
+                                               .device_type = TSR_DEVICE_CPU};
 
 std::string schedule_name(tsr_schedule schedule) {
     switch (schedule) {
@@ -56,6 +57,7 @@ PipelineOptions core_options(const tsr_pipeline_options* options) {
     }
     core.microbatches = o.microbatches;
     core.max_message_bytes = o.max_message_bytes;
+    core.device = static_cast<DeviceType>(o.device_type);
     if (o.edge_count > 0) required(o.edges, "edges");
     for (size_t i = 0; i < o.edge_count; ++i) {
         const tsr_pipeline_edge& edge = o.edges[i];
@@ -168,9 +170,9 @@ void run(tsr_pipeline* handle, PassFn pass, const tsr_tensor* batch, size_t n_ba
                         fmt::format("losses has room for {} numbers; there are {} micro-batches", losses.count,
                                     schedule.microbatches));
         }
-        if (pipeline->has_stage(0)) inputs = cpu_tensors_in(batch, n_batch, "batch");
+        if (pipeline->has_stage(0)) inputs = tensors_in(batch, n_batch, "batch");
         if (pipeline->has_stage(schedule.stages() - 1)) {
-            goals = cpu_tensors_in(targets, n_targets, "targets");
+            goals = tensors_in(targets, n_targets, "targets");
             if (!weights.empty()) required(weights.data(), "weights");
             if (weights.empty() && weights.data() != nullptr) {
                 throw Error(Code::invalid_argument,
@@ -208,6 +210,10 @@ tsr_status tsr_pipeline_create(tsr_comm* comm, const int32_t* stages, size_t n, 
             return std::make_shared<Pipeline>(ranks, own, core, callbacks_of(trainer));
         });
     });
+}
+
+tsr_status tsr_pipeline_set_stream(tsr_pipeline* pipeline, void* stream) {
+    return guard([&] { object_of(pipeline, "pipeline")->set_stream(stream); });
 }
 
 tsr_status tsr_pipeline_stages(const tsr_pipeline* pipeline, int32_t* stages) {
@@ -259,7 +265,7 @@ tsr_status tsr_pipeline_sum_tied(tsr_pipeline* pipeline, const tsr_tensor* gradi
         Tensor tensor;
         std::vector<int> tied;
         const auto refused = attempt([&] {
-            tensor = cpu_tensor_in(gradient, "gradient");
+            tensor = tensor_in(gradient, "gradient");
             tied = stages_in(stages, n);
         });
         if (refused) object->refuse(*refused);

@@ -5,7 +5,13 @@
  * A step: tsr_pipeline_step with the batch on the rank of stage 0 and the targets on the rank of the last stage. The
  * trainer's callbacks run on the calling thread; gradients of parameters are the trainer's own and add up over the
  * micro-batches. Then the optimizer's step. Within a stage, a tsr_ddp or tsr_fsdp over the ranks that have the same
- * stage works as usual: leave its synchronisation off until a call says is_last_backward. */
+ * stage works as usual: leave its synchronisation off until a call says is_last_backward.
+ *
+ * With the option device_type, activations and gradients are on the CUDA device of a communicator with the backend
+ * "cpu:auto,cuda:nccl", and everything goes in the order of one stream of the trainer (tsr_pipeline_set_stream): a
+ * callback puts its work on that stream and returns. No call of a step waits for the device, but for a rank that is 16
+ * tensors ahead of a peer. What fails on the device after a step has returned is the result of a later call. An operation
+ * on the device fails when it has not ended within the communicator's timeout after its launch. */
 #ifndef TESSERA_PIPELINE_H
 #define TESSERA_PIPELINE_H
 
@@ -40,7 +46,8 @@ typedef int32_t tsr_stage_work;
 
 /** What a callback computes with. Its lists are borrowed for the call. The memory of their tensors stays as it is until
  *  the micro-batch's BACKWARD or BACKWARD_WEIGHT has returned (in an evaluation, its FORWARD); that of input_grads only
- *  for the call. Only input_grads may be written: other stages may share the rest. */
+ *  for the call. On a device, that is until the end of what the trainer's stream has by then. Only input_grads may be
+ *  written: other stages may share the rest. */
 typedef struct tsr_stage_call {
     size_t struct_size; /* as the library knows it */
     tsr_stage_work work;
@@ -112,6 +119,9 @@ typedef struct tsr_pipeline_options {
     /* the largest tensor between two stages; a larger one is an error where it is made, and so is a message that claims
      * to have one; default 1 GiB */
     uint64_t max_message_bytes;
+    /* where activations and gradients are: TSR_DEVICE_CPU, or TSR_DEVICE_CUDA: on the device that this rank
+     * communicates from; default TSR_DEVICE_CPU */
+    int32_t device_type;
 } tsr_pipeline_options;
 
 /** Write the defaults into `options`.
@@ -133,11 +143,22 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_options_init(tsr_pipeline_options *
  *  @param out        the pipeline
  *  @return TSR_OK, INVALID_ARGUMENT (on every rank: names stages that are missing, on two ranks or on the wrong one, a
  *          number of micro-batches that works, a missing callback, or an edge), MISMATCH (names the first difference),
- *          UNSUPPORTED, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
+ *          UNSUPPORTED (also: device_type is TSR_DEVICE_CUDA, and `comm` has no device), TIMEOUT, ABORTED, PEER_LOST,
+ *          NO_MEMORY, CUDA, NCCL
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_create(tsr_comm *comm, const int32_t *stages, size_t n,
                                                     const tsr_pipeline_callbacks *callbacks,
                                                     const tsr_pipeline_options *options, tsr_pipeline **out);
+
+/** Name the stream of the trainer: callbacks put their work there. A new stream continues after what the previous one had when
+ *  the last callback returned.
+ *  @param pipeline  borrowed for the call
+ *  @param stream    of the device that this rank communicates from (cudaStream_t), borrowed until another is set or
+ *                   destroy; NULL, as created: the device's default stream
+ *  @return TSR_OK, INVALID_ARGUMENT (of another device, or not NULL and the pipeline's tensors are on the CPU),
+ *          INVALID_STATE (in a callback), CUDA
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_pipeline_set_stream(tsr_pipeline *pipeline, void *stream);
 
 /** The number of stages of all ranks together. The last one is this minus 1.
  *  @param pipeline  borrowed for the call
@@ -159,11 +180,11 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_microbatches(const tsr_pipeline *pi
  *  calls are ABORTED with that error as the cause. Each wait for another rank has the communicator's timeout; ranks
  *  that are not next to the late one wait up to 5 s longer, so that its neighbour reports.
  *  @param pipeline   borrowed for the call
- *  @param batch      n_batch tensors with the same number of rows; used by the rank of stage 0, ignored by others;
- *                    borrowed for the call
+ *  @param batch      n_batch tensors with the same number of rows, on the CPU or on the pipeline's device; used by the
+ *                    rank of stage 0, ignored by others; borrowed for the call, and on a device until its stream has
+ *                    done what callbacks put there
  *  @param n_batch    may be 0 if the callback of stage 0 has its own data
- *  @param targets    n_targets tensors with the same number of rows; used by the rank of the last stage, ignored by
- *                    others; borrowed for the call
+ *  @param targets    n_targets tensors likewise; used by the rank of the last stage, ignored by others
  *  @param n_targets  may be 0 if the callback of the last stage has its own
  *  @param weights    the factors of the micro-batches' losses; used by the rank of the last stage, ignored by others.
  *                    NULL: each micro-batch's share of the rows of the targets, or 1 / m without targets, so that a
@@ -172,9 +193,10 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_microbatches(const tsr_pipeline *pi
  *  @param losses     out: what the last stage reported, not scaled, NaN if it reported none; the same on every rank.
  *                    May be NULL
  *  @param n_losses   m, or 0 for NULL
- *  @return TSR_OK, INVALID_ARGUMENT (fewer rows than micro-batches, a wrong length), INVALID_STATE, TIMEOUT (names the
- *          stage that did not send), ABORTED (another rank failed), PEER_LOST, MISMATCH, CORRUPT, NO_MEMORY, INTERRUPTED
- *          (which fails the step), USER (a callback failed), or the code that a callback returned
+ *  @return TSR_OK, INVALID_ARGUMENT (fewer rows than micro-batches, a wrong length, a tensor of another device),
+ *          INVALID_STATE, UNSUPPORTED (a tensor on a device, in a pipeline on the CPU), TIMEOUT (names the stage that did
+ *          not send), ABORTED (another rank failed), PEER_LOST, MISMATCH, CORRUPT, NO_MEMORY, INTERRUPTED (which fails the
+ *          step), USER (a callback failed), CUDA, NCCL, or the code that a callback returned
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_step(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch,
                                                   const tsr_tensor *targets, size_t n_targets, const double *weights,
@@ -212,7 +234,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_eval(tsr_pipeline *pipeline, const 
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_output(tsr_pipeline *pipeline, tsr_dtype dtype, const int64_t *shape,
                                                     int32_t ndim, tsr_tensor *tensor);
 
-/** In a callback of the last stage: report the loss of the micro-batch, without its weight. The last value counts.
+/** In a callback of the last stage: report the loss of the micro-batch, without its weight. The last value counts. On a
+ *  device, a program that reports it has to wait for its stream; one that does not want to reports none.
  *  @param pipeline  the one that called back
  *  @param loss      any number
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (not in a callback of the last stage)
@@ -222,18 +245,21 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_loss(tsr_pipeline *pipeline, double
 /** After a step: sum the gradient of a parameter that several stages share, such as an embedding that is also the
  *  output layer. Each rank that has one of `stages` calls it once for each such parameter, in the same order; no other
  *  rank does. The gradient becomes the sum over these ranks, added in the order of the stages. A rank that has several
- *  of the stages has one gradient for them.
+ *  of the stages has one gradient for them. A gradient on a device is summed on the host: the call waits for the
+ *  trainer's stream.
  *  @param pipeline  borrowed for the call
- *  @param gradient  floating-point, the same dtype and number of elements on every rank; borrowed for the call
+ *  @param gradient  floating-point, the same dtype and number of elements on every rank, on the CPU or on the pipeline's
+ *                   device; borrowed for the call
  *  @param stages    n stages in ascending order, the same on every rank
  *  @param n         at least 1
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, INTERRUPTED (any
- *          failure ends the pipeline, as one of a step does)
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, UNSUPPORTED, MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY,
+ *          INTERRUPTED, CUDA (any failure ends the pipeline, as one of a step does)
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_sum_tied(tsr_pipeline *pipeline, const tsr_tensor *gradient,
                                                       const int32_t *stages, size_t n);
 
-/** Statistics of the last step or evaluation on this rank. */
+/** Statistics of the last step or evaluation on this rank. Times are the host's: on a device, a callback is over when it has
+ *  put its work on the stream. */
 typedef struct tsr_pass_stats {
     size_t struct_size;
     int64_t wall_ns;
@@ -253,7 +279,8 @@ typedef struct tsr_pass_stats {
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_stats(tsr_pipeline *pipeline, tsr_pass_stats *stats);
 
-/** Free the pipeline and its memory. NULL is ignored. Ranks that still wait for this one fail.
+/** Free the pipeline and its memory. NULL is ignored. Ranks that still wait for this one fail. What is on the device ends
+ *  first.
  *  @param pipeline  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_pipeline_destroy(tsr_pipeline *pipeline);

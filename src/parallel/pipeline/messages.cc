@@ -31,25 +31,21 @@ constexpr int most_stages_of_grace = 50;
 
 size_t index_of(Kind kind) { return static_cast<size_t>(kind); }
 
-std::string_view name_of(Kind kind) { return kind == Kind::activation ? "activation" : "gradient"; }
 std::string_view name_of(Pass pass) { return pass == Pass::training ? "a training step" : "an evaluation"; }
 
 Tensor bytes_of(std::byte* data, size_t size) { return {data, Dims{static_cast<int64_t>(size)}, DType::u8, {}}; }
 
-Parcel parcel_of(const MessageHeader& header) {
-    return {header.kind, header.edge, static_cast<int>(header.microbatch)};
-}
-
 }  // namespace
 
 Messages::Messages(std::shared_ptr<Communicator> comm, std::vector<Route> routes, int microbatches,
-                   uint64_t max_tensor_bytes, std::shared_ptr<Pool> pool)
+                   uint64_t max_tensor_bytes, std::shared_ptr<Pool> pool, std::unique_ptr<DeviceLanes> lanes)
     : routes_(std::move(routes)),
       microbatches_(microbatches),
       max_tensor_bytes_(max_tensor_bytes),
       pool_(std::move(pool)),
       rank_(comm->rank()),
-      comm_(std::move(comm)) {
+      comm_(std::move(comm)),
+      lanes_(std::move(lanes)) {
     std::map<int, Source> sources;
     for (const Kind kind : {Kind::activation, Kind::gradient}) {
         auto& slots = slots_[index_of(kind)];
@@ -70,8 +66,11 @@ Messages::Messages(std::shared_ptr<Communicator> comm, std::vector<Route> routes
 
 Messages::~Messages() {
     if (fork_.in_child()) return;  // the progress thread is the parent's
-    comm_->leave();                // aborts what is unfinished, so that its callbacks come now
     std::unique_lock lock(mutex_);
+    while (on_lanes_ > 0) changed_.wait_for(lock, poll_slice);  // ends: what is on a lane fails at its timeout
+    lock.unlock();
+    comm_->leave();  // aborts what is unfinished, so that its callbacks come now
+    lock.lock();
     while (in_flight_ > 0) changed_.wait_for(lock, poll_slice);  // ends: an aborted communicator finishes all its work
 }
 
@@ -103,6 +102,9 @@ Messages::Slot& Messages::slot(const Parcel& parcel) {
 // --- a pass
 
 void Messages::begin(Pass pass, milliseconds timeout) {
+    if (lanes_) [[unlikely]] {
+        if (const auto failed = failure()) throw Error(*failed);
+    }
     ++step_;
     pass_ = pass;
     timeout_ = timeout;
@@ -122,10 +124,17 @@ void Messages::begin(Pass pass, milliseconds timeout) {
     }
 }
 
-Bundle Messages::take(const Parcel& parcel) {
+milliseconds Messages::grace_of(const Parcel& parcel) const {
     const int stage = stage_that_takes(parcel);
     const int behind = parcel.kind == Kind::activation ? stage : static_cast<int>(routes_.size()) - stage;
-    const milliseconds grace = std::min(timeout_, grace_per_stage * std::clamp(behind, 0, most_stages_of_grace));
+    return std::min(timeout_, grace_per_stage * std::clamp(behind, 0, most_stages_of_grace));
+}
+
+milliseconds Messages::longest_grace() const { return std::min(timeout_, grace_per_stage * most_stages_of_grace); }
+
+Bundle Messages::take(const Parcel& parcel, StreamHandle stream) {
+    const int stage = stage_that_takes(parcel);
+    const milliseconds grace = grace_of(parcel);
     std::unique_lock lock(mutex_);
     Slot& here = slot(parcel);
     const auto what = [&] { return fmt::format("stage {} waited for {}", stage, describe(parcel)); };
@@ -136,7 +145,10 @@ Bundle Messages::take(const Parcel& parcel) {
     const auto source = std::ranges::find(sources_, sender_of(parcel), &Source::rank);
     if (source != sources_.end()) --source->not_taken;
     Bundle bundle = std::move(here.bundle);
+    const EventPtr received = std::move(here.received);
     lock.unlock();
+    if (received) [[unlikely]]
+        lanes_->api().wait(stream, *received);
     release_sources();
     return bundle;
 }
@@ -164,7 +176,7 @@ void Messages::between(milliseconds timeout, FunctionRef<void(Communicator&)> bo
 
 // --- sending
 
-void Messages::send(const Parcel& parcel, Bundle bundle) {
+void Messages::send(const Parcel& parcel, Bundle bundle, const EventPtr& written) {
     const int peer = receiver_of(parcel);
     if (peer == rank_) {
         const std::lock_guard lock(mutex_);
@@ -180,21 +192,24 @@ void Messages::send(const Parcel& parcel, Bundle bundle) {
     header.edge = static_cast<uint32_t>(parcel.edge);
     header.microbatch = static_cast<uint32_t>(parcel.microbatch);
     header.count = static_cast<uint32_t>(bundle.size());
-    if (bundle.empty()) return send_tensor(peer, header, {});
+    if (bundle.empty()) return send_tensor(peer, header, {}, written);
     for (Held& held : bundle) {
         const Tensor& tensor = held.tensor;
         header.dtype = static_cast<int32_t>(tensor.dtype);
         header.ndim = tensor.shape.ndim();
         header.shape = {};
         std::ranges::copy(tensor.shape, header.shape.begin());
-        send_tensor(peer, header, std::move(held));
+        send_tensor(peer, header, std::move(held), written);
         ++header.index;
     }
 }
 
-void Messages::send_tensor(int peer, const MessageHeader& header, Held held) {
+void Messages::send_tensor(int peer, const MessageHeader& header, Held held, const EventPtr& written) {
     const Parcel parcel = parcel_of(header);
     const auto what = [&] { return fmt::format("could not send {}", describe(parcel)); };
+    const size_t size = header.count == 0 ? 0 : held.tensor.size_bytes();
+    const auto outgoing = std::make_shared<Outgoing>(Outgoing{header, {}});
+    uint64_t number = 0;  // on the lane
     {
         std::unique_lock lock(mutex_);
         const auto ready = [&] { return sends_[peer].count < max_messages; };
@@ -205,19 +220,24 @@ void Messages::send_tensor(int peer, const MessageHeader& header, Held held) {
         };
         if (!wait(lock, timeout_, ready, full)) throw timed_out(full(), peer);
         sends_[peer].last = parcel;
+        if (lanes_) [[unlikely]]
+            number = prepare_for_lane(peer, outgoing->header, held);
     }
-    const auto outgoing = std::make_shared<Outgoing>(Outgoing{header, std::move(held)});
+    if (!lanes_) outgoing->held = std::move(held);
     const auto send = [&](const Tensor& bytes, int tag, std::string_view label) {
         submit({.collective = Collective::send, .inputs = {&bytes, 1}, .peer = peer, .tag = tag, .label = label},
                [outgoing] {});
     };
-    const size_t size = header.count == 0 ? 0 : outgoing->held.tensor.size_bytes();
     try {
         send(bytes_of(reinterpret_cast<std::byte*>(&outgoing->header), sizeof outgoing->header), header_tag, "header");
-        if (size > 0) send(bytes_of(outgoing->held.tensor.data, size), bytes_tag, name_of(header.kind));
+        if (outgoing->held.memory && size > 0) {
+            send(bytes_of(outgoing->held.tensor.data, size), bytes_tag, name_of(header.kind));
+        }
     } catch (const Error& error) {
         throw ended(what(), comm_->error().value_or(error));
     }
+    if (number > 0) [[unlikely]]
+        send_on_lane(parcel, number, held, written);
 }
 
 // Calls `then` when the operation is done, on the progress thread or at once.
@@ -282,6 +302,8 @@ void Messages::receive_header(Source& source) {
 
 void Messages::header_came(Source& source) {
     check_header(source);
+    if (lanes_) [[unlikely]]
+        release_sent(source.rank, source.header.received);
     if (source.header.count == 0) return tensor_came(source);
     Held& arriving = source.arriving;
     arriving.tensor = checked_tensor(source);
@@ -289,6 +311,10 @@ void Messages::header_came(Source& source) {
     arriving.memory = pool_->take(size);
     arriving.tensor.data = arriving.memory.get();
     if (size == 0) return tensor_came(source);
+    if (lanes_) [[unlikely]] {
+        receive_on_lane(source);
+        return tensor_came(source);
+    }
     const Tensor bytes = bytes_of(arriving.tensor.data, size);
     submit({.collective = Collective::recv,
             .outputs = {&bytes, 1},
@@ -354,6 +380,10 @@ void Messages::check_header(const Source& source) {
                                           max_bundle_tensors));
     }
     const std::lock_guard lock(mutex_);
+    if (header.received > 0 && header.received > sends_[source.rank].launched) {
+        refuse(Code::corrupt, fmt::format("claims that {} tensors have come to it on a device; {} were sent",
+                                          header.received, sends_[source.rank].launched));
+    }
     const Slot& here = slot(parcel);
     if (here.state == Slot::State::complete || here.state == Slot::State::taken) {
         refuse(Code::mismatch, fmt::format("is {}, which has come before", what));
@@ -445,16 +475,23 @@ Error Messages::timed_out(const std::string& what, int peer) const {
 // A message has failed. The communicator knows the first error, which may be another message's.
 void Messages::note(const Error& error) {
     const Error cause = comm_->error().value_or(error);
-    const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = cause;
-    changed_.notify_all();
+    {
+        const std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = failing_.value_or(cause);
+        changed_.notify_all();
+    }
+    if (lanes_) lanes_->abort(cause.what());
 }
 
 // Tells the peers before this rank's trainer, which may destroy this object and so leave the communicator: they would
-// learn of that instead.
+// learn of that instead. What is on lanes fails meanwhile.
 void Messages::fail(const Error& why) {
-    if (failure()) return;
     const Error cause = comm_->error().value_or(why);  // a peer's, if it is known by now
+    {
+        const std::lock_guard lock(mutex_);
+        if (failure_ || failing_) return;
+        failing_ = cause;
+    }
     comm_->abort(cause.what());
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = cause;

@@ -111,6 +111,23 @@ Error with_message(const Error& error, std::string message) {
     return Error(std::make_shared<const ErrorRecord>(std::move(record)));
 }
 
+void check_device(const Communicator& comm, const PipelineOptions& options) {
+    if (options.device == DeviceType::cpu) return;
+    if (options.device != DeviceType::cuda) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("the type of the device is {}, which is unknown", static_cast<int>(options.device)));
+    }
+    if (comm.device()) return;
+    throw Error(Code::unsupported,
+                "a pipeline on CUDA devices needs a communicator that has a transport for them; create it with the "
+                "backend 'cpu:auto,cuda:nccl'");
+}
+
+// The CPU if there is none: agree() refuses that.
+Device device_of(const Communicator& comm, const PipelineOptions& options) {
+    return options.device == DeviceType::cuda ? comm.device().value_or(Device{}) : Device{};
+}
+
 Tensor without_data(const Tensor& tensor) { return {nullptr, tensor.shape, tensor.dtype, tensor.device}; }
 
 std::string join(std::span<const int> numbers) {
@@ -130,14 +147,28 @@ Pipeline::Pipeline(const std::shared_ptr<Communicator>& comm, const std::vector<
       edges_(options.edges),
       max_message_bytes_(options.max_message_bytes),
       rank_(comm->rank()),
-      pool_(std::make_shared<Pool>(cpu_device())) {
+      device_(device_of(*comm, options)),
+      api_(device_api(device_)),
+      pool_(std::make_shared<Pool>(api_)),
+      on_host_(is_on_device() ? std::make_shared<Pool>(cpu_device()) : pool_) {
     agree(*comm, stages, options);
     join_stages();
     losses_.resize(static_cast<size_t>(schedule_.microbatches));
     CommOptions inner = inner_options(*comm, "/pipeline");
     inner.bound = true;
-    messages_ = std::make_unique<Messages>(comm->split(0, rank_, inner), routes_of(schedule_, edges_),
-                                           schedule_.microbatches, max_message_bytes_, pool_);
+    const auto own = comm->split(0, rank_, inner);
+    const std::vector<Route> routes = routes_of(schedule_, edges_);
+    std::unique_ptr<DeviceLanes> lanes;
+    if (is_on_device()) {
+        std::vector<Direction> directions;
+        for (const Route& route : routes) {
+            directions.push_back({route.from_rank, route.to_rank});
+            directions.push_back({route.to_rank, route.from_rank});
+        }
+        lanes = std::make_unique<DeviceLanes>(*own, directions, comm->options().backend, device_);
+    }
+    messages_ =
+        std::make_unique<Messages>(own, routes, schedule_.microbatches, max_message_bytes_, pool_, std::move(lanes));
 }
 
 Pipeline::~Pipeline() = default;
@@ -145,6 +176,7 @@ Pipeline::~Pipeline() = default;
 void Pipeline::agree(Communicator& comm, const std::vector<int>& stages, const PipelineOptions& options) {
     const std::string title = title_of(options);
     const size_t width = or_refuse_on_all_ranks(comm, Compared::pipelines, [&] {
+        check_device(comm, options);
         schedule_ = schedule_of(options, comm.world_size(), stages.size());
         check_callbacks(schedule_, title, callbacks_);
         check_edges(edges_, schedule_.stages());
@@ -164,7 +196,8 @@ void Pipeline::agree(Communicator& comm, const std::vector<int>& stages, const P
         csv.empty() ? title
                     : fmt::format("a schedule of {} bytes of CSV with checksum {:08x}", csv.size(), crc32c(csv)),
         fmt::format("{} micro-batches", schedule_.microbatches), fmt::format("{} stages", schedule_.stages()),
-        fmt::format("max_message_bytes {}", max_message_bytes_)};
+        fmt::format("max_message_bytes {}", max_message_bytes_),
+        is_on_device() ? "tensors on CUDA devices" : "tensors on the CPU"};
     for (const Edge& edge : edges_) {
         lines.push_back(fmt::format("an edge for output {} of stage {} to stage {}", edge.output, edge.from, edge.to));
     }
@@ -261,8 +294,13 @@ void Pipeline::begin(Pass pass, const Batch& batch) {
     stats_ = {};
     waits_.clear();
     pool_->begin_step();
-    if (stages_.contains(0)) static_cast<void>(rows_of(batch.inputs, m, "batch"));
+    if (is_on_device()) on_host_->begin_step();
+    if (stages_.contains(0)) {
+        check_places(batch.inputs, "batch");
+        static_cast<void>(rows_of(batch.inputs, m, "batch"));
+    }
     if (stages_.contains(schedule_.stages() - 1)) {
+        check_places(batch.targets, "targets");
         if (!batch.weights.empty() && batch.weights.size() != static_cast<size_t>(m)) {
             throw Error(Code::invalid_argument,
                         fmt::format("there are {} weights for {} micro-batches", batch.weights.size(), m));
@@ -307,7 +345,7 @@ void Pipeline::forward(const Action& action) {
     }
     send_outputs(action);
     made_.clear();
-    if (!training_) live_.erase({stage, microbatch});
+    if (!training_) release(live_.find({stage, microbatch}));
 }
 
 void Pipeline::send_outputs(const Action& action) {
@@ -318,7 +356,7 @@ void Pipeline::send_outputs(const Action& action) {
     for (size_t i = 0; i < made_.size(); ++i) {
         if (goes_to_next(stage, i)) next.push_back(made_[i]);
     }
-    messages_->send({Kind::activation, static_cast<size_t>(action.stage), microbatch}, std::move(next));
+    messages_->send({Kind::activation, static_cast<size_t>(action.stage), microbatch}, std::move(next), point_);
     for (const size_t edge : stage.to) {
         const size_t output = output_of(edge);
         if (output >= made_.size()) {
@@ -327,7 +365,7 @@ void Pipeline::send_outputs(const Action& action) {
                                     "stage {}",
                                     action.stage, microbatch, made_.size(), output, messages_->route(edge).to_stage));
         }
-        messages_->send({Kind::activation, edge, microbatch}, {made_[output]});
+        messages_->send({Kind::activation, edge, microbatch}, {made_[output]}, point_);
     }
 }
 
@@ -356,7 +394,7 @@ void Pipeline::backward(const Action& action, bool is_last) {
                 continue;
             }
             Held grad = make(input.dtype, input.shape);
-            cpu_device().zero(grad.tensor.data, grad.tensor.size_bytes(), nullptr);
+            api_.zero(grad.tensor.data, grad.tensor.size_bytes(), stream_);
             input_grads.push_back(grad.tensor);
             bundles[e].push_back(std::move(grad));
         }
@@ -368,9 +406,9 @@ void Pipeline::backward(const Action& action, bool is_last) {
           .is_last_backward = is_last,
           .input_grads = input_grads},
          cell, split ? callbacks_.backward_input : callbacks_.backward);
-    if (!split) live_.erase({number, microbatch});
+    if (!split) release(live_.find({number, microbatch}));
     for (size_t e = 0; e < bundles.size(); ++e) {
-        messages_->send({Kind::gradient, stage.from[e], microbatch}, std::move(bundles[e]));
+        messages_->send({Kind::gradient, stage.from[e], microbatch}, std::move(bundles[e]), point_);
     }
 }
 
@@ -379,6 +417,13 @@ void Pipeline::backward_weight(const Action& action, bool is_last) {
     const auto cell = live_.find({action.stage, microbatch});
     call({.work = Work::backward_weight, .stage = action.stage, .microbatch = microbatch, .is_last_backward = is_last},
          cell->second, callbacks_.backward_weight);
+    release(cell);
+}
+
+void Pipeline::release(std::map<std::pair<int, int>, Cell>::iterator cell) {
+    if (is_on_device()) [[unlikely]] {
+        for (const auto& memory : cell->second.memory) pool_->add_use(memory.get(), point_);
+    }
     live_.erase(cell);
 }
 
@@ -402,6 +447,8 @@ void Pipeline::call(StageCall what, const Cell& cell, const Callback& callback) 
         throw with_message(error, fmt::format("stage {}, micro-batch {}, {}: {}", what.stage, what.microbatch,
                                               name_of(what.work), error.what()));
     }
+    if (is_on_device()) [[unlikely]]
+        mark_stream();
     stats_.busy += Clock::now() - began;
 }
 
@@ -440,13 +487,17 @@ Held Pipeline::make(DType dtype, const Dims& shape) {
     Held held{{nullptr, shape, dtype, {}}, nullptr};
     held.memory = pool_->take(held.tensor.size_bytes());
     held.tensor.data = held.memory.get();
+    if (is_on_device()) [[unlikely]] {
+        held.tensor.device = device_;
+        for (const EventPtr& use : pool_->former_uses(held.tensor.data)) api_.wait(stream_, *use);
+    }
     return held;
 }
 
 Bundle Pipeline::take(const Parcel& parcel) {
-    if (messages_->sender_of(parcel) == rank_) return messages_->take(parcel);
+    if (messages_->sender_of(parcel) == rank_) return messages_->take(parcel, stream_);
     const auto began = Clock::now();
-    Bundle bundle = messages_->take(parcel);
+    Bundle bundle = messages_->take(parcel, stream_);
     const Route& route = messages_->route(parcel.edge);
     waits_[parcel.kind == Kind::activation ? route.from_stage : route.to_stage] += Clock::now() - began;
     return bundle;
@@ -521,7 +572,7 @@ void Pipeline::check_tied(const Tensor& gradient, std::span<const int> stages) c
         throw Error(Code::invalid_argument,
                     fmt::format("{} is {}; it must be of floating point", what, tsr::name_of(gradient.dtype)));
     }
-    static_cast<void>(device_api(gradient.device));
+    check_place(gradient, what);
 }
 
 void Pipeline::sum_tied(const Tensor& gradient, std::span<const int> stages) {
@@ -533,35 +584,40 @@ void Pipeline::sum_tied(const Tensor& gradient, std::span<const int> stages) {
             if (std::ranges::find(ranks, rank) == ranks.end()) ranks.push_back(rank);
         }
         if (ranks.size() == 1 || gradient.numel() == 0) return;
-        messages_->between(comm_->options().timeout, [&](Communicator& comm) {
-            const auto send = [&](int peer) {
-                comm.run({.collective = Collective::send,
-                          .inputs = {&gradient, 1},
-                          .peer = peer,
-                          .tag = tied_tag,
-                          .label = "a tied gradient"});
-            };
-            const auto receive = [&](const Tensor& tensor, int peer) {
-                comm.run({.collective = Collective::recv,
-                          .outputs = {&tensor, 1},
-                          .peer = peer,
-                          .tag = tied_tag,
-                          .label = "a tied gradient"});
-            };
-            if (rank_ != ranks[0]) {
-                send(ranks[0]);
-                return receive(gradient, ranks[0]);
-            }
-            Bundle others;
-            std::vector<const std::byte*> addends{gradient.data};
-            for (size_t i = 1; i < ranks.size(); ++i) {
-                const Held& held = others.emplace_back(make(gradient.dtype, gradient.shape));
-                receive(held.tensor, ranks[i]);
-                addends.push_back(held.tensor.data);
-            }
-            reduce(gradient.data, addends, static_cast<size_t>(gradient.numel()), gradient.dtype, ReduceOp::sum);
-            for (size_t i = 1; i < ranks.size(); ++i) send(ranks[i]);
-        });
+        if (gradient.device.type == DeviceType::cpu) return sum_on_host(gradient, ranks);
+        sum_of_device(gradient, ranks);
+    });
+}
+
+void Pipeline::sum_on_host(const Tensor& gradient, const std::vector<int>& ranks) {
+    messages_->between(comm_->options().timeout, [&](Communicator& comm) {
+        const auto send = [&](int peer) {
+            comm.run({.collective = Collective::send,
+                      .inputs = {&gradient, 1},
+                      .peer = peer,
+                      .tag = tied_tag,
+                      .label = "a tied gradient"});
+        };
+        const auto receive = [&](const Tensor& tensor, int peer) {
+            comm.run({.collective = Collective::recv,
+                      .outputs = {&tensor, 1},
+                      .peer = peer,
+                      .tag = tied_tag,
+                      .label = "a tied gradient"});
+        };
+        if (rank_ != ranks[0]) {
+            send(ranks[0]);
+            return receive(gradient, ranks[0]);
+        }
+        std::vector<std::shared_ptr<std::byte>> others;
+        std::vector<const std::byte*> addends{gradient.data};
+        for (size_t i = 1; i < ranks.size(); ++i) {
+            others.push_back(on_host_->take(gradient.size_bytes()));
+            receive({others.back().get(), gradient.shape, gradient.dtype, {}}, ranks[i]);
+            addends.push_back(others.back().get());
+        }
+        reduce(gradient.data, addends, static_cast<size_t>(gradient.numel()), gradient.dtype, ReduceOp::sum);
+        for (size_t i = 1; i < ranks.size(); ++i) send(ranks[i]);
     });
 }
 

@@ -12,6 +12,9 @@
 // returned. Every rank fails when one does: the first error ends the pipeline on all of them, and its message names the
 // stage and the micro-batch.
 //
+// On a device, callbacks put their work on the trainer's stream and return. The host runs through the schedule ahead of the
+// device; what it hands over, keeps and uses again is in the order of streams.
+//
 // Owned by one thread, on which the callbacks run; messages.hpp has what moves bytes.
 #pragma once
 
@@ -43,6 +46,7 @@ struct PipelineOptions {
     int microbatches = 0;                            // 0: as many as the CSV has
     std::vector<Edge> edges;                         // besides those to the next stage
     uint64_t max_message_bytes = uint64_t{1} << 30;  // of a tensor between two stages
+    DeviceType device = DeviceType::cpu;             // where these are: on the CPU, or on the communicator's device
 };
 
 // What a callback computes with. The lists are borrowed for the call, the memory of their tensors until the B or W of
@@ -107,6 +111,10 @@ class Pipeline {
     std::span<const double> step(const Batch& batch);
     std::span<const double> eval(const Batch& batch);
 
+    // On a device, all work of callbacks is on this stream from now on, after what was on the former one, which may be gone.
+    // Throws INVALID_ARGUMENT for another device's, or on the CPU, which has none.
+    void set_stream(StreamHandle stream);
+
     // In a forward callback: memory for its next output. The reference is valid until the callback returns.
     const Tensor& output(DType dtype, const Dims& shape);
     // In a callback of the last stage: the micro-batch's loss, without its weight.
@@ -155,6 +163,12 @@ class Pipeline {
     void take_gradients(const Parcel& parcel, std::span<const Tensor> outputs, Cell& cell);
     [[nodiscard]] Bundle take(const Parcel& parcel);
     [[nodiscard]] Held make(DType dtype, const Dims& shape);
+    // What a micro-batch kept goes back to the pool.
+    void release(std::map<std::pair<int, int>, Cell>::iterator cell);
+    void check_place(const Tensor& tensor, const std::string& name) const;
+    void check_places(std::span<const Tensor> tensors, std::string_view what) const;
+    // What the trainer's stream has now.
+    void mark_stream();
     [[nodiscard]] size_t output_of(size_t edge) const {
         return static_cast<size_t>(edges_[edge - (static_cast<size_t>(schedule_.stages()) - 1)].output);
     }
@@ -163,9 +177,13 @@ class Pipeline {
     }
     void share_losses(Pass pass);
     void check_tied(const Tensor& gradient, std::span<const int> stages) const;
+    // Of `ranks`, in this order.
+    void sum_on_host(const Tensor& gradient, const std::vector<int>& ranks);
+    void sum_of_device(const Tensor& gradient, const std::vector<int>& ranks);
     // Runs a collective call of this object; its first failure is the last thing that works here.
     void in_step(FunctionRef<void()> body);
     [[nodiscard]] Reentry enter() const { return {this, "the pipeline of communicator", comm_->name()}; }
+    [[nodiscard]] bool is_on_device() const { return device_.type != DeviceType::cpu; }
     [[nodiscard]] bool is_last_stage(int stage) const { return stage + 1 == schedule_.stages(); }
 
     const std::shared_ptr<Communicator> comm_;
@@ -173,11 +191,18 @@ class Pipeline {
     const std::vector<Edge> edges_;
     const uint64_t max_message_bytes_;
     const int rank_;
+    const Device device_;
+    DeviceApi& api_;  // of it
     const std::shared_ptr<Pool> pool_;
+    const std::shared_ptr<Pool> on_host_;  // the same on the CPU
     Schedule schedule_;
     std::map<int, Stage> stages_;  // this rank's
     std::unique_ptr<Messages> messages_;
     std::optional<Error> failed_;
+    StreamHandle stream_ = nullptr;      // the trainer's
+    EventPtr point_;                     // what it had after the last callback; null on the CPU
+    std::shared_ptr<std::byte> pinned_;  // for gradients of a device that are summed
+    size_t pinned_size_ = 0;
 
     // Of the pass that goes on.
     Batch batch_;
