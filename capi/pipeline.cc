@@ -29,7 +29,7 @@ constexpr tsr_pipeline_options default_options{.struct_size = sizeof(tsr_pipelin
                                                .edges = nullptr,
                                                .edge_count = 0,
                                                .max_message_bytes = uint64_t{1} << 30,
-                                               .device_type = TSR_DEVICE_CPU};
+                                               .on_device = 0};
 
 std::string schedule_name(tsr_schedule schedule) {
     switch (schedule) {
@@ -57,7 +57,7 @@ PipelineOptions core_options(const tsr_pipeline_options* options) {
     }
     core.microbatches = o.microbatches;
     core.max_message_bytes = o.max_message_bytes;
-    core.device = static_cast<DeviceType>(o.device_type);
+    core.on_device = flag(o.on_device, "on_device");
     if (o.edge_count > 0) required(o.edges, "edges");
     for (size_t i = 0; i < o.edge_count; ++i) {
         const tsr_pipeline_edge& edge = o.edges[i];

@@ -30,6 +30,7 @@ struct DeviceQueue::State {
         Launch launch;
         Deadline deadline;
         std::shared_ptr<DeviceEvent> event;  // null while it is being launched
+        StreamHandle stream = nullptr;
     };
     using PendingPtr = std::shared_ptr<Pending>;
 
@@ -99,7 +100,7 @@ void DeviceQueue::launch(const Request& request, Launch launch, const DeviceEven
 // The operation is watched from before it is enqueued: the transport may wait for peers while it enqueues.
 void DeviceQueue::State::launch(const Request& request, Launch launched, const DeviceEvent* after) {
     const Deadline deadline = Deadline::in(launched.timeout);
-    const auto one = std::make_shared<Pending>(Pending{std::move(launched), deadline, nullptr});
+    const auto one = std::make_shared<Pending>(Pending{std::move(launched), deadline, nullptr, nullptr});
     const bool captured = after == nullptr && api.is_captured(request.stream);
     std::shared_ptr<DeviceEvent> event;
     {
@@ -129,6 +130,7 @@ void DeviceQueue::State::launch(const Request& request, Launch launched, const D
         if (one->launch.work) one->launch.work->launched(api, event);
         const std::lock_guard lock(mutex);
         one->event = std::move(event);
+        one->stream = stream;
     } catch (...) {
         const Error error = told(current_error(), one->launch);
         {
@@ -188,13 +190,20 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
         found.error = current_error();
     };
     PendingPtr first;
+    std::vector<StreamHandle> busy;  // what a stream has comes to an end in order, so its first operation says enough
+    const auto is_done = [&](const Pending& one) {
+        if (!one.event || std::ranges::find(busy, one.stream) != busy.end()) return false;
+        if (one.event->done()) return true;
+        busy.push_back(one.stream);
+        return false;
+    };
     {
         const std::lock_guard lock(mutex);
         for (auto next = pending.begin(); next != pending.end();) {
             const auto one = next++;
             const Pending& now = **one;
             try {
-                if (now.event && now.event->done()) {
+                if (is_done(now)) {
                     if (now.launch.verify) now.launch.verify();
                     found.done.splice(found.done.end(), pending, one);
                 } else if (now.deadline.expired()) {

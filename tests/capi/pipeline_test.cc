@@ -90,6 +90,7 @@ TEST(PipelineApi, HasDefaults) {
     EXPECT_EQ(options.schedule_csv, nullptr);
     EXPECT_EQ(options.edge_count, 0U);
     EXPECT_EQ(options.max_message_bytes, uint64_t{1} << 30);
+    EXPECT_EQ(options.on_device, 0);
     EXPECT_FAILS(tsr_pipeline_options_init(nullptr, sizeof options), TSR_E_INVALID_ARGUMENT, "options is NULL");
     EXPECT_FAILS(tsr_pipeline_options_init(&options, 0), TSR_E_INVALID_ARGUMENT, "struct_size of options is 0");
 }
@@ -376,6 +377,7 @@ TEST(PipelineApi, IsClosedToItsCallbacksButForOutputAndLoss) {
         EXPECT_FAILS(tsr_pipeline_eval(pipeline, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0), TSR_E_INVALID_STATE,
                      busy);
         EXPECT_FAILS(tsr_pipeline_sum_tied(pipeline, &call.inputs[0], &call.stage, 1), TSR_E_INVALID_STATE, busy);
+        EXPECT_FAILS(tsr_pipeline_set_stream(pipeline, nullptr), TSR_E_INVALID_STATE, busy);
         tsr_pass_stats stats{};
         stats.struct_size = sizeof stats;
         EXPECT_FAILS(tsr_pipeline_stats(pipeline, &stats), TSR_E_INVALID_STATE, busy);
@@ -450,6 +452,7 @@ TEST(PipelineApi, SaysWhatIsWrongWithArguments) {
     with([](auto& o) { o.edge_count = 1; }, "edges is NULL");
     with([&](auto& o) { o.edge_count = 1, o.edges = &reserved; }, "edges[0].reserved is 5");
     with([](auto& o) { o.max_message_bytes = 0; }, "max_message_bytes is 0");
+    with([](auto& o) { o.on_device = 2; }, "on_device is 2");
     with([](auto& o) { o.struct_size = 3; }, "options.struct_size is 3");
 
     ASSERT_OK(join(trainer, comm, 0, options));
@@ -457,6 +460,7 @@ TEST(PipelineApi, SaysWhatIsWrongWithArguments) {
     const tsr_tensor x = batch.tensor();
     EXPECT_FAILS(tsr_pipeline_step(nullptr, &x, 1, &x, 1, nullptr, 0, nullptr, 0), TSR_E_INVALID_ARGUMENT,
                  "pipeline is NULL");
+    EXPECT_FAILS(tsr_pipeline_set_stream(nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "pipeline is NULL");
     EXPECT_FAILS(tsr_pipeline_stats(trainer.pipeline, nullptr), TSR_E_INVALID_ARGUMENT, "stats is NULL");
     EXPECT_FAILS(tsr_pipeline_output(trainer.pipeline, TSR_DTYPE_F32, nullptr, 0, nullptr), TSR_E_INVALID_ARGUMENT,
                  "tensor is NULL");

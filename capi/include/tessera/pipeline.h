@@ -7,11 +7,12 @@
  * micro-batches. Then the optimizer's step. Within a stage, a tsr_ddp or tsr_fsdp over the ranks that have the same
  * stage works as usual: leave its synchronisation off until a call says is_last_backward.
  *
- * With the option device_type, activations and gradients are on the CUDA device of a communicator with the backend
- * "cpu:auto,cuda:nccl", and everything goes in the order of one stream of the trainer (tsr_pipeline_set_stream): a
- * callback puts its work on that stream and returns. No call of a step waits for the device, but for a rank that is 16
- * tensors ahead of a peer. What fails on the device after a step has returned is the result of a later call. An operation
- * on the device fails when it has not ended within the communicator's timeout after its launch. */
+ * With the option on_device, activations and gradients are on the CUDA device of a communicator with the backend
+ * "cpu:auto,cuda:nccl", and everything is in the order of one stream of the trainer (tsr_pipeline_set_stream): a callback
+ * puts its work on that stream and returns. A step waits for the device only when this rank has sent 16 tensors and more since
+ * it last received one from that peer, and when memory is freed that no recent step has used. What fails on the device after a step
+ * has returned is the result of a later call. An operation on the device fails when it has not ended within the
+ * communicator's timeout after its launch. */
 #ifndef TESSERA_PIPELINE_H
 #define TESSERA_PIPELINE_H
 
@@ -119,9 +120,7 @@ typedef struct tsr_pipeline_options {
     /* the largest tensor between two stages; a larger one is an error where it is made, and so is a message that claims
      * to have one; default 1 GiB */
     uint64_t max_message_bytes;
-    /* where activations and gradients are: TSR_DEVICE_CPU, or TSR_DEVICE_CUDA: on the device that this rank
-     * communicates from; default TSR_DEVICE_CPU */
-    int32_t device_type;
+    tsr_flag on_device; /* 1: activations and gradients are on the communicator's CUDA device; default 0 */
 } tsr_pipeline_options;
 
 /** Write the defaults into `options`.
@@ -143,8 +142,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_pipeline_options_init(tsr_pipeline_options *
  *  @param out        the pipeline
  *  @return TSR_OK, INVALID_ARGUMENT (on every rank: names stages that are missing, on two ranks or on the wrong one, a
  *          number of micro-batches that works, a missing callback, or an edge), MISMATCH (names the first difference),
- *          UNSUPPORTED (also: device_type is TSR_DEVICE_CUDA, and `comm` has no device), TIMEOUT, ABORTED, PEER_LOST,
- *          NO_MEMORY, CUDA, NCCL
+ *          UNSUPPORTED (also: on_device, and `comm` has no device), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, CUDA, NCCL
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_create(tsr_comm *comm, const int32_t *stages, size_t n,
                                                     const tsr_pipeline_callbacks *callbacks,
@@ -279,8 +277,8 @@ typedef struct tsr_pass_stats {
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_pipeline_stats(tsr_pipeline *pipeline, tsr_pass_stats *stats);
 
-/** Free the pipeline and its memory. NULL is ignored. Ranks that still wait for this one fail. What is on the device ends
- *  first.
+/** Free the pipeline and its memory. NULL is ignored. Ranks that still wait for this one fail. On a device, it waits until
+ *  the device is done.
  *  @param pipeline  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_pipeline_destroy(tsr_pipeline *pipeline);

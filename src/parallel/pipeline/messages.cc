@@ -236,7 +236,7 @@ void Messages::send_tensor(int peer, const MessageHeader& header, Held held, con
     } catch (const Error& error) {
         throw ended(what(), comm_->error().value_or(error));
     }
-    if (number > 0) [[unlikely]]
+    if (lanes_) [[unlikely]]
         send_on_lane(parcel, number, held, written);
 }
 
@@ -310,11 +310,9 @@ void Messages::header_came(Source& source) {
     const size_t size = arriving.tensor.size_bytes();
     arriving.memory = pool_->take(size);
     arriving.tensor.data = arriving.memory.get();
-    if (size == 0) return tensor_came(source);
-    if (lanes_) [[unlikely]] {
+    if (lanes_) [[unlikely]]
         receive_on_lane(source);
-        return tensor_came(source);
-    }
+    if (size == 0 || lanes_) return tensor_came(source);
     const Tensor bytes = bytes_of(arriving.tensor.data, size);
     submit({.collective = Collective::recv,
             .outputs = {&bytes, 1},

@@ -190,6 +190,7 @@ class Messages {
     template <class Then>
     void move_on_lane(const Parcel& parcel, Direction direction, const Tensor& tensor, std::vector<EventPtr> before,
                       Then then);
+    [[nodiscard]] bool is_of_another(const Error& error) const;
     void release_sent(int peer, uint64_t received);
     [[nodiscard]] Error failed_on_lane(const Parcel& parcel, const std::vector<EventPtr>& before,
                                        const Error& error) const;

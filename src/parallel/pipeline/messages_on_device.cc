@@ -9,7 +9,7 @@
 
 namespace tsr::pipeline {
 
-// Before the peer can know of the message.
+// Before the peer can know of the message. 0: it has no bytes.
 uint64_t Messages::prepare_for_lane(int peer, MessageHeader& header, const Held& held) {
     const auto source = std::ranges::find(sources_, peer, &Source::rank);
     if (source != sources_.end()) header.received = source->launched;
@@ -21,6 +21,10 @@ uint64_t Messages::prepare_for_lane(int peer, MessageHeader& header, const Held&
 }
 
 void Messages::send_on_lane(const Parcel& parcel, uint64_t number, const Held& held, const EventPtr& written) {
+    if (number == 0) {  // nothing to move, but the memory may have been used until then
+        if (held.memory) pool_->add_use(held.memory.get(), written);
+        return;
+    }
     const int peer = receiver_of(parcel);
     const StreamHandle stream = lanes_->stream({rank_, peer});
     lanes_->api().wait(stream, *written);
@@ -36,11 +40,12 @@ void Messages::receive_on_lane(Source& source) {
     arriving.tensor.device = lanes_->device();
     auto before = pool_->former_uses(arriving.memory.get());
     for (const EventPtr& use : before) lanes_->api().wait(stream, *use);
-    move_on_lane(parcel, direction, arriving.tensor, std::move(before), [] {});
+    const bool has_bytes = arriving.tensor.size_bytes() > 0;
+    if (has_bytes) move_on_lane(parcel, direction, arriving.tensor, std::move(before), [] {});
     EventPtr received = lanes_->api().record(stream);
     const std::lock_guard lock(mutex_);
     slot(parcel).received = std::move(received);
-    ++source.launched;
+    if (has_bytes) ++source.launched;
 }
 
 // Calls `then` when the tensor has been moved, on a thread of the lane or at once. Its stream waits for the events `before`.
@@ -57,7 +62,8 @@ void Messages::move_on_lane(const Parcel& parcel, Direction direction, const Ten
     try {
         work = lanes_->move(direction, tensor, timeout_ + grace, label);
     } catch (const Error& error) {
-        throw failed_on_lane(parcel, before, failure().value_or(comm_->error().value_or(error)));
+        const Error first = is_of_another(error) ? Error(error.record()->cause) : error;
+        throw failed_on_lane(parcel, before, failure().value_or(comm_->error().value_or(first)));
     }
     {
         const std::lock_guard lock(mutex_);
@@ -65,7 +71,7 @@ void Messages::move_on_lane(const Parcel& parcel, Direction direction, const Ten
     }
     work->on_done([this, parcel, before = std::move(before), then](const std::optional<Error>& error) {
         if (error) {
-            fail(failed_on_lane(parcel, before, *error));
+            if (!is_of_another(*error)) fail(failed_on_lane(parcel, before, *error));
         } else {
             then();
         }
@@ -73,6 +79,12 @@ void Messages::move_on_lane(const Parcel& parcel, Direction direction, const Ten
         --on_lanes_;
         changed_.notify_all();  // under the lock, as above
     });
+}
+
+// What has failed first on this rank's lane is about to say so itself.
+bool Messages::is_of_another(const Error& error) const {
+    const auto& cause = error.record()->cause;
+    return error.code() == Code::aborted && cause && cause->rank == rank_ && cause->code != Code::aborted;
 }
 
 // The peer has launched the receives of that many tensors.

@@ -112,12 +112,7 @@ Error with_message(const Error& error, std::string message) {
 }
 
 void check_device(const Communicator& comm, const PipelineOptions& options) {
-    if (options.device == DeviceType::cpu) return;
-    if (options.device != DeviceType::cuda) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("the type of the device is {}, which is unknown", static_cast<int>(options.device)));
-    }
-    if (comm.device()) return;
+    if (!options.on_device || comm.device()) return;
     throw Error(Code::unsupported,
                 "a pipeline on CUDA devices needs a communicator that has a transport for them; create it with the "
                 "backend 'cpu:auto,cuda:nccl'");
@@ -125,7 +120,7 @@ void check_device(const Communicator& comm, const PipelineOptions& options) {
 
 // The CPU if there is none: agree() refuses that.
 Device device_of(const Communicator& comm, const PipelineOptions& options) {
-    return options.device == DeviceType::cuda ? comm.device().value_or(Device{}) : Device{};
+    return options.on_device ? comm.device().value_or(Device{}) : Device{};
 }
 
 Tensor without_data(const Tensor& tensor) { return {nullptr, tensor.shape, tensor.dtype, tensor.device}; }
@@ -294,7 +289,10 @@ void Pipeline::begin(Pass pass, const Batch& batch) {
     stats_ = {};
     waits_.clear();
     pool_->begin_step();
-    if (is_on_device()) on_host_->begin_step();
+    if (is_on_device()) {
+        on_host_->begin_step();
+        mark_stream();  // refuses one that is being captured into a graph
+    }
     if (stages_.contains(0)) {
         check_places(batch.inputs, "batch");
         static_cast<void>(rows_of(batch.inputs, m, "batch"));

@@ -46,7 +46,7 @@ struct PipelineOptions {
     int microbatches = 0;                            // 0: as many as the CSV has
     std::vector<Edge> edges;                         // besides those to the next stage
     uint64_t max_message_bytes = uint64_t{1} << 30;  // of a tensor between two stages
-    DeviceType device = DeviceType::cpu;             // where these are: on the CPU, or on the communicator's device
+    bool on_device = false;                          // the communicator's, where these are; else on the CPU
 };
 
 // What a callback computes with. The lists are borrowed for the call, the memory of their tensors until the B or W of

@@ -4,6 +4,8 @@
 
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <vector>
 
 #include "base/error.hpp"
 #include "resident.hpp"
@@ -49,6 +51,34 @@ TEST(Pool, FreesWhatNoStepUses) {
     again.reset();
     for (int step = 0; step < 9; ++step) pool->begin_step();
     EXPECT_EQ(*pool->take(4096), std::byte{0}) << "new pages";
+}
+
+struct Event final : DeviceEvent {
+    bool is_over = false;
+    [[nodiscard]] bool done() const override { return is_over; }
+    void wait(Deadline /*deadline*/) const override {}
+};
+
+TEST(Pool, MemoryComesBackWithWhatStillUsesIt) {
+    const auto pool = std::make_shared<Pool>(cpu_device());
+    const auto read = std::make_shared<Event>();
+    auto memory = pool->take(4096);
+    std::byte* const data = memory.get();
+    pool->add_use(data, read);
+    memory.reset();
+    for (int step = 0; step < 9; ++step) pool->begin_step();
+    memory = pool->take(4096);
+    EXPECT_EQ(memory.get(), data) << "idle for long, but still used";
+    memory.reset();  // without a look at its uses, as of an empty tensor
+    memory = pool->take(4096);
+    EXPECT_EQ(pool->former_uses(data), std::vector<EventPtr>{read});
+    EXPECT_TRUE(pool->former_uses(data).empty());
+    pool->add_use(data, read);
+    memory.reset();
+    read->is_over = true;
+    for (int step = 0; step < 9; ++step) pool->begin_step();
+    memory = pool->take(4096);
+    EXPECT_TRUE(pool->former_uses(memory.get()).empty());
 }
 
 // A stage that writes its first activations waits for no page.
