@@ -27,7 +27,7 @@ from operator import index
 
 from numpy import generic
 
-from tessera.errors import InvalidArgument, InvalidState, TesseraError, _from_native, _status_of
+from tessera.errors import InvalidArgument, InvalidState, TesseraError, Unsupported, _from_native, _status_of
 
 
 cdef extern from "gate.h" nogil:

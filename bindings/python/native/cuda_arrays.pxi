@@ -88,6 +88,10 @@ cdef class CudaArray(Lent):
     def __dlpack_device__(self):
         return TSR_DEVICE_CUDA, self.view.device_index
 
+    def freeze(self):
+        """Exports from now on are read-only."""
+        self.read_only = True
+
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         cdef dl_managed *managed
         cdef dl_versioned *versioned

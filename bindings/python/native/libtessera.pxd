@@ -564,6 +564,7 @@ cdef extern from "tessera/pipeline.h" nogil:
         const tsr_pipeline_edge *edges
         size_t edge_count
         uint64_t max_message_bytes
+        tsr_flag on_device
     ctypedef struct tsr_pass_stats:
         size_t struct_size
         int64_t wall_ns
@@ -576,6 +577,7 @@ cdef extern from "tessera/pipeline.h" nogil:
         size_t peak_bytes
     tsr_status tsr_pipeline_options_init(tsr_pipeline_options *options, size_t struct_size)
     tsr_status tsr_pipeline_create(tsr_comm *comm, const int32_t *stages, size_t n, const tsr_pipeline_callbacks *callbacks, const tsr_pipeline_options *options, tsr_pipeline **out)
+    tsr_status tsr_pipeline_set_stream(tsr_pipeline *pipeline, void *stream)
     tsr_status tsr_pipeline_stages(const tsr_pipeline *pipeline, int32_t *stages)
     tsr_status tsr_pipeline_microbatches(const tsr_pipeline *pipeline, int32_t *microbatches)
     tsr_status tsr_pipeline_step(tsr_pipeline *pipeline, const tsr_tensor *batch, size_t n_batch, const tsr_tensor *targets, size_t n_targets, const double *weights, size_t n_weights, double *losses, size_t n_losses)

@@ -3,9 +3,10 @@
 
 @cython.no_gc_clear
 cdef class Lent:
-    """Memory of the library. Keeps the handle that owns it alive."""
+    """Memory that the library lends. Keeps the handle that owns it alive."""
 
     cdef Handle owner
+    cdef object keep  # what else it needs, such as the array that it is a part of
     cdef list counts  # where it is counted while it is alive, or None
     cdef size_t place
     cdef bint read_only
@@ -36,7 +37,6 @@ cdef class Memory(Lent):
 
     cdef void *data
     cdef Py_ssize_t size
-    cdef object keep  # what else it needs, such as the array that it is a part of
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         self.check_owner()

@@ -310,6 +310,8 @@ cdef list pipeline_options(tsr_pipeline_options *o, dict given):
             o.schedule_csv = text_or_null(keep, value, "schedule_csv")
         elif name == "max_message_bytes":
             o.max_message_bytes = uint64(value, "max_message_bytes")
+        elif name == "on_device":
+            o.on_device = bool(value)
         else:
             no_option(name, "tsr_pipeline_options")
     return keep

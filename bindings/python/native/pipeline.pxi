@@ -25,7 +25,7 @@ cdef Lease outside_of_callbacks(Pipeline pipeline):
 cdef list stage_views(Pipeline pipeline, const tsr_tensor *tensors, size_t n, size_t place, object lent=None):
     """(memory, dtype, shape) of each tensor; None for gradients that do not exist. Place 0 counts views that are valid
     until the micro-batch is done, place 1 those of one call."""
-    cdef Memory memory
+    cdef Lent memory
     cdef list views = []
     cdef size_t i
     for i in range(n):
@@ -284,13 +284,16 @@ def pipeline_loss(Pipeline pipeline not None, object loss):
 
 
 def copy_elements(Tensor source not None, Tensor target not None):
-    """Copies between tensors of the same dtype and number of elements."""
+    """Copies between tensors of the same dtype and number of elements, on the CPU."""
     cdef size_t size = item_size_of(source.view.dtype)
     cdef const char *begin = <const char *>source.view.data + source.view.byte_offset
     cdef char *to = <char *>target.view.data + target.view.byte_offset
     cdef int i
     if source.view.dtype != target.view.dtype or source.shape != target.shape:
         raise InvalidArgument(f"a tensor of shape {source.shape} cannot be copied into one of shape {target.shape}")
+    if source.view.device_type != TSR_DEVICE_CPU or target.view.device_type != TSR_DEVICE_CPU:
+        raise Unsupported("an array that a callback returns is copied only on the CPU; on a device, write into "
+                          "StageCall.output() or StageCall.input_grads, on the stream of the pipeline")
     for i in range(source.view.ndim):
         size *= <size_t>source.view.shape[i]
     if size > 0:
@@ -303,6 +306,12 @@ def pipeline_sum_tied(Pipeline pipeline not None, Tensor gradient not None, list
     cdef Int32s tied = Int32s.__new__(Int32s, stages, "a stage")
     with nogil:
         check(tsr_pipeline_sum_tied(<tsr_pipeline *>lease.ptr, &gradient.view, tied.numbers, tied.count))
+
+
+def pipeline_set_stream(Pipeline pipeline not None, size_t stream):
+    cdef Lease lease = outside_of_callbacks(pipeline)
+    with nogil:
+        check(tsr_pipeline_set_stream(<tsr_pipeline *>lease.ptr, <void *>stream))
 
 
 def pipeline_stats(Pipeline pipeline not None):

@@ -523,6 +523,22 @@ def test_what_cannot_be_returned(ranks, work, returns, kind, match):
     assert isinstance(failures[1 - own], ts.Aborted)
 
 
+def test_the_cpu_has_no_streams(alone):
+    def forward(_: ts.StageCall):
+        with pytest.raises(ts.InvalidState, match="runs a callback"):
+            pipe.set_stream()
+
+    with ts.Pipeline(alone, [0], forward, forward, microbatches=1, on_device=False) as pipe:
+        pipe.set_stream()
+        with pytest.raises(ts.InvalidArgument, match="on the CPU, which has none"):
+            pipe.set_stream(1)
+        with pytest.raises(TypeError, match="must be a CUDA stream"):
+            pipe.set_stream("first")
+        pipe.step()
+    with pytest.raises(ts.Unsupported, match="cpu:auto,cuda:nccl"):
+        ts.Pipeline(alone, [0], forward, microbatches=1, on_device=True)
+
+
 def test_weights_have_no_gradients_to_return(alone):
     nothing = lambda call: None  # noqa: E731
     pipe = ts.Pipeline(
@@ -807,7 +823,7 @@ def test_states_and_optimizers_of_ranks_with_different_parameters_are_joined(ran
 
 
 def test_the_pages_example_runs(program):
-    example, _ = re.findall(  # the other is PyTorch's: tests/interop/test_torch_pages.py
+    example, *_ = re.findall(  # the others are PyTorch's: tests/interop/test_torch_pages.py
         r"```python\n(.*?)```", (Path(__file__).parents[3] / "docs/PIPELINE.md").read_text(), re.DOTALL
     )
     run = program(example).launch(2)

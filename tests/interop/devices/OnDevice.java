@@ -9,6 +9,7 @@ import dev.tessera.FsdpUnit;
 import dev.tessera.Mesh;
 import dev.tessera.Optimizer;
 import dev.tessera.Params;
+import dev.tessera.Pipeline;
 import dev.tessera.ReduceOp;
 import dev.tessera.Saver;
 import dev.tessera.State;
@@ -18,10 +19,11 @@ import dev.tessera.TesseraException;
 import dev.tessera.Work;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.stream.IntStream;
 
 /**
  * A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint of it, what is
- * refused, and steps of DDP, of FSDP, of tensor-parallel models and of optimizers.
+ * refused, and steps of DDP, of FSDP, of tensor-parallel models, of a pipeline and of optimizers.
  */
 public final class OnDevice {
     private OnDevice() {}
@@ -224,6 +226,64 @@ public final class OnDevice {
         }
     }
 
+    /**
+     * Two steps of stages y = (stage + 2) * x, after which each stage's gradient is added to the others'; the loss is the sum
+     * of the last y. All ranks make these calls.
+     */
+    private static void pipelineTrains(Comm comm) {
+        final int rank = comm.rank();
+        final int last = comm.worldSize() - 1;
+        final Tensor grad = on(rank, 1, 0, 0);
+        final Pipeline.Callback forward = call -> {
+            final Tensor x = call.inputs().get(0);
+            final Tensor y = call.output(DType.F32, x.shape());
+            expect(y.device().equals(Device.cuda(rank)), "an output is on the device");
+            unreachable(x::floats);
+            float sum = 0;
+            for (long i = 0; i < x.numel(); ++i) {
+                final float made = (call.stage() + 2) * load(x.address() + 4 * i);
+                store(y.address() + 4 * i, made);
+                sum += made;
+            }
+            if (call.stage() == last) {
+                call.loss(sum);
+            }
+        };
+        final Pipeline.Callback backward = call -> {
+            final Tensor x = call.inputs().get(0);
+            for (long i = 0; i < x.numel(); ++i) {
+                final float delta = call.stage() == last ? (float) call.weight()
+                        : load(call.outputGrads().get(0).address() + 4 * i);
+                store(grad.address(), load(grad.address()) + load(x.address() + 4 * i) * delta);
+                if (call.stage() > 0) {
+                    store(call.inputGrads().get(0).address() + 4 * i, (call.stage() + 2) * delta);
+                }
+            }
+        };
+        final Tensor batch = on(rank, 6, 1, 1); // in micro-batches of 2, 2, 1 and 1
+        final float[] sums = {3, 7, 5, 6};
+        float product = 1;
+        for (int stage = 0; stage <= last; ++stage) {
+            product *= stage + 2;
+        }
+        try (Pipeline pipe = Pipeline.on(comm).stage(rank, forward, backward).microbatches(4).onDevice(true).build()) {
+            pipe.setStream(0);
+            for (int step = 1; step <= 2; ++step) {
+                final double[] losses = pipe.step(batch, null);
+                for (int i = 0; i < 4; ++i) {
+                    expect(losses[i] == product * sums[i], "the loss of micro-batch " + i);
+                }
+                expect(is(grad, 21 * product / (rank + 2) / 4 * step, 0), "the gradient");
+            }
+            float all = 0;
+            for (int stage = 0; stage <= last; ++stage) {
+                all += 21 * product / (stage + 2) / 2;
+            }
+            pipe.sumTied(grad, IntStream.rangeClosed(0, last).toArray());
+            expect(is(grad, all, 0), "the sum of the gradients");
+        }
+    }
+
     public static void main(String[] arguments) {
         System.load(arguments[0]); // the simulated libcuda.so.1
         try (Comm comm = Comm.fromEnv(new CommOptions().backend("cpu:auto,cuda:nccl"))) {
@@ -273,6 +333,7 @@ public final class OnDevice {
             }
             fsdpTrains(comm);
             tensorParallelTrains(comm);
+            pipelineTrains(comm);
             final long gradient = allocate(rank, 8);
             final Tensor grad = Tensor.ofAddress(gradient, DType.F32, Device.cuda(rank), 2);
             try (Optimizer optimizer = Optimizer.sgd(Params.of("x", x), List.of(grad)).lr(0.5).build()) {

@@ -1,5 +1,5 @@
 /* A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint
- * of it, what is refused, and steps of DDP, of FSDP, of tensor-parallel models and of optimizers. */
+ * of it, what is refused, and steps of DDP, of FSDP, of tensor-parallel models, of a pipeline and of optimizers. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdio.h>
@@ -266,6 +266,80 @@ static void tensor_parallel_trains(tsr_comm *comm, int rank, int ranks) {
     tsr_mesh_destroy(mesh);
 }
 
+/* A stage of the pipeline: y = (stage + 2) * x, element by element. The loss is the sum of the last y. */
+static struct {
+    tsr_pipeline *pipeline;
+    int32_t last;
+    float grad;
+} stage;
+
+static int32_t forward(const tsr_stage_call *call, char *message, void *user_data) {
+    (void)message, (void)user_data;
+    const int64_t rows = call->inputs->shape[0];
+    tsr_tensor made;
+    CHECK(tsr_pipeline_output(stage.pipeline, TSR_DTYPE_F32, &rows, 1, &made));
+    EXPECT(made.device_type == TSR_DEVICE_CUDA && call->inputs->device_type == TSR_DEVICE_CUDA);
+    float sum = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+        const float y = (float)(call->stage + 2) * load((float *)call->inputs->data + i);
+        store((float *)made.data + i, y);
+        sum += y;
+    }
+    if (call->stage == stage.last) CHECK(tsr_pipeline_loss(stage.pipeline, sum));
+    return TSR_OK;
+}
+
+static int32_t backward(const tsr_stage_call *call, char *message, void *user_data) {
+    (void)message, (void)user_data;
+    for (int64_t i = 0; i < call->inputs->shape[0]; ++i) {
+        const float dy = call->stage == stage.last ? (float)call->weight : load((float *)call->output_grads->data + i);
+        stage.grad += load((float *)call->inputs->data + i) * dy;
+        if (call->stage > 0) store((float *)call->input_grads->data + i, (float)(call->stage + 2) * dy);
+    }
+    return TSR_OK;
+}
+
+/* Two steps, after which each stage's gradient is added to the others'; all ranks make these calls. */
+static void pipeline_trains(tsr_comm *comm, int rank, int ranks) {
+    tsr_pipeline_options options;
+    CHECK(tsr_pipeline_options_init(&options, sizeof options));
+    options.microbatches = 4;
+    options.on_device = 1;
+    const tsr_pipeline_callbacks callbacks = {
+        .struct_size = sizeof callbacks, .forward = forward, .backward = backward};
+    const int32_t own = rank;
+    stage.last = ranks - 1;
+    CHECK(tsr_pipeline_create(comm, &own, 1, &callbacks, &options, &stage.pipeline));
+    CHECK(tsr_pipeline_set_stream(stage.pipeline, NULL));
+    const int64_t rows = 6, one = 1;
+    tsr_tensor batch = {.data = allocate(rank, 6 * sizeof(float)),
+                        .shape = &rows,
+                        .ndim = 1,
+                        .dtype = TSR_DTYPE_F32,
+                        .device_type = TSR_DEVICE_CUDA,
+                        .device_index = rank};
+    fill(&batch, rows, 1, 1); /* in micro-batches of 2, 2, 1 and 1 */
+    float product = 1, all = 0;
+    for (int i = 0; i < ranks; ++i) product *= (float)(i + 2);
+    const float sums[] = {3, 7, 5, 6};
+    for (int step = 1; step <= 2; ++step) {
+        double losses[4];
+        CHECK(tsr_pipeline_step(stage.pipeline, &batch, 1, NULL, 0, NULL, 0, losses, 4));
+        for (int i = 0; i < 4; ++i) EXPECT(losses[i] == (double)(product * sums[i]));
+        EXPECT(stage.grad == 21 * product / (float)(rank + 2) / 4 * (float)step);
+    }
+    int32_t stages[16];
+    for (int i = 0; i < ranks; ++i) {
+        stages[i] = i;
+        all += 21 * product / (float)(i + 2) / 2;
+    }
+    batch.shape = &one;
+    fill(&batch, 1, stage.grad, 0);
+    CHECK(tsr_pipeline_sum_tied(stage.pipeline, &batch, stages, (size_t)ranks));
+    EXPECT(is(&batch, 1, all, 0));
+    tsr_pipeline_destroy(stage.pipeline);
+}
+
 int main(void) {
     tsr_comm_options options;
     tsr_comm *comm = NULL;
@@ -342,6 +416,7 @@ int main(void) {
     tsr_ddp_destroy(ddp);
     fsdp_trains(comm, rank, ranks);
     tensor_parallel_trains(comm, rank, ranks);
+    pipeline_trains(comm, rank, ranks);
     CHECK(tsr_comm_finalize(comm));
     tsr_comm_destroy(comm);
 

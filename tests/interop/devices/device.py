@@ -1,5 +1,5 @@
 """A rank on a simulated CUDA device, for test_devices.py: collectives over its memory, a checkpoint of it,
-what is refused, and steps of DDP, of FSDP, of tensor-parallel models and of optimizers."""
+what is refused, and steps of DDP, of FSDP, of tensor-parallel models, of a pipeline and of optimizers."""
 
 from __future__ import annotations
 
@@ -219,6 +219,56 @@ def tensor_parallel_trains(comm: ts.Comm) -> None:
         assert values(tp.grads["norm"]) == [0, 0]
 
 
+def pipeline_trains(comm: ts.Comm) -> None:
+    """Two steps of stages y = (stage + 2) * x, after which each stage's gradient is added to the others'. The loss is
+    the sum of the last y. All ranks make these calls."""
+    rank, ranks = comm.rank, comm.world_size
+    grad = on(rank, [0])
+    held: list[Any] = []
+
+    def forward(call: ts.StageCall) -> float | None:
+        made = call.output(call.inputs[0].shape, "f32")
+        assert made.__dlpack_device__() == (2, rank)
+        write(made, [(call.stage + 2) * x for x in values(call.inputs[0])])
+        return sum(values(made)) if call.stage == ranks - 1 else None
+
+    def backward(call: ts.StageCall) -> None:
+        x = values(call.inputs[0])
+        refused(ts.InvalidArgument, "is read-only", lambda: comm.on_stream(0).all_reduce(call.outputs[0]))
+        delta = [call.weight] * len(x) if call.stage == ranks - 1 else values(call.output_grads[0])
+        grad[0] += sum(a * b for a, b in zip(x, delta, strict=True))
+        if call.stage > 0:
+            write(call.input_grads[0], [(call.stage + 2) * d for d in delta])
+
+    batch = on(rank, [1, 2, 3, 4, 5, 6])  # in micro-batches of 2, 2, 1 and 1
+    product = math.factorial(ranks + 1)
+    with ts.Pipeline(comm, [rank], forward, backward, microbatches=4, on_device=True) as pipe:
+        pipe.set_stream(Stream())
+        for step in (1, 2):
+            losses = pipe.step(batch)
+            assert losses.tolist() == [product * rows for rows in (3, 7, 5, 6)], losses
+            assert grad[0] == 21 * product / (rank + 2) / 4 * step
+        pipe.sum_tied(grad, range(ranks))
+        assert grad[0] == sum(21 * product / (stage + 2) / 2 for stage in range(ranks))
+    if "hook" not in sys.argv:
+        return
+
+    def returns(_: ts.StageCall) -> Any:
+        return np.ones(1, np.float32)
+
+    def holds(call: ts.StageCall) -> None:
+        call.output(1, "f32")
+        held.append(call.inputs[0].__dlpack__(max_version=(1, 0)))
+
+    for wrong, where, error, words in (  # all ranks are Python; the batch may be held
+        (returns, 0, ts.Unsupported, "write into StageCall.output()"),
+        (holds, 1, ts.InvalidState, "1 of its arrays are still held"),
+    ):
+        with ts.Pipeline(comm, [rank], wrong, backward, microbatches=4, on_device=True) as pipe:
+            refused(error if rank == where else ts.Aborted, words, partial(pipe.eval, batch))
+        held.clear()
+
+
 def main() -> None:
     with ts.init(backend="cpu:auto,cuda:nccl") as comm:
         rank, ranks = comm.rank, comm.world_size
@@ -271,6 +321,7 @@ def main() -> None:
                 assert CUDA.simulated_cuda_load(grad.address) == ranks * (ranks + 1) / 2
         fsdp_trains(comm)
         tensor_parallel_trains(comm)
+        pipeline_trains(comm)
     grad = Floats(rank, CUDA.simulated_cuda_allocate(rank, 8), 2)
     optimizer = ts.SGD({"x": x}, {"x": grad}, lr=0.5)
     optimizer.set_stream(Stream())

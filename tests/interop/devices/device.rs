@@ -1,12 +1,13 @@
 //! A rank on a simulated CUDA device, for test_devices.py: collectives over memory of the device, a checkpoint of it,
-//! what is refused, and steps of DDP, of FSDP, of tensor-parallel models and of optimizers.
+//! what is refused, and steps of DDP, of FSDP, of tensor-parallel models, of a pipeline and of optimizers.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use tessera::{
-    params, units, Code, Comm, CommOptions, CrossEntropy, CudaParams, CudaTensor, DType, Ddp, Fsdp, FsdpUnit, Mesh,
-    ReduceOp, Result, Saver, Sgd, State, Style, Tensor, TensorParallel,
+    params, units, CallbackResult, Code, Comm, CommOptions, CrossEntropy, CudaParams, CudaTensor, DType, Ddp, Fsdp,
+    FsdpUnit, IntoTensor, Mesh, Pipeline, ReduceOp, Result, Saver, Sgd, StageCall, Stages, State, Style, Tensor,
+    TensorParallel,
 };
 
 extern "C" {
@@ -210,6 +211,68 @@ fn tensor_parallel_trains(comm: &Comm, devices: Devices) -> Result<()> {
     Ok(())
 }
 
+/// A stage y = (stage + 2) * x, element by element. The loss is the sum of the last y.
+struct Stage {
+    devices: Devices,
+    last: usize,
+    grad: f32,
+}
+
+impl Stages for Stage {
+    fn forward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+        let count = call.inputs()[0].len();
+        let made = call.cuda_output(DType::F32, [count])?;
+        refused(Code::InvalidArgument, "use cuda_output", call.output::<f32>([count]));
+        refused(Code::InvalidArgument, "is on CUDA device", call.inputs()[0].view::<f32>());
+        let y = times(&self.devices.read(&call.inputs()[0].cuda()?, count), (call.stage() + 2) as f32);
+        self.devices.write(&made, &y);
+        if call.stage() == self.last {
+            call.loss(f64::from(y.iter().sum::<f32>()))?;
+        }
+        Ok(())
+    }
+
+    fn backward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+        let count = call.inputs()[0].len();
+        let x = self.devices.read(&call.inputs()[0].cuda()?, count);
+        let delta = match call.output_grads() {
+            [grad] => self.devices.read(&grad.cuda()?, count),
+            _ => vec![call.weight() as f32; count],
+        };
+        self.grad += x.iter().zip(&delta).map(|(x, delta)| x * delta).sum::<f32>();
+        if call.has_input_grad(0) {
+            self.devices.write(&call.cuda_input_grad(0)?, &times(&delta, (call.stage() + 2) as f32));
+        }
+        Ok(())
+    }
+}
+
+/// Two steps, after which each stage's gradient is added to the others'; all ranks make these calls.
+fn pipeline_trains(comm: &Comm, devices: Devices) -> Result<()> {
+    let (rank, ranks) = (comm.rank()?, comm.world_size()?);
+    let on = |values: &[f32]| {
+        let address = (devices.allocate)(i32::try_from(rank).unwrap(), 4 * values.len());
+        let tensor = unsafe { CudaTensor::new(address, DType::F32, [values.len()], rank) }.unwrap();
+        devices.write(&tensor, values);
+        tensor
+    };
+    let mut stage = Stage { devices, last: ranks - 1, grad: 0.0 };
+    let mut pipe = Pipeline::builder(comm, &[rank]).microbatches(4).on_device(true).build()?;
+    unsafe { pipe.set_stream(ptr::null_mut()) }?;
+    let batch = [on(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).into_tensor()?]; // in micro-batches of 2, 2, 1 and 1
+    let product: f32 = (0..ranks).map(|stage| (stage + 2) as f32).product();
+    let grad = |stage: usize| 21.0 * product / (stage + 2) as f32 / 4.0;
+    for step in [1.0, 2.0] {
+        let losses = pipe.step(&mut stage, &batch, &[])?;
+        assert_eq!(losses, [3.0, 7.0, 5.0, 6.0].map(|sum| f64::from(sum * product)));
+        assert_eq!(stage.grad, grad(rank) * step);
+    }
+    let tied = on(&[stage.grad]);
+    pipe.cuda_sum_tied(&tied, &(0..ranks).collect::<Vec<_>>())?;
+    assert_eq!(devices.read(&tied, 1), [(0..ranks).map(|stage| 2.0 * grad(stage)).sum::<f32>()]);
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let comm = Comm::from_env_with(&CommOptions::new().backend("cpu:auto,cuda:nccl"))?;
     let (rank, ranks) = (comm.rank()?, comm.world_size()?);
@@ -260,6 +323,7 @@ fn main() -> Result<()> {
     drop(ddp);
     fsdp_trains(&comm, devices)?;
     tensor_parallel_trains(&comm, devices)?;
+    pipeline_trains(&comm, devices)?;
     comm.finalize()?;
 
     let gradient = allocate(i32::try_from(rank).unwrap(), 8);

@@ -116,11 +116,13 @@ SGD = {
 class PipelineOptions(TypedDict, total=False):
     schedule: Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipev"] | None
     max_message_bytes: int | None
+    on_device: bool | None
 
 
 PIPELINE = {
     'schedule': Option('Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipev"]', 'The order in which ranks compute; default "1f1b".', {'gpipe': 0, '1f1b': 1, 'looped_bfs': 2, 'interleaved_1f1b': 3, 'interleaved_zero_bubble': 4, 'zb_h2': 5, 'zbv': 6, 'dualpipev': 7}),
     'max_message_bytes': Option('int', 'The largest tensor between two stages; a larger one is an error where it is made, and so is a message that claims to have one; default 1 GiB.'),
+    'on_device': Option('bool', "True: activations and gradients are on the communicator's CUDA device; default False."),
 }
 
 

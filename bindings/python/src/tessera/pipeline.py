@@ -13,6 +13,7 @@ from ._given import raw, takes
 from .comm import Comm
 from .errors import InvalidArgument, InvalidState
 from .tensor import ArrayLike, DType, DTypeLike, array_over, dtype_of, tensor
+from .work import Stream, stream_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,6 +59,10 @@ class StageCall:
     fails the step, because its memory is used again; delete it, or keep a copy. The batch and the targets are your own
     memory and may be held.
 
+    With ``on_device=True`` they are objects that share memory of the device by DLPack, as in
+    ``torch.from_dlpack(call.inputs[0])``. Use them on the stream of the pipeline. What shares their memory counts as
+    held.
+
     Attributes
     ----------
     work : {"forward", "backward", "backward_input", "backward_weight"}
@@ -99,7 +104,7 @@ class StageCall:
     weight: float
     _handle: _core.Pipeline
     _views: dict[str, Arrays] | None
-    _made: list[npt.NDArray[Any]]
+    _made: list[Any]
     _dtypes: dict[str, list[DType | None]]
     __reduce_ex__ = stays
 
@@ -125,7 +130,10 @@ class StageCall:
     def _end(self) -> None:
         """Others share the outputs now, so they become read-only."""
         for array in self._made:
-            array.flags.writeable = False
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
+            else:
+                array.freeze()
         self._made = []
         self._views = None
 
@@ -171,10 +179,11 @@ class StageCall:
         """
         return self._get("input_grads")
 
-    def output(self, shape: int | Sequence[int], dtype: DTypeLike) -> npt.NDArray[Any]:
+    def output(self, shape: int | Sequence[int], dtype: DTypeLike) -> Any:
         """In a forward: an uninitialised array in the library's memory for the next output, to write into.
 
-        It needs no copy, unlike an array that the forward returns. It becomes read-only when the call returns.
+        It needs no copy, unlike an array that the forward returns, and on a device it is the only way. It becomes
+        read-only when the call returns.
 
         Raises
         ------
@@ -287,6 +296,10 @@ class Pipeline(Closable):
     Gradients of weights are the trainer's own, which it adds up over the micro-batches. An exception in a callback
     fails the step on every rank, and `step` raises this exception on its own rank; the pipeline then has ended.
 
+    With ``on_device=True`` activations and gradients stay on the communicator's CUDA device. Callbacks put their work
+    on one stream (`set_stream`) and write into `StageCall.output` and `StageCall.input_grads`: arrays that they return
+    are not copied there. The host does not wait for the device; see docs/PIPELINE.md for the exceptions.
+
     Parameters
     ----------
     comm : Comm
@@ -320,6 +333,8 @@ class Pipeline(Closable):
     InvalidArgument
         On every rank: a stage is missing, on two ranks or on the wrong one; the schedule does not work with this number
         of micro-batches, or needs a callback; or an edge is wrong.
+    Unsupported
+        ``on_device`` is True, and the communicator has no device: create it with ``backend="cpu:auto,cuda:nccl"``.
     Mismatch
         The ranks have different options; the message names the first difference.
 
@@ -394,7 +409,8 @@ class Pipeline(Closable):
         ----------
         batch : array or sequence of arrays, default ()
             Cut along their first dimension, like ``torch.tensor_split``. Used on the rank of stage 0, ignored on
-            others. May be empty if the callback of stage 0 has its own data.
+            others. On the CPU or, with ``on_device``, on the device, where they must stay until the stream has done
+            what callbacks put there. May be empty if the callback of stage 0 has its own data.
         targets : array or sequence of arrays, default ()
             The same for the rank of the last stage.
         weights : sequence of float, optional
@@ -463,11 +479,29 @@ class Pipeline(Closable):
         ----------
         grad : array
             Floating-point, the same dtype and number of elements on every rank. It becomes the sum over these ranks,
-            added in the order of the stages.
+            added in the order of the stages. One on a device is summed on the host: the call waits for the stream.
         stages : sequence of int
             In ascending order, the same on every rank.
         """
         _core.pipeline_sum_tied(self._handle, _core.Tensor(grad, strided=True), _numbers(stages, "stages"))
+
+    def set_stream(self, stream: Stream = None) -> None:
+        """Name the CUDA stream on which callbacks compute, with ``on_device=True``.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            PyTorch's, CuPy's, any object with ``__cuda_stream__``, or an address. None, as at first, is the device's
+            default stream. It must exist until another one is set. A new one continues after what the previous one had.
+
+        Raises
+        ------
+        InvalidArgument
+            The stream is of another device, or the pipeline is on the CPU.
+        InvalidState
+            In a callback.
+        """
+        _core.pipeline_set_stream(self._handle, stream_of(stream))
 
     def stats(self) -> PipelineStats:
         """Statistics of the last step or evaluation on this rank; zeros before the first."""

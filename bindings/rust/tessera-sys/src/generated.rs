@@ -514,6 +514,7 @@ structs! {
         edges: *const tsr_pipeline_edge,
         edge_count: usize,
         max_message_bytes: u64,
+        on_device: tsr_flag,
     }
     struct tsr_pass_stats {
         struct_size: usize,
@@ -780,7 +781,7 @@ const _: () = {
     assert!(offset_of!(tsr_pipeline_edge, output) == 4);
     assert!(offset_of!(tsr_pipeline_edge, to_stage) == 8);
     assert!(offset_of!(tsr_pipeline_edge, reserved) == 12);
-    assert!(size_of::<tsr_pipeline_options>() == 48 && align_of::<tsr_pipeline_options>() == 8);
+    assert!(size_of::<tsr_pipeline_options>() == 56 && align_of::<tsr_pipeline_options>() == 8);
     assert!(offset_of!(tsr_pipeline_options, struct_size) == 0);
     assert!(offset_of!(tsr_pipeline_options, schedule) == 8);
     assert!(offset_of!(tsr_pipeline_options, microbatches) == 12);
@@ -788,6 +789,7 @@ const _: () = {
     assert!(offset_of!(tsr_pipeline_options, edges) == 24);
     assert!(offset_of!(tsr_pipeline_options, edge_count) == 32);
     assert!(offset_of!(tsr_pipeline_options, max_message_bytes) == 40);
+    assert!(offset_of!(tsr_pipeline_options, on_device) == 48);
     assert!(size_of::<tsr_pass_stats>() == 64 && align_of::<tsr_pass_stats>() == 8);
     assert!(offset_of!(tsr_pass_stats, struct_size) == 0);
     assert!(offset_of!(tsr_pass_stats, wall_ns) == 8);
@@ -1312,6 +1314,7 @@ functions! {
         options: *const tsr_pipeline_options,
         out: *mut *mut tsr_pipeline,
     ) -> tsr_status;
+    fn tsr_pipeline_set_stream(pipeline: *mut tsr_pipeline, stream: *mut c_void) -> tsr_status;
     fn tsr_pipeline_stages(pipeline: *const tsr_pipeline, stages: *mut i32) -> tsr_status;
     fn tsr_pipeline_microbatches(pipeline: *const tsr_pipeline, microbatches: *mut i32) -> tsr_status;
     fn tsr_pipeline_step(

@@ -12,7 +12,7 @@ use tessera_sys as sys;
 
 use crate::callback::{answer_and_keep, CallbackResult, Failure, FAILED};
 use crate::choices::PipelineSchedule;
-use crate::comm::{Borrowed, Comm};
+use crate::comm::{on_cpu, Borrowed, Comm, CudaTensor};
 use crate::element::{DType, Element};
 use crate::error::{check, Code, Error, Result};
 use crate::raw::{self, created};
@@ -72,7 +72,7 @@ pub struct StageTensor(sys::tsr_tensor);
 
 impl StageTensor {
     /// # Safety
-    /// `tensors` are `n` contiguous CPU tensors, whose memory nothing writes during `'a`.
+    /// `tensors` are `n` contiguous tensors, whose memory nothing writes during `'a`.
     unsafe fn all<'a>(tensors: *const sys::tsr_tensor, n: usize) -> &'a [StageTensor] {
         // SAFETY: the caller's promise; the layouts are the same.
         unsafe { slice(tensors.cast(), n) }
@@ -112,8 +112,8 @@ impl StageTensor {
     /// The elements.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`]: they are not `T`; [`Code::InvalidState`]: the gradient of an output that has none,
-    /// because it is not floating-point.
+    /// [`Code::InvalidArgument`]: they are not `T`, or they are on a device; [`Code::InvalidState`]: the gradient of an
+    /// output that has none, because it is not floating-point.
     pub fn view<T: Element>(&self) -> Result<&[T]> {
         let (data, len) = self.elements::<T>()?;
         // SAFETY: as `all` promises, for as long as the tensor is borrowed.
@@ -127,8 +127,30 @@ impl StageTensor {
     pub fn bytes(&self) -> Result<&[u8]> {
         let len = self.len() * self.dtype()?.size();
         self.check_memory()?;
+        self.check_on_cpu()?;
         // SAFETY: as `all` promises; every element type is plain data of that size.
         Ok(unsafe { slice(self.data(), len) })
+    }
+
+    /// Where the elements are, in a pipeline that is [on a device](PipelineBuilder::on_device). Kernels and operations on
+    /// its stream ([`Pipeline::set_stream`]) may read them, until the backward of the micro-batch has returned.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`]: they are on the CPU; [`Code::InvalidState`] and [`Code::Version`], as
+    /// [`view`](Self::view) and [`dtype`](Self::dtype).
+    pub fn cuda(&self) -> Result<CudaTensor> {
+        self.dtype()?;
+        self.check_memory()?;
+        // SAFETY: contiguous; whoever uses the address keeps to the time above.
+        unsafe { Tensor::borrowed(&self.0) }?.cuda().ok_or_else(|| on_cpu(&"a tensor of this call", "view"))
+    }
+
+    fn check_on_cpu(&self) -> Result<()> {
+        if self.0.device_type == sys::TSR_DEVICE_CPU {
+            return Ok(());
+        }
+        let device = self.0.device_index;
+        Err(Error::argument(format!("a tensor of this call is on CUDA device {device}: use cuda, or cuda_input_grad")))
     }
 
     fn data(&self) -> *mut u8 {
@@ -141,6 +163,7 @@ impl StageTensor {
             return Err(Error::argument(format!("the tensor's elements are {}, not {}", self.dtype()?, T::DTYPE)));
         }
         self.check_memory()?;
+        self.check_on_cpu()?;
         let data = self.data().cast::<T>();
         if data.is_aligned() {
             Ok((data, self.len()))
@@ -171,6 +194,7 @@ impl fmt::Debug for StageTensor {
 pub struct StageCall<'a> {
     raw: &'a sys::tsr_stage_call,
     pipeline: NonNull<sys::tsr_pipeline>,
+    on_device: bool,
     /// Of the views of each input gradient.
     counters: &'a [Cell<isize>],
 }
@@ -244,6 +268,22 @@ impl<'a> StageCall<'a> {
     /// [`Code::InvalidArgument`]: there is no such gradient (see [`has_input_grad`](Self::has_input_grad)), or it is
     /// not `T`; [`Code::InvalidState`]: another view of it is alive.
     pub fn input_grad_mut<T: Element>(&self, index: usize) -> Result<ViewMut<'a, T>> {
+        let (grad, counter) = self.input_grad(index)?;
+        let (data, len) = grad.elements()?;
+        // SAFETY: lent for the call; what is here is the only access to it, and each gradient has its own memory.
+        unsafe { tensor::view_mut(data, len, counter) }
+    }
+
+    /// The gradient of input `index`, in a pipeline that is [on a device](PipelineBuilder::on_device): to be written on its
+    /// stream ([`Pipeline::set_stream`]), in this call. It has the input's shape, and is zero at first.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`]: there is no such gradient, or it is on the CPU.
+    pub fn cuda_input_grad(&self, index: usize) -> Result<CudaTensor> {
+        self.input_grad(index)?.0.cuda()
+    }
+
+    fn input_grad(&self, index: usize) -> Result<(&'a StageTensor, &'a Cell<isize>)> {
         let (Some(grad), Some(counter)) = (self.input_grads().get(index), self.counters.get(index)) else {
             let (stage, n) = (self.stage(), self.raw.n_input_grads);
             return Err(Error::argument(format!(
@@ -253,9 +293,7 @@ impl<'a> StageCall<'a> {
         if !self.has_input_grad(index) {
             return Err(Error::argument(format!("input {index} has no gradient: it is {}", grad.dtype()?)));
         }
-        let (data, len) = grad.elements()?;
-        // SAFETY: lent for the call; what is here is the only access to it, and each gradient has its own memory.
-        unsafe { tensor::view_mut(data, len, counter) }
+        Ok((grad, counter))
     }
 
     /// Not public: its tensors must not be viewed while they may be written.
@@ -280,17 +318,36 @@ impl<'a> StageCall<'a> {
     /// # Errors
     /// The same errors.
     pub fn output_bytes(&self, dtype: DType, shape: impl AsRef<[usize]>) -> Result<&'a mut [u8]> {
-        let sizes = shape.as_ref().iter().map(|&size| raw::int64("a size", size)).collect::<Result<Vec<_>>>()?;
-        let (ndim, pipeline) = (raw::int32("the number of dimensions", sizes.len())?, self.pipeline.as_ptr());
-        // SAFETY: a plain struct of which zero is a value. The pipeline is the one that called back, on this thread.
-        let tensor = unsafe {
-            let mut tensor: sys::tsr_tensor = std::mem::zeroed();
-            check(sys::tsr_pipeline_output(pipeline, dtype.as_raw(), sizes.as_ptr(), ndim, &mut tensor))?;
-            StageTensor(tensor)
-        };
+        if self.on_device {
+            return Err(Error::argument("the pipeline is on a CUDA device: use cuda_output"));
+        }
+        let tensor = self.new_output(dtype, shape)?;
         // SAFETY: the library has just made it, and nobody else has it until the call ends. It maps pages, which are
         // zero, and uses them again: every byte is initialized.
         Ok(unsafe { slice_mut(tensor.data(), tensor.len() * dtype.size()) })
+    }
+
+    /// [`output`](Self::output) in a pipeline that is [on a device](PipelineBuilder::on_device), to be written on its stream
+    /// ([`Pipeline::set_stream`]), in this call.
+    ///
+    /// # Errors
+    /// The same errors; [`Code::InvalidArgument`]: the pipeline is on the CPU.
+    pub fn cuda_output(&self, dtype: DType, shape: impl AsRef<[usize]>) -> Result<CudaTensor> {
+        if !self.on_device {
+            return Err(on_cpu(&"an output", "output"));
+        }
+        self.new_output(dtype, shape)?.cuda()
+    }
+
+    fn new_output(&self, dtype: DType, shape: impl AsRef<[usize]>) -> Result<StageTensor> {
+        let sizes = shape.as_ref().iter().map(|&size| raw::int64("a size", size)).collect::<Result<Vec<_>>>()?;
+        let (ndim, pipeline) = (raw::int32("the number of dimensions", sizes.len())?, self.pipeline.as_ptr());
+        // SAFETY: a plain struct of which zero is a value. The pipeline is the one that called back, on this thread.
+        unsafe {
+            let mut tensor: sys::tsr_tensor = std::mem::zeroed();
+            check(sys::tsr_pipeline_output(pipeline, dtype.as_raw(), sizes.as_ptr(), ndim, &mut tensor))?;
+            Ok(StageTensor(tensor))
+        }
     }
 
     /// On the last stage: reports the loss of this micro-batch, without its [`weight`](Self::weight). The last value
@@ -316,6 +373,7 @@ impl fmt::Debug for StageCall<'_> {
 /// What the callbacks of a step or evaluation use. A local variable of `Pipeline::run`.
 struct Pass<'s> {
     pipeline: NonNull<sys::tsr_pipeline>,
+    on_device: bool,
     stages: &'s mut dyn Stages,
     /// Why the arguments cannot be used. The first callback returns it, so that no other rank waits for this one.
     refused: Option<Error>,
@@ -334,13 +392,14 @@ unsafe extern "C" fn on_call(call: *const sys::tsr_stage_call, message: *mut c_c
     // SAFETY: the library calls on the thread that waits in `Pipeline::run`, whose pass nothing else uses meanwhile: the
     // library calls no second time before this returns. The call is lent until then.
     let (pass, raw) = unsafe { (&mut *current, &*call) };
-    let (stages, refused, pipeline) = (&mut *pass.stages, pass.refused.take(), pass.pipeline);
+    let (stages, refused) = (&mut *pass.stages, pass.refused.take());
+    let (pipeline, on_device) = (pass.pipeline, pass.on_device);
     let body = || {
         if let Some(refused) = refused {
             return Err(refused.into());
         }
         let counters: Vec<Cell<isize>> = (0..raw.n_input_grads).map(|_| Cell::new(0)).collect();
-        let call = StageCall { raw, pipeline, counters: &counters };
+        let call = StageCall { raw, pipeline, on_device, counters: &counters };
         match raw.work {
             sys::TSR_STAGE_FORWARD => stages.forward(&call),
             sys::TSR_STAGE_BACKWARD => stages.backward(&call),
@@ -410,8 +469,9 @@ impl<'c> PipelineBuilder<'c> {
                 sys::tsr_pipeline_create(comm, stages.as_ptr(), stages.len(), &callbacks, raw, &mut handle)
             })
         })?;
+        let (handle, on_device) = (created(handle)?, self.settings.on_device.unwrap_or(false));
         let mut pipeline =
-            Pipeline { handle: created(handle)?, slot, microbatches: 0, stage_count: 0, _comm: Borrowed::new() };
+            Pipeline { handle, slot, on_device, microbatches: 0, stage_count: 0, _comm: Borrowed::new() };
         let (mut microbatches, mut stage_count) = (0, 0);
         // SAFETY: the handle is alive; both are for the library to write.
         unsafe {
@@ -534,6 +594,7 @@ pub struct Pipeline<'c> {
     handle: NonNull<sys::tsr_pipeline>,
     /// Dropped after the handle, which calls back with it.
     slot: Rc<Slot>,
+    on_device: bool,
     microbatches: usize,
     stage_count: usize,
     _comm: Borrowed<'c>,
@@ -574,7 +635,8 @@ impl<'c> Pipeline<'c> {
     /// `batch` and `targets` are tensors with the same number of rows each, cut along their first dimension into
     /// micro-batches, like `torch.tensor_split`: micro-batches need not divide the rows. The rank of stage 0 uses the
     /// batch, the rank of the last stage the targets; other ranks may pass none, as may these if `stages` have their
-    /// own. The weight of a micro-batch's loss is its share of the targets' rows, or 1 / m without targets, so that a
+    /// own. In a pipeline that is [on a device](PipelineBuilder::on_device) they may be there, made of [`CudaTensor`]s, whose
+    /// memory must stay until the stream has done what the methods put there. The weight of a micro-batch's loss is its share of the targets' rows, or 1 / m without targets, so that a
     /// loss which is a mean over rows stays one.
     ///
     /// # Errors
@@ -644,7 +706,7 @@ impl<'c> Pipeline<'c> {
         let (inputs, goals) = (lent(batch), lent(targets));
         let factors = if weights.is_empty() { ptr::null() } else { weights.as_ptr() };
         let mut losses = vec![f64::NAN; self.microbatches];
-        let mut pass = Pass { pipeline: self.handle, stages, refused, failure: None };
+        let mut pass = Pass { pipeline: self.handle, on_device: self.on_device, stages, refused, failure: None };
         self.slot.set(ptr::from_mut(&mut pass).cast());
         // SAFETY: the handle is alive and used by this thread alone. The tensors are held.
         let result = check(unsafe {
@@ -685,6 +747,33 @@ impl<'c> Pipeline<'c> {
         let tensor = raw_tensor(gradient.as_mut_ptr().cast(), &shape, T::DTYPE);
         // SAFETY: the handle is alive and used by this thread alone; the rest is borrowed for the call.
         check(unsafe { sys::tsr_pipeline_sum_tied(self.handle.as_ptr(), &tensor, stages.as_ptr(), stages.len()) })
+    }
+
+    /// [`sum_tied`](Self::sum_tied) of a gradient on the pipeline's device. It is summed on the host: the call waits for the
+    /// stream.
+    ///
+    /// # Errors
+    /// The same errors; `Cuda`.
+    pub fn cuda_sum_tied(&mut self, gradient: &CudaTensor, stages: &[usize]) -> Result<()> {
+        let stages = numbers(stages);
+        // SAFETY: the handle is alive and used by this thread alone; whoever made the tensor keeps its memory.
+        gradient.with_raw(|raw| {
+            check(unsafe { sys::tsr_pipeline_sum_tied(self.handle.as_ptr(), raw, stages.as_ptr(), stages.len()) })
+        })
+    }
+
+    /// Names the CUDA stream on which the methods of [`Stages`] compute, in a pipeline that is [on a
+    /// device](PipelineBuilder::on_device): they put their work there and return. A new stream continues after what the
+    /// previous one had.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the stream is of another device, or the pipeline is on the CPU.
+    ///
+    /// # Safety
+    /// `stream` is a CUDA stream (`cudaStream_t`), or null for the default one, as at first. It exists until another one is
+    /// set or the pipeline is dropped.
+    pub unsafe fn set_stream(&mut self, stream: *mut c_void) -> Result<()> {
+        check(unsafe { sys::tsr_pipeline_set_stream(self.handle.as_ptr(), stream) })
     }
 
     /// Statistics of the last step or evaluation on this rank.

@@ -843,6 +843,7 @@ pub(crate) struct PipelineSettings {
     pub(crate) microbatches: Option<usize>,
     pub(crate) schedule_csv: Option<String>,
     pub(crate) max_message_bytes: Option<u64>,
+    pub(crate) on_device: Option<bool>,
 }
 
 impl PipelineSettings {
@@ -855,6 +856,7 @@ impl PipelineSettings {
         raw::set(&mut raw.microbatches, raw::fitting("microbatches", self.microbatches)?);
         raw::set(&mut raw.schedule_csv, texts.keep("schedule_csv", &self.schedule_csv)?);
         raw::set(&mut raw.max_message_bytes, self.max_message_bytes);
+        raw::set(&mut raw.on_device, self.on_device.map(i32::from));
         body(&mut raw)
     }
 }
@@ -883,6 +885,12 @@ macro_rules! pipeline_setters {
         #[must_use = "the setting is in what is returned"]
         pub fn max_message_bytes(mut self, value: u64) -> Self {
             self.settings.max_message_bytes = Some(value);
+            self
+        }
+        #[doc = "True: activations and gradients are on the communicator's CUDA device; default false."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn on_device(mut self, value: bool) -> Self {
+            self.settings.on_device = Some(value);
             self
         }
     };

@@ -609,6 +609,29 @@ fn what_the_stages_see_of_the_batch_is_not_written_meanwhile() {
 }
 
 #[test]
+fn the_cpu_has_no_streams_and_no_tensors_of_devices() {
+    fn refused<T>(result: tessera::Result<T>, words: &str) {
+        let error = result.err().expect(words);
+        assert!(error.code() == Code::InvalidArgument && error.message().contains(words), "{error}");
+    }
+    struct Looking;
+    impl Stages for Looking {
+        fn forward(&mut self, call: &StageCall<'_>) -> CallbackResult<()> {
+            refused(call.inputs()[0].cuda(), "is on the CPU: use view");
+            refused(call.cuda_output(DType::F32, [1]), "an output is on the CPU: use output");
+            refused(call.cuda_input_grad(0), "there is no gradient of input 0");
+            Ok(())
+        }
+    }
+    let comm = alone();
+    let mut pipe = Pipeline::builder(&comm, &[0]).microbatches(1).on_device(false).build().unwrap();
+    refused(unsafe { pipe.set_stream(std::ptr::dangling_mut()) }, "on the CPU, which has none");
+    pipe.eval(&mut Looking, slice::from_ref(&matrix(2, 2, 0)), &[]).unwrap();
+    let error = Pipeline::builder(&comm, &[0]).microbatches(1).on_device(true).build().unwrap_err();
+    assert_eq!(error.code(), Code::Unsupported, "{error}");
+}
+
+#[test]
 fn stages_that_are_missing_are_named_on_every_rank() {
     ranks(2, |comm| {
         let refused = |stages: &[usize], schedule, m| {

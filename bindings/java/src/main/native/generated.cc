@@ -95,11 +95,12 @@ static_assert(offsetof(tsr_adamw_options, beta1) == 16);
 static_assert(offsetof(tsr_adamw_options, beta2) == 24);
 static_assert(offsetof(tsr_adamw_options, eps) == 32);
 static_assert(offsetof(tsr_adamw_options, weight_decay) == 40);
-static_assert(sizeof(tsr_pipeline_options) == 48);
+static_assert(sizeof(tsr_pipeline_options) == 56);
 static_assert(offsetof(tsr_pipeline_options, schedule) == 8);
 static_assert(offsetof(tsr_pipeline_options, microbatches) == 12);
 static_assert(offsetof(tsr_pipeline_options, schedule_csv) == 16);
 static_assert(offsetof(tsr_pipeline_options, max_message_bytes) == 40);
+static_assert(offsetof(tsr_pipeline_options, on_device) == 48);
 static_assert(sizeof(tsr_store_options) == 40);
 static_assert(offsetof(tsr_store_options, timeout_ms) == 8);
 static_assert(offsetof(tsr_store_options, insecure) == 12);
@@ -1166,6 +1167,12 @@ void pipeline_options_init(JNIEnv* env, jclass, jobject options) {
     });
 }
 
+void pipeline_set_stream(JNIEnv* env, jclass, jlong pipeline, jlong stream) {
+    shim(env, [&] {
+        check(env, tsr_pipeline_set_stream(as<tsr_pipeline>(pipeline), as<void>(stream)));
+    });
+}
+
 jint pipeline_stages(JNIEnv* env, jclass, jlong pipeline) {
     return shim(env, [&]() -> jint {
         int32_t stages_out = 0;
@@ -1781,6 +1788,7 @@ Methods plain_methods() {
         method<optimizer_steps>("optimizerSteps"),
         method<optimizer_destroy>("optimizerDestroy"),
         method<pipeline_options_init>("pipelineOptionsInit"),
+        method<pipeline_set_stream>("pipelineSetStream"),
         method<pipeline_stages>("pipelineStages"),
         method<pipeline_microbatches>("pipelineMicrobatches"),
         method<pipeline_loss>("pipelineLoss"),

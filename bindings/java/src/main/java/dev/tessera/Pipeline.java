@@ -34,6 +34,10 @@ import java.util.TreeMap;
  *
  * <p>The gradients of parameters are your own, and add up over the micro-batches.
  *
+ * <p>With {@link Builder#onDevice onDevice(true)} activations and gradients stay on the communicator's CUDA device:
+ * callbacks put their work on one stream ({@link #setStream}), at the addresses of the tensors, and return. No call waits
+ * for the device.
+ *
  * <p>An exception of a callback fails the step on every rank; on the callback's rank it is the {@linkplain
  * Throwable#getCause() cause} of the exception that the step throws. The pipeline cannot be used after any failure:
  * later calls throw {@link TesseraAbortedException}. The communicator is unharmed.
@@ -177,6 +181,8 @@ public final class Pipeline extends NativeObject {
          *     rank, if the schedule does not allow the number of micro-batches or needs a callback that a stage lacks,
          *     or if an edge is invalid
          * @throws TesseraMismatchException if the ranks' options differ; the message names the first difference
+         * @throws TesseraException with {@link ErrorCode#UNSUPPORTED}, on every rank, if the pipeline is {@link #onDevice
+         *     on a device} and the communicator has none
          */
         public Pipeline build() {
             final StageRelay relay = new StageRelay(stages);
@@ -227,7 +233,8 @@ public final class Pipeline extends NativeObject {
      * first dimension into m parts, like torch.tensor_split: m need not divide the rows.
      *
      * @param batch {@code [rows, ...]}, for the rank of stage 0; others ignore it; null for none, if the callbacks
-     *     bring their own data
+     *     bring their own data. It may be on the pipeline's device, where it must stay until the stream has done what
+     *     callbacks put there
      * @param targets {@code [rows, ...]}, for the rank of the last stage; likewise
      * @return the loss of each micro-batch, not scaled, as the last stage reported it, the same on every rank; NaN if
      *     it reported none
@@ -311,7 +318,7 @@ public final class Pipeline extends NativeObject {
      * them. Any failure ends the pipeline, as one of a step does.
      *
      * @param gradient floating-point, the same dtype and number of elements on every rank; becomes the sum over these
-     *     ranks, added in the order of the stages
+     *     ranks, added in the order of the stages. One on a device is summed on the host: the call waits for the stream
      * @param tied stages in ascending order, the same on every rank
      * @throws TesseraInvalidArgumentException if a stage does not exist, or none is on this rank
      * @throws TesseraMismatchException if the ranks' gradients differ in dtype or number of elements
@@ -321,6 +328,17 @@ public final class Pipeline extends NativeObject {
         final long[] descriptor = gradient.descriptor();
         ref.runExclusive(h -> Native.pipelineSumTied(h, descriptor, tied));
         java.lang.ref.Reference.reachabilityFence(gradient);
+    }
+
+    /**
+     * Name the CUDA stream on which callbacks compute, for a pipeline that is {@link Builder#onDevice on a device}.
+     *
+     * @param stream address of a stream of the communicator's device ({@code cudaStream_t}), which must exist until another
+     *     one is set; 0, as at first, is its default stream. A new one continues after what the previous one had
+     * @throws TesseraInvalidArgumentException if it is of another device, or the pipeline is on the CPU
+     */
+    public void setStream(long stream) {
+        ref.runExclusive(h -> Native.pipelineSetStream(h, stream));
     }
 
     /**

@@ -4,7 +4,7 @@ package dev.tessera;
 
 /** The plain fields of {@code tsr_pipeline_options}, with the library's defaults where nothing was set. */
 abstract class PipelineOptionsFields<T> extends OptionStruct<T> {
-    static final int BYTES = 48;
+    static final int BYTES = 56;
 
     PipelineOptionsFields() {
         super(BYTES, Native::pipelineOptionsInit);
@@ -50,5 +50,19 @@ abstract class PipelineOptionsFields<T> extends OptionStruct<T> {
      */
     public T maxMessageBytes(long value) {
         return with(40, value);
+    }
+
+    /**
+     * True: activations and gradients are on the communicator's CUDA device; default false.
+     *
+     * @param value the new one
+     * @return this
+     */
+    public T onDevice(boolean value) {
+        return with(48, value ? 1 : 0);
+    }
+
+    final boolean isOnDevice() {
+        return flag(48);
     }
 }

@@ -186,6 +186,7 @@ abstract class PlainNatives {
 
     // pipeline.h
     static native void pipelineOptionsInit(Object options);
+    static native void pipelineSetStream(long pipeline, long stream);
     static native int pipelineStages(long pipeline);
     static native int pipelineMicrobatches(long pipeline);
     static native void pipelineLoss(long pipeline, double loss);

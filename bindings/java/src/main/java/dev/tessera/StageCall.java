@@ -11,6 +11,9 @@ import java.util.List;
  * {@link #inputGrads} last for this call. Afterwards they throw {@link IllegalStateException}. Their buffers cannot:
  * the memory is used again or freed, so get buffers again in each call and never keep them, or the JVM may crash.
  *
+ * <p>Of a pipeline on a device they are there: use them at their {@link Tensor#address}, on the pipeline's stream. They have
+ * no buffers.
+ *
  * <p>Write only into {@link #inputGrads} and, during the forward, into {@link #output}. The other tensors are
  * read-only, because other stages may share them: their buffers are read-only, and operations, which write in place,
  * refuse them. An operation in the background over a tensor of this call must end before the callback returns.

@@ -755,7 +755,10 @@ class PipelineTest {
             final Pipeline pipe = trainer.join(comm, 0).microbatches(2).build();
             assertEquals(-1, pipe.stats().longestStage());
             assertEquals("Pipeline(" + comm + ", stages [0])", pipe.toString());
+            pipe.setStream(0);
+            assertTrue(refused(() -> pipe.setStream(1)).contains("on the CPU, which has none"));
             trainer.before = call -> {
+                assertThrows(IllegalStateException.class, () -> pipe.setStream(0));
                 assertThrows(IllegalStateException.class, () -> pipe.step(data.inputs, data.targets));
                 assertThrows(IllegalStateException.class, () -> pipe.eval(data.inputs, data.targets));
                 assertThrows(IllegalStateException.class, () -> pipe.sumTied(data.inputs, 0));
@@ -773,6 +776,8 @@ class PipelineTest {
                 assertTrue(assertThrows(IllegalStateException.class, use).getMessage().contains("is closed"));
             }
             trainer.before = call -> {};
+            assertEquals(ErrorCode.UNSUPPORTED, assertThrows(TesseraException.class,
+                    () -> trainer.join(comm, 0).microbatches(2).onDevice(true).build()).code());
             final Pipeline last = trainer.join(comm, 0).microbatches(2).build();
             last.step(data.inputs, data.targets);
             comm.close();
