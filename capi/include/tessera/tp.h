@@ -145,7 +145,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_grad(tsr_tp *tp, size_t index, tsr_tensor
 TSR_API TSR_MUST_USE tsr_status tsr_tp_layout(const tsr_tp *tp, size_t index, tsr_layout **out);
 
 /** Set the stream of the parameters' CUDA device in whose order tsr_tp_sum_grads and tsr_tp_zero_grad run: that of the backward
- *  pass and of the optimizer. What the former one has of that comes first.
+ *  pass and of the optimizer. What the previous one has of that comes first.
  *  @param tp      borrowed for the call
  *  @param stream  a CUDA stream that outlives its use, or NULL for the device's default stream, which is the default
  *  @return TSR_OK, INVALID_ARGUMENT (also: a stream for parameters on the CPU, or of another device), INVALID_STATE, CUDA

@@ -498,7 +498,7 @@ public final class TensorParallel extends NativeObject {
     /**
      * Name the CUDA stream on which the trainer computes, for a model whose parameters are on a device. Every operation on
      * tensors of the device is then in its order: it returns once it is on the stream, and what the stream gets later sees
-     * the result. The {@code …Async} variants run beside the stream, after what it has then; {@link Work#order} makes it wait
+     * the result. The {@code …Async} variants run on another stream, after what it has then; {@link Work#order} makes it wait
      * for them.
      *
      * @param stream address of a stream of the parameters' device ({@code cudaStream_t}), which must exist until another one
