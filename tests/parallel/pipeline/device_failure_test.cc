@@ -113,6 +113,7 @@ TEST_F(PipelineFailureOnDevices, AnOperationThatHangsTimesOut) {
     const Outcomes outcomes = run_on_devices(3, [](Communicator& comm) {
         step_on(comm, [&](DeviceTrainer&, int step) {
             if (step != 2) return;
+            comm.run({.collective = Collective::barrier});  // all of the former step is done
             comm.set_timeout(milliseconds{300});
             if (comm.rank() == 1) mock_nccl_hang(1);
         });
