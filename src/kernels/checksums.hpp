@@ -20,7 +20,7 @@ struct ChecksumOfChunks {
     };
 
     TensorTable<1> tensors;  // of bytes
-    const void* checksums;  // uint32_t, one for each block
+    const void* checksums;   // uint32_t, one for each block
 
     [[nodiscard]] unsigned blocks() const { return tensors.blocks(); }
     void advance() { checksums = static_cast<const uint32_t*>(checksums) + blocks(); }

@@ -484,7 +484,10 @@ void Messages::note(const Error& error) {
 // Tells the peers before this rank's trainer, which may destroy this object and so leave the communicator: they would
 // learn of that instead. What is on lanes fails meanwhile.
 void Messages::fail(const Error& why) {
-    const Error cause = comm_->error().value_or(why);  // a peer's, if it is known by now
+    fail_first(comm_->error().value_or(why));  // a peer's, if it is known by now
+}
+
+void Messages::fail_first(const Error& cause) {
     {
         const std::lock_guard lock(mutex_);
         if (failure_ || failing_) return;

@@ -191,6 +191,8 @@ class Messages {
     void move_on_lane(const Parcel& parcel, Direction direction, const Tensor& tensor, std::vector<EventPtr> before,
                       Then then);
     [[nodiscard]] bool is_of_another(const Error& error) const;
+    [[nodiscard]] static bool is_first(const Error& error);
+    void fail_first(const Error& cause);  // nothing that is known failed before
     void release_sent(int peer, uint64_t received);
     [[nodiscard]] Error failed_on_lane(const Parcel& parcel, const std::vector<EventPtr>& before,
                                        const Error& error) const;

@@ -63,7 +63,9 @@ void Messages::move_on_lane(const Parcel& parcel, Direction direction, const Ten
         work = lanes_->move(direction, tensor, timeout_ + grace, label);
     } catch (const Error& error) {
         const Error first = is_of_another(error) ? Error(error.record()->cause) : error;
-        throw failed_on_lane(parcel, before, failure().value_or(comm_->error().value_or(first)));
+        // Peers answer to the end of a lane, so that only what is not an abort says who began.
+        const bool is_first = first.code() != Code::aborted;
+        throw failed_on_lane(parcel, before, is_first ? first : failure().value_or(comm_->error().value_or(first)));
     }
     {
         const std::lock_guard lock(mutex_);
@@ -71,7 +73,12 @@ void Messages::move_on_lane(const Parcel& parcel, Direction direction, const Ten
     }
     work->on_done([this, parcel, before = std::move(before), then](const std::optional<Error>& error) {
         if (error) {
-            if (!is_of_another(*error)) fail(failed_on_lane(parcel, before, *error));
+            const Error why = failed_on_lane(parcel, before, *error);
+            if (is_first(*error)) {
+                fail_first(why);
+            } else if (!is_of_another(*error)) {
+                fail(why);
+            }
         } else {
             then();
         }
@@ -80,6 +87,9 @@ void Messages::move_on_lane(const Parcel& parcel, Direction direction, const Ten
         changed_.notify_all();  // under the lock, as above
     });
 }
+
+// Of this rank's device or NCCL: nobody else's failure is why. Peers may have answered to it by now.
+bool Messages::is_first(const Error& error) { return error.code() == Code::cuda || error.code() == Code::nccl; }
 
 // What has failed first on this rank's lane is about to say so itself.
 bool Messages::is_of_another(const Error& error) const {

@@ -235,8 +235,8 @@ class TensorParallel(Closable):
         """Name the CUDA stream on which the trainer computes, for a model whose parameters are on a device.
 
         Every operation on arrays of the device is then in its order: it returns once it is on the stream, and what the
-        stream gets later sees the result. With ``async_op=True`` it runs on another stream, after what this one has then;
-        `Work.order` makes the stream wait for it.
+        stream gets later sees the result. With ``async_op=True`` it runs on another stream, after what this one has
+        then; `Work.order` makes the stream wait for it.
 
         Parameters
         ----------
