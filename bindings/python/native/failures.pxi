@@ -35,13 +35,15 @@ cdef int check(tsr_status status) except -1 nogil:
 
 cdef int raise_failure(tsr_status status, tsr_error *error) except -1:
     global pending
-    failure = detached(error)
+    caught = None
     if thread_has_pending:
         if status == TSR_OK:  # the signal arrived as the call ended: return the result and deliver the signal again
             redeliver()
             return 0
         thread_has_pending_clear()
         caught, pending = pending, None
+    failure = detached(error)
+    if caught is not None:
         raise caught from failure
     if failure is None:
         name = tsr_status_name(status).decode()

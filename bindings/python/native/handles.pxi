@@ -43,6 +43,7 @@ cdef class Handle:
     cdef void release(self) noexcept:
         """Destroys the handle, once. Not in a forked child: threads and segments belong to the parent."""
         cdef Handle parent
+        cdef bint had_pending = thread_has_pending  # the exception of a call around this one
         if self.ptr == NULL:
             return
         if not self.borrowed and self.generation == current_generation():
@@ -53,7 +54,7 @@ cdef class Handle:
             else:
                 with nogil:
                     self.free()
-            if thread_has_pending:
+            if thread_has_pending and not had_pending:
                 redeliver()
         self.ptr = NULL
         if self.parents is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tessera as ts
 from patience import patience
+from tessera import _core
 from tessera.storage import ObjectStatus, Reader, Storage, Upload, from_fsspec
 
 fsspec = pytest.importorskip("fsspec")
@@ -393,6 +394,16 @@ def test_ctrl_c_in_a_method_is_ctrl_c():
             saver.save(1, ts.State(x=np.ones(3)))
         storage.raises.clear()
         saver.save(2, ts.State(x=np.ones(3)))
+
+
+def test_ctrl_c_is_not_lost_in_a_destructor_that_runs_meanwhile(monkeypatch):
+    class Freed:
+        def __del__(self):
+            ts.Saver(None, "other", storage=Dictionary()).close()
+
+    made = _core._from_native
+    monkeypatch.setattr(_core, "_from_native", lambda *arguments: (Freed(), made(*arguments))[1])
+    test_ctrl_c_in_a_method_is_ctrl_c()
 
 
 def test_what_is_no_storage_is_refused():
