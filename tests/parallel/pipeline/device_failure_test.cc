@@ -34,8 +34,8 @@ const Error& only_error(const Outcomes& outcomes, size_t rank) {
 // Steps of 1F1B with four micro-batches, one stage a rank, until one fails.
 void step_on(Communicator& comm, const std::function<void(DeviceTrainer&, int step)>& before,
              const std::function<void(DeviceTrainer&, const StageCall&)>& in_each = {}) {
-    DeviceTrainer trainer(comm, {comm.rank()}, options_of("1f1b", 4));
     Data data(8, comm.world_size(), 0);
+    DeviceTrainer trainer(comm, {comm.rank()}, options_of("1f1b", 4));
     if (in_each) trainer.before_each = [&](const StageCall& call) { in_each(trainer, call); };
     const Deadline deadline = soon();
     try {
@@ -63,8 +63,8 @@ void expect_the_cpu_goes_on() {
 TEST_F(PipelineFailureOnDevices, ADeviceThatIsLateIsATimeoutThatNamesItsRank) {
     std::atomic<int> failed{0};
     const Outcomes outcomes = run_on_devices(3, [&](Communicator& comm) {
-        DeviceTrainer trainer(comm, {comm.rank()}, options_of("1f1b", 4));
         Data data(8, 3, 0);
+        DeviceTrainer trainer(comm, {comm.rank()}, options_of("1f1b", 4));
         trainer.step(data);
         trainer.settle();
         comm.run({.collective = Collective::barrier});
@@ -93,8 +93,8 @@ TEST_F(PipelineFailureOnDevices, ADeviceThatIsLateIsATimeoutThatNamesItsRank) {
 TEST_F(PipelineFailureOnDevices, ARankThatDoesNotStepIsATimeoutThatNamesItsStage) {
     std::atomic<bool> failed{false};
     const Outcomes outcomes = run_on_devices(2, [&](Communicator& comm) {
-        DeviceTrainer trainer(comm, {comm.rank()}, options_of("1f1b", 4));
         Data data(8, 2, 0);
+        DeviceTrainer trainer(comm, {comm.rank()}, options_of("1f1b", 4));
         comm.set_timeout(milliseconds{300});
         if (comm.rank() == 1) wait_until([&] { return failed.load(); }, soon(), "the other rank");
         const auto error = attempt([&] { trainer.step(data); });
@@ -145,8 +145,8 @@ TEST_F(PipelineFailureOnDevices, ACallbackThatFailsIsNamedOnEveryRank) {
 TEST_F(PipelineFailureOnDevices, ARankThatLeavesIsAPeerLost) {
     const Outcomes outcomes = run_on_devices(3, [](Communicator& comm) {
         if (comm.rank() != 2) return step_on(comm, [](DeviceTrainer&, int) {});
-        DeviceTrainer trainer(comm, {2}, options_of("1f1b", 4));
         Data data(8, 3, 0);
+        DeviceTrainer trainer(comm, {2}, options_of("1f1b", 4));
         trainer.step(data);
     });
     EXPECT_FALSE(outcomes[2]);
@@ -232,8 +232,8 @@ TEST_F(PipelineFailureOnDevices, AnErrorThatNcclReportsLaterFailsTheStep) {
 
 TEST_F(PipelineFailureOnDevices, ADeviceWithoutMemoryFailsTheStepOnAllRanks) {
     const Outcomes outcomes = run_on_devices(2, [](Communicator& comm) {
-        DeviceTrainer trainer(comm, {comm.rank()}, options_of("gpipe", 2));
         Data data(4, 2, 0);
+        DeviceTrainer trainer(comm, {comm.rank()}, options_of("gpipe", 2));
         comm.run({.collective = Collective::barrier});
         if (comm.rank() == 0) simulated_cuda_fail("cuMemAlloc_v2", 0, 2);  // of whichever rank calls it next
         comm.run({.collective = Collective::barrier});

@@ -395,8 +395,8 @@ TEST_F(PipelineOnDevices, NoCallOfAStepWaitsForTheDevice) {
 TEST_F(PipelineOnDevices, TensorsMoveWhileTheTrainerGoesOn) {
     std::atomic<bool> computed{false};
     expect_all_well(run_on_devices(2, [&](Communicator& comm) {
-        DeviceTrainer trainer(comm, {comm.rank()}, options_of("gpipe", 2));
         Data data(4, 2, 0);
+        DeviceTrainer trainer(comm, {comm.rank()}, options_of("gpipe", 2));
         trainer.before_each = [&](const StageCall& call) {
             if (call.work != pipeline::Work::forward || call.stage == call.microbatch) return;
             if (call.stage == 1) return enqueue(trainer.stream.get(), [&] { computed = true; });
@@ -417,8 +417,8 @@ TEST_F(PipelineOnDevices, AHostThatIsAheadNeedsNoMoreMemory) {
     const auto peak_of = [&](int m, bool held) {
         std::atomic<size_t> most{0};
         expect_all_well(run_on_devices(2, [&](Communicator& comm) {
-            DeviceTrainer trainer(comm, {comm.rank()}, options_of("1f1b", m));
             Data data(static_cast<size_t>(m) * rows, 2, 0);
+            DeviceTrainer trainer(comm, {comm.rank()}, options_of("1f1b", m));
             trainer.step(data);
             trainer.settle();
             comm.run({.collective = Collective::barrier});
