@@ -68,12 +68,6 @@ void DeviceGrads::set_aside(size_t param, const Tensor& grad, Values values) {
     api_.zero(grad.data, size, own());
 }
 
-void DeviceGrads::reserve(size_t size) {
-    if (size <= room_size_) return;
-    rooms_.push_back(api_.allocate(size));
-    room_size_ = size;
-}
-
 void DeviceGrads::convert(std::span<const ConvertedRange> ranges, DType from, DType to, double before,
                           double after) const {
     convert_on(api_, ranges, from, to, own(), before, after);

@@ -21,6 +21,7 @@
 #include "comm/communicator.hpp"
 #include "device/convert.hpp"
 #include "device/device.hpp"
+#include "device/growing_memory.hpp"
 
 namespace tsr {
 
@@ -51,8 +52,8 @@ class DeviceGrads {
     enum class Values { dropped, kept };
     void set_aside(size_t param, const Tensor& grad, Values values);
     // Between steps: room for a bucket that is reduced in another dtype. Throws NO_MEMORY.
-    void reserve(size_t size);
-    [[nodiscard]] std::byte* room() const { return rooms_.back().get(); }
+    void reserve(size_t size) { room_.reserve(size, api_); }
+    [[nodiscard]] std::byte* room() const { return room_.data(); }
     // On the own stream, with kernels: convert_on(), divide_on().
     void convert(std::span<const ConvertedRange> ranges, DType from, DType to, double before, double after) const;
     void divide(std::span<const Tensor> tensors, double divisor) const;
@@ -111,8 +112,7 @@ class DeviceGrads {
     StreamHandle trainer_ = nullptr;
     EventPtr settled_;  // the last that the model did on the trainer's stream
 
-    std::vector<std::shared_ptr<std::byte>> rooms_;  // the last is in use; to free one would make the host wait
-    size_t room_size_ = 0;
+    GrowingMemory room_;
 
     // Pieces that grow as far as a step needs, used in the order of the own stream.
     std::vector<std::pair<std::shared_ptr<std::byte>, size_t>> pieces_;

@@ -27,12 +27,6 @@ WorkPtr DeviceLane::point() {
     return point;
 }
 
-void DeviceLane::reserve(size_t size) {
-    if (size <= room_size_) return;
-    rooms_.push_back(api_->allocate(size));
-    room_size_ = size;
-}
-
 void DeviceLane::drain(Deadline deadline) { api_->record(stream())->wait(deadline); }
 
 }  // namespace tsr

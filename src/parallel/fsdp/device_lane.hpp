@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <memory>
-#include <vector>
 
 #include "comm/communicator.hpp"
 #include "comm/work.hpp"
 #include "device/device.hpp"
+#include "device/growing_memory.hpp"
 
 namespace tsr {
 
@@ -27,8 +27,8 @@ class DeviceLane {
     [[nodiscard]] WorkPtr point();
     [[nodiscard]] const WorkPtr& last() const { return last_; }  // null: there was none
     // Memory for what is put here, used in the order of the stream. Throws NO_MEMORY.
-    void reserve(size_t size);
-    [[nodiscard]] std::byte* room() const { return rooms_.back().get(); }
+    void reserve(size_t size) { room_.reserve(size, *api_); }
+    [[nodiscard]] std::byte* room() const { return room_.data(); }
     // Returns when the device has done all of it, kernels too.
     void drain(Deadline deadline);
 
@@ -37,8 +37,7 @@ class DeviceLane {
     DeviceApi* api_ = nullptr;
     std::shared_ptr<void> stream_;
     WorkPtr last_;
-    std::vector<std::shared_ptr<std::byte>> rooms_;  // the last is in use; to free one would make the host wait
-    size_t room_size_ = 0;
+    GrowingMemory room_;
 };
 
 }  // namespace tsr

@@ -2,25 +2,15 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 #include "base/attempt.hpp"
 #include "base/error.hpp"
 #include "base/page_size.hpp"
 
 namespace tsr {
-
-std::byte* GrowingMemory::at_least(size_t size, DeviceApi& device) {
-    if (pieces_.empty() || size > size_) {
-        const size_t room = std::bit_ceil(std::max(size, size_t{1}));
-        pieces_.push_back(device.allocate(room));
-        size_ = room;
-    }
-    return pieces_.back().get();
-}
 
 struct HostFlags::Words {
     explicit Words(DeviceApi& device) : api(device) {}

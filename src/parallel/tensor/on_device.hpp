@@ -4,22 +4,11 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
-#include <vector>
 
 #include "base/clock.hpp"
 #include "device/device.hpp"
 
 namespace tsr {
-
-// Memory that grows. Former pieces stay: the device may still use them, and to free one would make the host wait.
-class GrowingMemory {
-   public:
-    [[nodiscard]] std::byte* at_least(size_t size, DeviceApi& device);
-
-   private:
-    std::vector<std::shared_ptr<std::byte>> pieces_;  // the last is in use
-    size_t size_ = 0;
-};
 
 // Words of the host that kernels set, so that nothing waits to learn of an error. Thread-safe.
 class HostFlags {

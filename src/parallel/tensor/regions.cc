@@ -52,6 +52,11 @@ void check_alike(const Tensor& in, const Tensor& out) {
     }
 }
 
+std::byte* at_least(size_t size, GrowingMemory& memory, Device device) {
+    memory.reserve(std::bit_ceil(std::max(size, size_t{1})), device_api(device));
+    return memory.data();
+}
+
 template <class T>
 void add_row_on_device(const Tensor& out, const Tensor& bias, StreamHandle stream) {
     const auto width = static_cast<size_t>(bias.numel());
@@ -140,7 +145,7 @@ std::byte* TpMoves::scratch(size_t size) {
 std::byte* TpMoves::scratch(size_t size, Device device, StreamHandle stream) {
     if (device.type == DeviceType::cpu) return scratch(size);
     refuse_capture(device, stream);
-    return scratch_on_device_.at_least(size, device_api(device));
+    return at_least(size, scratch_on_device_, device);
 }
 
 std::vector<std::byte*> TpMoves::shared_scratch(size_t size, Device device) {
@@ -165,7 +170,7 @@ Tensor TpMoves::temporary(const Dims& shape, DType dtype, Device device, StreamH
     Tensor tensor{nullptr, shape, dtype, device};
     if (device.type != DeviceType::cpu) {
         refuse_capture(device, stream);
-        tensor.data = temporary_on_device_.at_least(tensor.size_bytes(), device_api(device));
+        tensor.data = at_least(tensor.size_bytes(), temporary_on_device_, device);
         return tensor;
     }
     if (!temporary_ || temporary_size_ < tensor.size_bytes()) {

@@ -17,6 +17,7 @@
 #include "base/function_ref.hpp"
 #include "comm/communicator.hpp"
 #include "device/device.hpp"
+#include "device/growing_memory.hpp"
 #include "parallel/tensor/cut.hpp"
 #include "parallel/tensor/on_device.hpp"
 #include "tensor/tensor.hpp"
