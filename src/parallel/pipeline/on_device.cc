@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include "parallel/pipeline/pipeline.hpp"
+#include "parallel/placement.hpp"
 
 namespace tsr::pipeline {
 
@@ -21,7 +22,7 @@ void Pipeline::set_stream(StreamHandle stream) {
 
 void Pipeline::mark_stream() { point_ = api_.record(stream_); }
 
-// The trainer may bring tensors of its own from the CPU.
+// The trainer's own tensors may be on the CPU.
 void Pipeline::check_place(const Tensor& tensor, const std::string& name) const {
     if (tensor.device.type == DeviceType::cpu) return;
     if (!is_on_device()) {
@@ -29,17 +30,7 @@ void Pipeline::check_place(const Tensor& tensor, const std::string& name) const 
                     fmt::format("{} is on CUDA device {}, but this pipeline has its tensors on the CPU", name,
                                 tensor.device.index));
     }
-    if (tensor.device != device_) {
-        throw Error(Code::invalid_argument, fmt::format("{} is on CUDA device {}, but this rank communicates from {}",
-                                                        name, tensor.device.index, api_.name()));
-    }
-    if (tensor.numel() == 0) return;
-    try {
-        api_.check_memory(tensor.data);
-    } catch (const Error& error) {
-        if (error.code() != Code::invalid_argument) throw;
-        throw Error(Code::invalid_argument, fmt::format("{} {}", name, error.what()));
-    }
+    check_on_device(tensor, name, device_);
 }
 
 void Pipeline::check_places(std::span<const Tensor> tensors, std::string_view what) const {
