@@ -37,11 +37,6 @@ void convert_on(DeviceApi& device, std::span<const ConvertedRange> ranges, DType
     run(device, ranges, from, to, stream, before, after, false);
 }
 
-void add_on(DeviceApi& device, std::span<const ConvertedRange> ranges, DType from, DType to, StreamHandle stream,
-            double before, double after) {
-    run(device, ranges, from, to, stream, before, after, true);
-}
-
 void convert_on(DeviceApi& device, const Conversions& conversions, StreamHandle stream, double before, double after) {
     for (const auto& [dtypes, ranges] : conversions) {
         run(device, ranges, dtypes.first, dtypes.second, stream, before, after, false);

@@ -25,14 +25,11 @@ struct ConvertedRange {
 void convert_on(DeviceApi& device, std::span<const ConvertedRange> ranges, DType from, DType to, StreamHandle stream,
                 double before = 1, double after = 1);
 
-// The same, but adds the results to `to`, in its dtype.
-void add_on(DeviceApi& device, std::span<const ConvertedRange> ranges, DType from, DType to, StreamHandle stream,
-            double before = 1, double after = 1);
-
 // The same for ranges of several dtypes, by those that they have, from and to.
 using Conversions = std::map<std::pair<DType, DType>, std::vector<ConvertedRange>>;
 void convert_on(DeviceApi& device, const Conversions& conversions, StreamHandle stream, double before = 1,
                 double after = 1);
+// The same, but adds the results to `to`, in its dtype.
 void add_on(DeviceApi& device, const Conversions& conversions, StreamHandle stream, double before = 1,
             double after = 1);
 

@@ -10,6 +10,7 @@
 
 #include "comm/communicator.hpp"
 #include "parallel/params.hpp"
+#include "ranks.hpp"
 
 namespace tsr::testing {
 
@@ -56,6 +57,14 @@ inline Error expect_error(const std::function<void()>& call, Code code) {
     }
     ADD_FAILURE() << "nothing was thrown";
     return Error(Code::ok, "");
+}
+
+// That a rank failed with.
+inline const Error& only_error(const Outcomes& outcomes, size_t rank) {
+    static const Error none(Code::internal, "");
+    if (outcomes[rank]) return *outcomes[rank];
+    ADD_FAILURE() << "rank " << rank << " has no error";
+    return none;
 }
 
 }  // namespace tsr::testing

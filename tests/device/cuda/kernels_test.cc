@@ -52,6 +52,27 @@ struct Divisors {
     double after;
 };
 
+// Of arrays of so many elements, one after the other.
+std::vector<ConvertedRange> ranges_of(const std::vector<size_t>& counts, std::byte* source, DType from,
+                                      std::byte* target, DType to) {
+    std::vector<ConvertedRange> ranges;
+    for (const size_t count : counts) {
+        ranges.push_back({source, target, count});
+        source += count * size_of(from);
+        target += count * size_of(to);
+    }
+    return ranges;
+}
+
+Bytes converted_on_cpu(Bytes values, DType from, DType to, const Divisors& divisors) {
+    const auto n = static_cast<int64_t>(values.size() / size_of(from));
+    Bytes results(static_cast<size_t>(n) * size_of(to));
+    if (divisors.before != 1) divide({bytes_of(values), Dims{n}, from, {}}, divisors.before);
+    convert(bytes_of(values), from, bytes_of(results), to, n);
+    if (divisors.after != 1) divide({bytes_of(results), Dims{n}, to, {}}, divisors.after);
+    return results;
+}
+
 TEST_F(Kernels, ChecksumsAreThoseOfTheCpu) {
     const Seed seed;
     std::mt19937_64 random(seed);
@@ -85,24 +106,12 @@ TEST_F(Kernels, ConvertAndDivideAsTheCpuDoes) {
                 SCOPED_TRACE(std::string(name_of(from)) + " to " + std::string(name_of(to)));
                 const std::vector<size_t> counts = sizes();
                 const size_t count = total(counts);
-                Bytes values = any_numbers(from, count, random);
+                const Bytes values = any_numbers(from, count, random);
                 const OnDeviceMemory<uint8_t> source(device(), values);
                 OnDeviceMemory<uint8_t> target(device(), Bytes(count * size_of(to)));
-                std::vector<ConvertedRange> ranges;
-                size_t begin = 0;
-                for (const size_t each : counts) {
-                    ranges.push_back(
-                        {source.data() + begin * size_of(from), target.data() + begin * size_of(to), each});
-                    begin += each;
-                }
+                const auto ranges = ranges_of(counts, source.data(), from, target.data(), to);
                 convert_on(device(), ranges, from, to, nullptr, before, after);
-
-                Bytes expected(count * size_of(to));
-                const auto n = static_cast<int64_t>(count);
-                if (before != 1) divide({bytes_of(values), Dims{n}, from, {}}, before);
-                convert(bytes_of(values), from, bytes_of(expected), to, n);
-                if (after != 1) divide({bytes_of(expected), Dims{n}, to, {}}, after);
-                ASSERT_EQ(target.read(), expected) << before << ' ' << after;
+                ASSERT_EQ(target.read(), converted_on_cpu(values, from, to, {before, after})) << before << ' ' << after;
             }
         }
     }
@@ -131,24 +140,15 @@ TEST_F(Kernels, ConvertAndAddAsTheCpuDoes) {
                 SCOPED_TRACE(std::string(name_of(from)) + " to " + std::string(name_of(to)));
                 const std::vector<size_t> counts = sizes();
                 const size_t count = total(counts);
-                Bytes values = any_numbers(from, count, random);
+                const Bytes values = any_numbers(from, count, random);
                 Bytes expected = any_numbers(to, count, random);
                 const OnDeviceMemory<uint8_t> source(device(), values);
                 OnDeviceMemory<uint8_t> target(device(), expected);
-                std::vector<ConvertedRange> ranges;
-                size_t begin = 0;
-                for (const size_t each : counts) {
-                    ranges.push_back(
-                        {source.data() + begin * size_of(from), target.data() + begin * size_of(to), each});
-                    begin += each;
-                }
-                add_on(device(), ranges, from, to, nullptr, before, after);
+                const auto ranges = ranges_of(counts, source.data(), from, target.data(), to);
+                add_on(device(), {{{from, to}, ranges}}, nullptr, before, after);
 
-                Bytes more(count * size_of(to));
+                Bytes more = converted_on_cpu(values, from, to, {before, after});
                 const auto n = static_cast<int64_t>(count);
-                if (before != 1) divide({bytes_of(values), Dims{n}, from, {}}, before);
-                convert(bytes_of(values), from, bytes_of(more), to, n);
-                if (after != 1) divide({bytes_of(more), Dims{n}, to, {}}, after);
                 add({bytes_of(expected), Dims{n}, to, {}}, {bytes_of(more), Dims{n}, to, {}});
                 switch (to) {
                     case DType::f16: expect_same_sums<Half>(target.read(), expected); break;

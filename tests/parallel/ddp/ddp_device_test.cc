@@ -36,6 +36,7 @@ using testing::expect_error;
 using ::testing::HasSubstr;
 using testing::Hold;
 using testing::Model;
+using testing::only_error;
 using testing::Outcomes;
 using testing::run_ranks;
 using testing::shared;
@@ -628,13 +629,6 @@ TEST_F(DdpOnDevice, WithoutMemoryForConversionsNoRankHasAModel) {
 }
 
 // --- what goes wrong
-
-const Error& only_error(const Outcomes& outcomes, size_t rank) {
-    static const Error none(Code::internal, "");
-    if (outcomes[rank]) return *outcomes[rank];
-    ADD_FAILURE() << "rank " << rank << " has no error";
-    return none;
-}
 
 // Steps until one fails.
 void step_on(Communicator& comm, const std::function<void(int step)>& before = {}) {

@@ -24,13 +24,6 @@ bool is(const StageCall& call, int stage, int microbatch, pipeline::Work work) {
     return call.stage == stage && call.microbatch == microbatch && call.work == work;
 }
 
-const Error& only_error(const Outcomes& outcomes, size_t rank) {
-    static const Error none(Code::internal, "");
-    if (outcomes[rank]) return *outcomes[rank];
-    ADD_FAILURE() << "rank " << rank << " has no error";
-    return none;
-}
-
 // Steps of 1F1B with four micro-batches, one stage a rank, until one fails.
 void step_on(Communicator& comm, const std::function<void(DeviceTrainer&, int step)>& before,
              const std::function<void(DeviceTrainer&, const StageCall&)>& in_each = {}) {

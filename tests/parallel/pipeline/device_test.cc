@@ -65,17 +65,6 @@ struct Row {
 
 class EveryScheduleOnDevices : public PipelineOnDevices, public ::testing::WithParamInterface<Row> {};
 
-void expect_same(const Results& got, const Results& wanted) {
-    for (const auto& [stage, layer] : got.layers) {
-        EXPECT_THAT(layer.dw, ElementsAreArray(wanted.layers.at(stage).dw)) << "stage " << stage;
-        EXPECT_THAT(layer.db, ElementsAreArray(wanted.layers.at(stage).db)) << "stage " << stage;
-    }
-    for (const auto& [place, grad] : got.input_grads) {
-        EXPECT_THAT(grad, ElementsAreArray(wanted.input_grads.at(place)))
-            << "stage " << place.first << ", micro-batch " << place.second;
-    }
-}
-
 TEST_P(EveryScheduleOnDevices, TrainsToTheBitsOfOneProcess) {
     const Row& row = GetParam();
     simulated_cuda_delay(60, 7);

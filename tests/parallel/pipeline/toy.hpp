@@ -3,6 +3,8 @@
 // use the same arithmetic in the same order, so that results can be compared bit by bit.
 #pragma once
 
+#include <gmock/gmock.h>
+
 #include <cmath>
 #include <functional>
 #include <map>
@@ -240,5 +242,16 @@ struct Data {
         return {losses.begin(), losses.end()};
     }
 };
+
+inline void expect_same(const Results& got, const Results& wanted) {
+    for (const auto& [stage, layer] : got.layers) {
+        EXPECT_THAT(layer.dw, ::testing::ElementsAreArray(wanted.layers.at(stage).dw)) << "stage " << stage;
+        EXPECT_THAT(layer.db, ::testing::ElementsAreArray(wanted.layers.at(stage).db)) << "stage " << stage;
+    }
+    for (const auto& [place, grad] : got.input_grads) {
+        EXPECT_THAT(grad, ::testing::ElementsAreArray(wanted.input_grads.at(place)))
+            << "stage " << place.first << ", micro-batch " << place.second;
+    }
+}
 
 }  // namespace tsr::testing

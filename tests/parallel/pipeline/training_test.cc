@@ -42,17 +42,6 @@ std::vector<int> accepted(const Row& row, std::initializer_list<int> numbers) {
     return found;
 }
 
-void expect_same(const Results& got, const Results& wanted) {
-    for (const auto& [stage, layer] : got.layers) {
-        EXPECT_THAT(layer.dw, ElementsAreArray(wanted.layers.at(stage).dw)) << "stage " << stage;
-        EXPECT_THAT(layer.db, ElementsAreArray(wanted.layers.at(stage).db)) << "stage " << stage;
-    }
-    for (const auto& [place, grad] : got.input_grads) {
-        EXPECT_THAT(grad, ElementsAreArray(wanted.input_grads.at(place)))
-            << "stage " << place.first << ", micro-batch " << place.second;
-    }
-}
-
 TEST_P(EverySchedule, TrainsToTheBitsOfOneProcess) {
     const Row& row = GetParam();
     const std::vector<int> counts = accepted(row, {1, 2, 3, 4, 5, 8, 9});
