@@ -93,7 +93,7 @@ def language_model(ranks: int) -> Scenario:
 
 def many(ranks: int) -> Scenario:
     targets = {**SMALL, (SAVE, RAW): 0.8}
-    return Scenario("100,000 x 4-16 KiB", ranks, peer_rounds=3 if ranks == 2 else 1, targets=targets)
+    return Scenario("100,000 x 4-16 KiB", ranks, rounds=3, peer_rounds=1, targets=targets)
 
 
 def flat(ranks: int) -> Scenario:

@@ -125,14 +125,24 @@ def machine() -> str:
 
 def write(name: str, cases: list[Case]) -> Path:
     """Write ``results/<name>.json`` and, beside it, the machine. Of cases that tell their ``scenario`` those that ran
-    replace the scenario's former ones; the others stay, unless another machine measured them."""
+    replace the scenario's former ones, and the others stay; each tells its ``machine``."""
     RESULTS.mkdir(exist_ok=True)
     path, machine_path = RESULTS / f"{name}.json", RESULTS / f"{name}.machine.txt"
+    measured_on = machine()
     ran = {case.get("scenario") for case in cases}
-    if path.exists() and None not in ran and machine_path.read_text(encoding="utf-8").strip() == machine():
-        cases = [case for case in read(name) if case.get("scenario", None) not in {*ran, None}] + cases
+    if None not in ran:
+        former = read(name) if path.exists() else []
+        kept = [case for case in former if case["scenario"] not in ran]
+        cases = kept + [{**case, "machine": machine()} for case in cases]
+        scenarios: dict[str, list[str]] = {}
+        for case in cases:
+            of = scenarios.setdefault(case["machine"], [])
+            if case["scenario"] not in of:
+                of.append(case["scenario"])
+        if len(scenarios) > 1:
+            measured_on = "; ".join(f"{where} ({', '.join(of)})" for where, of in scenarios.items())
     path.write_text(json.dumps(cases, indent=1) + "\n", encoding="utf-8")
-    machine_path.write_text(machine() + "\n", encoding="utf-8")
+    machine_path.write_text(measured_on + "\n", encoding="utf-8")
     return path
 
 

@@ -141,11 +141,16 @@ def test_only_the_scenarios_that_ran_are_replaced(folder: Path) -> None:
     results.write("x", [named("a", 1.0), named("b", 2.0)])
     results.write("x", [named("a", 3.0)])
     assert {case["scenario"]: case["ours"] for case in results.read("x")} == {"a": 3.0, "b": 2.0}
+    assert (folder / "x.machine.txt").read_text(encoding="utf-8") == "this machine\n"
 
 
-def test_results_of_another_machine_are_not_mixed_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_another_machine_stay_under_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results.write("x", [named("a", 1.0), named("b", 2.0)])
     monkeypatch.setattr(results, "machine", lambda: "another")
     results.write("x", [named("a", 3.0)])
-    assert [case["scenario"] for case in json.loads((folder / "x.json").read_text(encoding="utf-8"))] == ["a"]
-    assert (folder / "x.machine.txt").read_text(encoding="utf-8") == "another\n"
+    kept = json.loads((folder / "x.json").read_text(encoding="utf-8"))
+    assert {case["scenario"]: (case["machine"], case["ours"]) for case in kept} == {
+        "a": ("another", 3.0),
+        "b": ("this machine", 2.0),
+    }
+    assert (folder / "x.machine.txt").read_text(encoding="utf-8") == "this machine (b); another (a)\n"
