@@ -21,6 +21,7 @@ class Storage;
 class Store;
 class StoreServer;
 class TensorParallel;
+class Turn;
 class Work;
 namespace pipeline {
 class Pipeline;
@@ -36,6 +37,7 @@ struct tsr_store_server : tsr::capi::Handle<tsr::StoreServer, 0x545352'53525652>
 struct tsr_comm : tsr::capi::Handle<tsr::Communicator, 0x545352'434f4d4d, tsr::capi::InChild::left_to_object> {};
 struct tsr_work : tsr::capi::Handle<tsr::Work, 0x545352'574f524b> {};
 struct tsr_plan : tsr::capi::Handle<tsr::Plan, 0x545352'504c414e> {};
+struct tsr_turn : tsr::capi::Handle<tsr::Turn, 0x545352'5455524e> {};
 struct tsr_buffer : tsr::capi::Handle<tsr::Buffer, 0x545352'425546> {};
 struct tsr_layout : tsr::capi::Handle<tsr::Layout, 0x545352'4c41594f> {};
 struct tsr_optimizer : tsr::capi::Handle<tsr::Optimizer, 0x545352'4f5054494d> {};

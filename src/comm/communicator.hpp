@@ -23,6 +23,8 @@ class FlightRequests;
 class Plan;
 
 constexpr int max_world_size = 4096;
+// Operations end by themselves at the communicator's timeout. Who waits for them gives up this much later.
+inline constexpr milliseconds after_timeout{10000};
 
 struct CommOptions {
     milliseconds timeout{600000};

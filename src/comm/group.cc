@@ -10,13 +10,6 @@
 
 namespace tsr {
 
-namespace {
-
-// A far deadline, for waits that need none: the operation waited for has its own.
-Deadline no_deadline() { return Deadline::in(std::chrono::hours{24 * 365}); }
-
-}  // namespace
-
 constinit thread_local const Group* Group::progressing_ = nullptr;
 
 // The last reference is gone. In a completion callback the progress thread cannot end itself at once: it does so when
@@ -155,12 +148,12 @@ void Group::enqueue(Task task) {
 // so an interrupted wait poisons the communicator and then waits until the progress thread has finished the task.
 void Group::await(const Task& task) {
     try {
-        task.work->wait(no_deadline());
+        task.work->wait(Deadline::in(no_timeout));
     } catch (const Error& e) {
         if (task.work->done()) throw;
         poison(e.with_rank(rank_));
         try {
-            task.work->wait(no_deadline());
+            task.work->wait(Deadline::in(no_timeout));
         } catch (const Error&) {
             // Its error is the interruption that is thrown below.
         }
@@ -170,7 +163,8 @@ void Group::await(const Task& task) {
 }
 
 void Group::await_queue() {
-    wait_until([this] { return unfinished_.load(std::memory_order_acquire) == 0; }, no_deadline(), "issued work");
+    wait_until([this] { return unfinished_.load(std::memory_order_acquire) == 0; }, Deadline::in(no_timeout),
+               "issued work");
 }
 
 // --- errors

@@ -52,6 +52,7 @@ TSR_TEST_HANDLE(tsr_work);
 TSR_TEST_HANDLE(tsr_buffer);
 TSR_TEST_HANDLE(tsr_mesh);
 TSR_TEST_HANDLE(tsr_plan);
+TSR_TEST_HANDLE(tsr_turn);
 TSR_TEST_HANDLE(tsr_layout);
 TSR_TEST_HANDLE(tsr_ddp);
 TSR_TEST_HANDLE(tsr_fsdp);

@@ -56,6 +56,28 @@ TEST(Nothing, IsRefusedByEveryFunctionThatNeedsSomething) {
     }
 }
 
+// Each type of handle, and its member of Handles.
+#define ALL_HANDLES(X)          \
+    X(tsr_store_server, server) \
+    X(tsr_store, store)         \
+    X(tsr_comm, comm)           \
+    X(tsr_work, work)           \
+    X(tsr_buffer, buffer)       \
+    X(tsr_mesh, mesh)           \
+    X(tsr_plan, plan)           \
+    X(tsr_turn, turn)           \
+    X(tsr_layout, layout)       \
+    X(tsr_ddp, ddp)             \
+    X(tsr_fsdp, fsdp)           \
+    X(tsr_tp, tp)               \
+    X(tsr_pipeline, pipeline)   \
+    X(tsr_optimizer, optimizer) \
+    X(tsr_grad_scaler, scaler)  \
+    X(tsr_sampler, sampler)     \
+    X(tsr_state, state)         \
+    X(tsr_saver, saver)         \
+    X(tsr_checkpoint, checkpoint)
+
 // One live handle of each type, in a job of one rank.
 struct Handles {
     api::TemporaryDirectory directory;
@@ -69,6 +91,7 @@ struct Handles {
     api::Owned<tsr_buffer> buffer;
     api::Owned<tsr_mesh> mesh;
     api::Owned<tsr_plan> plan;
+    api::Owned<tsr_turn> turn;
     api::Owned<tsr_layout> layout;
     api::Owned<tsr_ddp> ddp;
     api::Owned<tsr_fsdp> fsdp;
@@ -100,6 +123,7 @@ struct Handles {
         EXPECT_OK(tsr_mesh_create(comm, &name, &one, 1, mesh.out()));
         EXPECT_OK(tsr_plan_create(comm, TSR_COLLECTIVE_ALL_REDUCE, nullptr, 0, &tensor, 1, TSR_REDUCE_SUM, -1, nullptr,
                                   plan.out()));
+        EXPECT_OK(tsr_turn_create(comm, 0, 1000, turn.out()));
         const int64_t four = 4;
         const tsr_placement whole{TSR_PLACE_REPLICATE, 0};
         EXPECT_OK(tsr_layout_create(&four, 1, &one, &whole, 1, layout.out()));
@@ -130,36 +154,18 @@ struct Handles {
     // By type: the handle, so that a function's first parameter finds its own.
     template <class T>
     T* get() {
-        if constexpr (std::is_same_v<T, tsr_store_server>) return server;
-        if constexpr (std::is_same_v<T, tsr_store>) return store;
-        if constexpr (std::is_same_v<T, tsr_comm>) return comm;
-        if constexpr (std::is_same_v<T, tsr_work>) return work;
-        if constexpr (std::is_same_v<T, tsr_buffer>) return buffer;
-        if constexpr (std::is_same_v<T, tsr_mesh>) return mesh;
-        if constexpr (std::is_same_v<T, tsr_plan>) return plan;
-        if constexpr (std::is_same_v<T, tsr_layout>) return layout;
-        if constexpr (std::is_same_v<T, tsr_ddp>) return ddp;
-        if constexpr (std::is_same_v<T, tsr_fsdp>) return fsdp;
-        if constexpr (std::is_same_v<T, tsr_tp>) return tp;
-        if constexpr (std::is_same_v<T, tsr_pipeline>) return pipeline;
-        if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
-        if constexpr (std::is_same_v<T, tsr_grad_scaler>) return scaler;
-        if constexpr (std::is_same_v<T, tsr_sampler>) return sampler;
-        if constexpr (std::is_same_v<T, tsr_state>) return state;
-        if constexpr (std::is_same_v<T, tsr_saver>) return saver;
-        if constexpr (std::is_same_v<T, tsr_checkpoint>) return checkpoint;
+#define IF(type, member) \
+    if constexpr (std::is_same_v<T, type>) return member;
+        ALL_HANDLES(IF)
+#undef IF
         return nullptr;
     }
 };
 
+#define OR(type, member) || std::is_same_v<T, type>
 template <class T>
-constexpr bool is_handle =
-    std::is_same_v<T, tsr_store_server> || std::is_same_v<T, tsr_store> || std::is_same_v<T, tsr_comm> ||
-    std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
-    std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
-    std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_tp> || std::is_same_v<T, tsr_pipeline> ||
-    std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_grad_scaler> || std::is_same_v<T, tsr_sampler> ||
-    std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
+constexpr bool is_handle = false ALL_HANDLES(OR);
+#undef OR
 
 // Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
 // that can be written to for each pointer after it.
@@ -223,36 +229,16 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
     std::map<std::string, void*> dead;
     {
         Handles handles;
-        dead = {{"server", handles.server},   {"store", handles.store},
-                {"comm", handles.comm},       {"work", handles.work},
-                {"buffer", handles.buffer},   {"mesh", handles.mesh},
-                {"plan", handles.plan},       {"layout", handles.layout},
-                {"ddp", handles.ddp},         {"optimizer", handles.optimizer},
-                {"sampler", handles.sampler}, {"state", handles.state},
-                {"saver", handles.saver},     {"checkpoint", handles.checkpoint},
-                {"fsdp", handles.fsdp},       {"scaler", handles.scaler},
-                {"tp", handles.tp},           {"pipeline", handles.pipeline}};
+#define KEEP(type, member) dead[#type] = static_cast<type*>(handles.member);
+        ALL_HANDLES(KEEP)
+#undef KEEP
     }
     const auto destroyed = [&]<class T>() -> T* {
-        const char* key = std::is_same_v<T, tsr_store_server>  ? "server"
-                          : std::is_same_v<T, tsr_store>       ? "store"
-                          : std::is_same_v<T, tsr_comm>        ? "comm"
-                          : std::is_same_v<T, tsr_work>        ? "work"
-                          : std::is_same_v<T, tsr_buffer>      ? "buffer"
-                          : std::is_same_v<T, tsr_mesh>        ? "mesh"
-                          : std::is_same_v<T, tsr_plan>        ? "plan"
-                          : std::is_same_v<T, tsr_layout>      ? "layout"
-                          : std::is_same_v<T, tsr_ddp>         ? "ddp"
-                          : std::is_same_v<T, tsr_fsdp>        ? "fsdp"
-                          : std::is_same_v<T, tsr_tp>          ? "tp"
-                          : std::is_same_v<T, tsr_optimizer>   ? "optimizer"
-                          : std::is_same_v<T, tsr_grad_scaler> ? "scaler"
-                          : std::is_same_v<T, tsr_pipeline>    ? "pipeline"
-                          : std::is_same_v<T, tsr_sampler>     ? "sampler"
-                          : std::is_same_v<T, tsr_state>       ? "state"
-                          : std::is_same_v<T, tsr_saver>       ? "saver"
-                                                               : "checkpoint";
-        return static_cast<T*>(dead.at(key));
+#define IF(type, member) \
+    if constexpr (std::is_same_v<T, type>) return static_cast<T*>(dead.at(#type));
+        ALL_HANDLES(IF)
+#undef IF
+        return nullptr;
     };
 #define F(name) call_with_handle(#name, name, calls, destroyed);
     ALL_FUNCTIONS(F)
@@ -261,8 +247,8 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
         EXPECT_EQ(call.status, TSR_E_INVALID_STATE) << call.name << ": " << call.message;
         EXPECT_THAT(call.message, ::testing::HasSubstr("was destroyed before this call")) << call.name;
     }
-    tsr_sampler_destroy(static_cast<tsr_sampler*>(dead.at("sampler")));  // twice
-    tsr_comm_destroy(static_cast<tsr_comm*>(dead.at("comm")));
+    tsr_sampler_destroy(static_cast<tsr_sampler*>(dead.at("tsr_sampler")));  // twice
+    tsr_comm_destroy(static_cast<tsr_comm*>(dead.at("tsr_comm")));
 }
 
 TEST(DestroyedHandle, IsRefusedAsALaterArgument) {
@@ -406,6 +392,7 @@ TEST(ForkedChild, MayReadAndDestroyWhatItInherits) {
                   handles->ddp.reset();
                   handles->layout.reset();
                   handles->plan.reset();
+                  handles->turn.reset();
                   handles->mesh.reset();
                   handles->buffer.reset();
                   handles->work.reset();

@@ -15,6 +15,7 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_buffer
     ctypedef struct tsr_mesh
     ctypedef struct tsr_plan
+    ctypedef struct tsr_turn
     ctypedef struct tsr_layout
     ctypedef struct tsr_ddp
     ctypedef struct tsr_fsdp
@@ -764,6 +765,13 @@ cdef extern from "tessera/tp.h" nogil:
     tsr_status tsr_tp_sum_grads(tsr_tp *tp, tsr_work **work)
     tsr_status tsr_tp_zero_grad(tsr_tp *tp)
     void tsr_tp_destroy(tsr_tp *tp)
+
+
+cdef extern from "tessera/turn.h" nogil:
+    tsr_status tsr_turn_create(tsr_comm *comm, int32_t rank, int32_t timeout_ms, tsr_turn **out)
+    tsr_status tsr_turn_progress(tsr_turn *turn, int64_t done, int64_t total)
+    tsr_status tsr_turn_end(tsr_turn *turn, const char *failure)
+    void tsr_turn_destroy(tsr_turn *turn)
 
 
 cdef extern from "tessera/version.h" nogil:

@@ -457,3 +457,50 @@ def test_those_that_are_left_go_on(ranks):
             return rest.rank, int(x[0])
 
     assert ranks(3, body) == [(0, 2), None, (1, 2)]
+
+
+def test_one_rank_has_a_turn_while_the_others_wait(ranks):
+    def body(comm: ts.Comm):
+        made = []
+        with comm.turn(1, timeout=patience(20)) as turn:
+            assert bool(turn) == (comm.rank == 1)
+            if turn:
+                for n in range(3):
+                    made.append(n)
+                    turn.progress(n + 1, 3)
+        comm.barrier()
+        return made
+
+    assert ranks(3, body) == [[], [0, 1, 2], []]
+
+
+def test_a_turn_that_fails_fails_everywhere(ranks):
+    def body(comm: ts.Comm):
+        try:
+            with comm.turn(0, timeout=patience(20)) as turn:
+                if turn:
+                    raise KeyError("no such class")
+        except Exception as error:
+            comm.barrier()
+            return error
+        return None
+
+    own, other = ranks(2, body)
+    assert isinstance(own, KeyError)
+    assert isinstance(other, ts.UserError)
+    assert "rank 0 failed in its turn: KeyError: 'no such class'" in str(other)
+
+
+def test_a_turn_is_used_as_it_is_meant_to(alone: ts.Comm):
+    with pytest.raises(ts.InvalidArgument, match="ranks are 0 to 0"):
+        alone.turn(1, timeout=1)
+    with pytest.raises(ts.InvalidArgument, match="must be positive"):
+        alone.turn(0, timeout=0)
+    with pytest.raises(TypeError):
+        alone.turn(0, timeout=None)
+    with pytest.raises(TypeError):
+        ts.Turn()
+    with alone.turn(0, timeout=1) as turn, pytest.raises(ts.InvalidArgument, match="2 of 1"):
+        turn.progress(2, 1)
+    with pytest.raises(ts.InvalidState):
+        turn.end()

@@ -22,6 +22,7 @@
 #include "storage.h"
 #include "store.h"
 #include "tp.h"
+#include "turn.h"
 #include "types.h"
 #include "version.h"
 

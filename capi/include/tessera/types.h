@@ -34,6 +34,7 @@ typedef struct tsr_work tsr_work;
 typedef struct tsr_buffer tsr_buffer;
 typedef struct tsr_mesh tsr_mesh;
 typedef struct tsr_plan tsr_plan;
+typedef struct tsr_turn tsr_turn;
 typedef struct tsr_layout tsr_layout;
 typedef struct tsr_ddp tsr_ddp;
 typedef struct tsr_fsdp tsr_fsdp;

@@ -11,8 +11,6 @@ namespace {
 
 constexpr size_t smallest_piece = size_t{1} << 20;
 constexpr size_t aside_alignment = 256;
-// Operations end by themselves at the communicator's timeout.
-constexpr milliseconds after_timeout{10000};
 
 bool ended_well(const WorkPtr& work) { return work->done() && !work->error(); }
 

@@ -15,7 +15,6 @@ namespace tsr {
 
 namespace {
 
-constexpr milliseconds after_timeout{10000};  // operations end by themselves at the communicator's timeout
 constexpr milliseconds after_abort{10000};
 
 class DeviceBuffer final : public Buffer {

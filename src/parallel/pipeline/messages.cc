@@ -12,10 +12,6 @@ namespace tsr::pipeline {
 
 namespace {
 
-// The trainer's waits have deadlines. A receive is posted long before the trainer waits for it, so it has none but that
-// of the whole job.
-constexpr milliseconds no_timeout = std::chrono::hours{24 * 365};
-
 // Messages that a rank may have on their way before its trainer waits. Each keeps its memory.
 constexpr size_t max_messages = 32;
 
@@ -114,6 +110,7 @@ void Messages::begin(Pass pass, milliseconds timeout) {
             for (auto& slots : edges) std::ranges::fill(slots, Slot{});
         }
     }
+    // A receive is posted long before the trainer waits for it; the trainer's wait has the deadline.
     comm_->set_timeout(no_timeout);
     for (Source& source : sources_) {
         const size_t edges = source.edges[0] + (pass == Pass::training ? source.edges[1] : 0);

@@ -49,7 +49,7 @@ class Parts {
 void settle(Communicator& comm, const std::vector<WorkPtr>& works) {
     for (const WorkPtr& work : works) {
         while (work && !work->done()) {
-            const auto failed = attempt([&] { work->wait(until_done()); });
+            const auto failed = attempt([&] { work->wait(Deadline::in(no_timeout)); });
             if (failed && !work->done()) comm.abort(failed->what());  // interrupted
         }
     }
@@ -95,7 +95,7 @@ void TensorParallel::enter_parts(const Tensor& in, const Tensor& out, int dim, S
         for (int place = 0; place < parts.count(); ++place) {
             const WorkPtr& work = works[static_cast<size_t>(place)];
             if (!work) continue;
-            work->wait(until_done());
+            work->wait(Deadline::in(no_timeout));
             compute(place, parts.first(place), parts.part(place, memory(place)));
         }
     });
@@ -126,14 +126,14 @@ void TensorParallel::leave_parts(const Tensor& out, int64_t size, int dim, const
                 parts.part(place, memory + static_cast<size_t>(place % buffers) * parts.largest_bytes());
             if (part.numel() == 0) continue;
             if (place >= buffers && works[static_cast<size_t>(place - buffers)]) {
-                works[static_cast<size_t>(place - buffers)]->wait(until_done());
+                works[static_cast<size_t>(place - buffers)]->wait(Deadline::in(no_timeout));
             }
             compute(place, parts.first(place), part);
             queue_.run([=](TpMoves& moves, StreamHandle on) { moves.sum_part(part, out, place, on); }, stream,
                        out.device, &works[static_cast<size_t>(place)]);
         }
         for (const WorkPtr& work : works) {
-            if (work) work->wait(until_done());
+            if (work) work->wait(Deadline::in(no_timeout));
         }
         if (bias != nullptr) add_to_rows(out, *bias, stream);
     });

@@ -21,8 +21,6 @@ namespace tsr {
 
 namespace {
 
-constexpr milliseconds after_timeout{10000};  // operations end by themselves at the communicator's timeout
-
 void refuse_capture(Device device, StreamHandle stream) {
     if (!device_api(device).is_captured(stream)) return;
     throw Error(Code::invalid_state,
@@ -327,7 +325,7 @@ void TpQueue::run(Body body, StreamHandle stream, Device device, WorkPtr* work, 
     }
     if (work == nullptr) {
         // Jobs use the same scratch memory.
-        if (last_ && !last_->done()) last_->wait(until_done());
+        if (last_ && !last_->done()) last_->wait(Deadline::in(no_timeout));
         last_.reset();
         return comm.in_one_call([&] { body(*moves_, stream); });
     }

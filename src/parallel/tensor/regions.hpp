@@ -87,9 +87,6 @@ class TpMoves {
     GrowingMemory temporary_on_device_;
 };
 
-// For waits for jobs of the communicator, each of which has its own deadline.
-[[nodiscard]] inline Deadline until_done() { return Deadline::in(std::chrono::hours{24 * 365}); }
-
 // Runs moves in the order of the calls. Owned by one thread.
 class TpQueue {
    public:

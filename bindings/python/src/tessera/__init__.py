@@ -45,6 +45,7 @@ from .storage import Storage
 from .store import Store, StoreServer
 from .tensor import DType
 from .tp import TensorParallel
+from .turn import Turn
 from .work import Save, Work
 
 __version__ = _abi.VERSION
@@ -88,6 +89,7 @@ __all__ = [
     "StoreServer",
     "TensorInfo",
     "TensorParallel",
+    "Turn",
     "Work",
     "init",
     "log",

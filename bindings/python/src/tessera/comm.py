@@ -21,6 +21,7 @@ from .errors import InvalidArgument, TesseraError
 from .launch import in_words, tell_launcher, watch_uncaught
 from .store import Store
 from .tensor import DTypeLike, array_over, dtype_of
+from .turn import Turn
 from .work import Stream, stream_of
 
 __all__ = ["Comm", "init"]
@@ -204,8 +205,8 @@ class Comm(Collectives):
         """The deadline of each operation, in seconds from its start.
 
         A new value, in seconds or a timedelta, applies to operations that this rank issues afterwards: a short one for
-        a call that must be answered soon, a long one for an evaluation on one rank. Operations already issued keep
-        theirs, so the old value can be restored at once. Each rank has its own deadline; the first one that passes
+        a call that must be answered soon. Operations already issued keep theirs, so the old value can be restored at
+        once. Each rank has its own deadline; the first one that passes
         fails the communicator on all ranks.
         """
         return _core.comm_timeout(self._handle) / 1000
@@ -297,6 +298,35 @@ class Comm(Collectives):
         rest = _core.comm_shrink(self._handle, **options)
         self._is_shrunk = True
         return Comm._adopt(rest, options or self._options)
+
+    def turn(self, rank: int, *, timeout: float | timedelta) -> Turn:
+        """Let one rank work alone, as in an evaluation on rank 0, while the others wait for it.
+
+        All ranks enter a ``with`` block over the turn; the others wait where it ends. Inside, no rank may use this
+        communicator for anything else. A rank that dies is noticed at once, as in any collective.
+
+        Parameters
+        ----------
+        rank : int
+            The rank whose turn it is.
+        timeout : float or timedelta
+            How long the others wait for the end, or for the next report of progress, in seconds. The timeout of the
+            communicator does not apply to them.
+
+        Returns
+        -------
+        Turn
+            True on the rank whose turn it is.
+
+        Examples
+        --------
+        >>> with comm.turn(0, timeout=600) as turn:  # doctest: +SKIP
+        ...     if turn:
+        ...         print("accuracy", evaluate(model))
+        """
+        if (ms := milliseconds(timeout)) is None:
+            raise TypeError("the timeout is None; it must be in seconds or a timedelta")
+        return Turn._adopt(_core.turn_create(self._handle, rank, ms), index(rank) == self._rank)
 
     def buffer(self, size: int) -> npt.NDArray[np.uint8]:
         """Allocate bytes that the peers access without a copy. Collective.

@@ -152,6 +152,7 @@ handles! {
     tsr_buffer
     tsr_mesh
     tsr_plan
+    tsr_turn
     tsr_layout
     tsr_ddp
     tsr_fsdp
@@ -1618,6 +1619,11 @@ functions! {
     fn tsr_tp_sum_grads(tp: *mut tsr_tp, work: *mut *mut tsr_work) -> tsr_status;
     fn tsr_tp_zero_grad(tp: *mut tsr_tp) -> tsr_status;
     fn tsr_tp_destroy(tp: *mut tsr_tp);
+    "turn.h":
+    fn tsr_turn_create(comm: *mut tsr_comm, rank: i32, timeout_ms: i32, out: *mut *mut tsr_turn) -> tsr_status;
+    fn tsr_turn_progress(turn: *mut tsr_turn, done: i64, total: i64) -> tsr_status;
+    fn tsr_turn_end(turn: *mut tsr_turn, failure: *const c_char) -> tsr_status;
+    fn tsr_turn_destroy(turn: *mut tsr_turn);
     "version.h":
     fn tsr_abi_version() -> u32;
     fn tsr_version() -> *const c_char;

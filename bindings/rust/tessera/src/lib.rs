@@ -94,6 +94,7 @@ mod store;
 mod tensor;
 mod text;
 mod tp;
+mod turn;
 mod value;
 mod work;
 
@@ -127,6 +128,7 @@ pub use storage::{KeyStatus, Storage, StorageReader, StorageTraits, StorageUploa
 pub use store::{Store, StoreOptions, StoreServer};
 pub use tensor::{IntoTensor, Tensor, TensorInfo, View, ViewMut};
 pub use tp::{CrossEntropy, Style, TensorParallel, TensorParallelBuilder, TpAfterStream, TpOnStream};
+pub use turn::Turn;
 pub use value::Value;
 pub use work::Work;
 

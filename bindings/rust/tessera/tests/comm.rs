@@ -536,3 +536,32 @@ fn a_panic_in_the_interrupt_callback_comes_out_behind_the_call() {
         }
     });
 }
+
+#[test]
+fn one_rank_has_a_turn_while_the_others_wait() {
+    let results = ranks(3, |comm| {
+        let made = comm.turn(1, deadline(), |turn| {
+            turn.progress(1, 2)?;
+            turn.progress(2, 2)?;
+            Ok::<_, tessera::Error>(7)
+        });
+        comm.barrier().unwrap();
+        made.unwrap()
+    });
+    assert_eq!(results, [None, Some(7), None]);
+}
+
+#[test]
+fn a_turn_that_fails_fails_everywhere() {
+    let errors = ranks(2, |comm| {
+        let failed = comm.turn(0, deadline(), |turn| turn.progress(2, 1));
+        comm.barrier().unwrap();
+        failed.unwrap_err()
+    });
+    assert_eq!(errors[0].code(), Code::InvalidArgument);
+    assert_eq!(errors[1].code(), Code::User);
+    assert!(errors[1].message().contains("rank 0 failed in its turn"), "{}", errors[1]);
+    let alone = alone();
+    let refused = alone.turn(1, deadline(), |_| Ok::<_, tessera::Error>(())).unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+}

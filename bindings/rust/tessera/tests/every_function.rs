@@ -130,6 +130,8 @@ fn collectives(comm: &Comm) {
     assert_eq!(plan.outputs().unwrap()[0], [4.0; 3]);
     assert!(plan.inputs().unwrap().is_empty());
     drop(plan);
+    let turn = comm.turn(0, deadline(), |turn| turn.progress(1, 1)).unwrap();
+    assert_eq!(turn.is_some(), rank == 0);
     random::uniform(&mut two, 1, 0, 0.0, 1.0, None).unwrap();
     random::normal(&mut two, 1, 0, 0.0, 1.0, None).unwrap();
     random::bernoulli(&mut two, 1, 0, 1.0, None).unwrap();

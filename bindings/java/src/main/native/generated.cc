@@ -1626,6 +1626,31 @@ void tp_destroy(JNIEnv*, jclass, jlong tp) {
     tsr_tp_destroy(as<tsr_tp>(tp));
 }
 
+jlong turn_create(JNIEnv* env, jclass, jlong comm, jint rank, jint timeout_ms) {
+    return shim(env, [&]() -> jlong {
+        tsr_turn* out_out = nullptr;
+        check(env, tsr_turn_create(as<tsr_comm>(comm), rank, timeout_ms, &out_out));
+        return as_long(out_out);
+    });
+}
+
+void turn_progress(JNIEnv* env, jclass, jlong turn, jlong done, jlong total) {
+    shim(env, [&] {
+        check(env, tsr_turn_progress(as<tsr_turn>(turn), done, total));
+    });
+}
+
+void turn_end(JNIEnv* env, jclass, jlong turn, jbyteArray failure) {
+    shim(env, [&] {
+        const Text failure_text(env, failure);
+        blocking(env, [&] { return tsr_turn_end(as<tsr_turn>(turn), failure_text.c_str()); });
+    });
+}
+
+void turn_destroy(JNIEnv*, jclass, jlong turn) {
+    tsr_turn_destroy(as<tsr_turn>(turn));
+}
+
 jint abi_version(JNIEnv*, jclass) { return static_cast<jint>(tsr_abi_version()); }
 
 jbyteArray version(JNIEnv* env, jclass) {
@@ -1850,6 +1875,10 @@ Methods plain_methods() {
         method<tp_sum_grads>("tpSumGrads"),
         method<tp_zero_grad>("tpZeroGrad"),
         method<tp_destroy>("tpDestroy"),
+        method<turn_create>("turnCreate"),
+        method<turn_progress>("turnProgress"),
+        method<turn_end>("turnEnd"),
+        method<turn_destroy>("turnDestroy"),
         method<abi_version>("abiVersion"),
         method<version>("version"),
         method<library_path>("libraryPath"),

@@ -3,6 +3,7 @@ package dev.tessera;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Objects;
+import java.util.Optional;
 
 /**
  * A communicator: the ranks of a group. Its collectives are those of {@link Collectives}. One JVM may have several,
@@ -154,6 +155,45 @@ public final class Comm extends Collectives {
     /** @param options null: those of this communicator */
     private Comm shrinkWith(CommOptions options) {
         return new Comm(ref(ref.callLongExclusive(h -> Native.commShrink(h, options))), null);
+    }
+
+    /**
+     * Let one rank work alone, as in an evaluation on rank 0, while the others wait for it. Collective, exclusive: until it
+     * returns, no rank may use this communicator for anything else. A rank that dies is noticed at once, as in any
+     * collective.
+     *
+     * @param <T> what the work returns
+     * @param <E> what it may throw
+     * @param rank the rank whose turn it is
+     * @param timeout how long the others wait for the end, or for the next {@link Turn#progress}; the timeout of the
+     *     communicator does not apply to them
+     * @param body the work, called on that rank only; what it throws is also thrown on the others, as a
+     *     {@link TesseraException} with {@link ErrorCode#USER}
+     * @return its result on that rank if it is not null; empty on the others
+     * @throws E what the work throws, on that rank
+     * @throws TesseraTimeoutException if that rank neither ends nor reports progress in time, or another does not come
+     */
+    public <T, E extends Exception> Optional<T> turn(int rank, Duration timeout, Turn.Body<T, E> body) throws E {
+        Objects.requireNonNull(body, "body");
+        try (Turn turn = new Turn(this, rank, Native.millis(timeout, "timeout"))) {
+            if (rank != this.rank) {
+                turn.end(null);
+                return Optional.empty();
+            }
+            final T result;
+            try {
+                result = body.run(turn);
+            } catch (Throwable failure) {
+                try {
+                    turn.end(failure.toString());
+                } catch (TesseraException | IllegalStateException ended) {
+                    failure.addSuppressed(ended);
+                }
+                throw failure;
+            }
+            turn.end(null);
+            return Optional.ofNullable(result);
+        }
     }
 
     /**

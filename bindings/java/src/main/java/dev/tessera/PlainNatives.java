@@ -261,6 +261,12 @@ abstract class PlainNatives {
     static native void tpZeroGrad(long tp);
     static native void tpDestroy(long tp);
 
+    // turn.h
+    static native long turnCreate(long comm, int rank, int timeoutMs);
+    static native void turnProgress(long turn, long done, long total);
+    static native void turnEnd(long turn, byte[] failure);
+    static native void turnDestroy(long turn);
+
     // version.h
     static native int abiVersion();
     static native byte[] version();

@@ -12,6 +12,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
+import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.TimeUnit;
@@ -553,5 +554,39 @@ class CommTest {
             assertValues(same, 4);
         }
         Comm.fromEnv().close();
+    }
+
+    @Test
+    void oneRankHasATurnWhileTheOthersWait() throws Exception {
+        Ranks.run(3, comm -> {
+            final Optional<String> made = comm.turn(1, Ranks.DEADLINE, (Turn turn) -> {
+                turn.progress(1, 2);
+                turn.progress(2, 2);
+                return "done";
+            });
+            assertEquals(comm.rank() == 1 ? Optional.of("done") : Optional.empty(), made);
+            comm.barrier();
+        });
+    }
+
+    @Test
+    void aTurnThatFailsFailsEverywhere() throws Exception {
+        Ranks.run(2, comm -> {
+            if (comm.rank() == 0) {
+                final java.io.IOException own = assertThrows(java.io.IOException.class, () -> comm.turn(0, Ranks.DEADLINE, turn -> {
+                    throw new java.io.IOException("no data");
+                }));
+                assertEquals("no data", own.getMessage());
+            } else {
+                final TesseraException other =
+                        assertThrows(TesseraException.class, () -> comm.turn(0, Ranks.DEADLINE, turn -> null));
+                assertEquals(ErrorCode.USER, other.code());
+                assertTrue(other.getMessage().contains("rank 0 failed in its turn: java.io.IOException: no data"));
+            }
+            comm.barrier();
+            assertThrows(TesseraInvalidArgumentException.class, () -> comm.turn(2, Ranks.DEADLINE, turn -> null));
+            assertThrows(TesseraInvalidArgumentException.class, () -> comm.turn(0, Duration.ZERO, turn -> null));
+            assertThrows(NullPointerException.class, () -> comm.turn(0, Ranks.DEADLINE, null));
+        });
     }
 }
