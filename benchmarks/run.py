@@ -43,6 +43,9 @@ def main() -> int:
     ddp.add_argument("--rounds", type=int, default=35)
     ddp.add_argument("--ranks", type=numbers, default=[2])
     ddp.add_argument("--layers", type=int, default=8)
+    threads = commands.add_parser("threads", help="a step of DDP beside the same replicas as threads of one process")
+    threads.add_argument("--rounds", type=int, default=21)
+    threads.add_argument("--ranks", type=int, default=2)
     fsdp = commands.add_parser("fsdp", help="a fully sharded step under PyTorch beside FSDP2 on gloo; memory")
     fsdp.add_argument("--rounds", type=int, default=21)
     fsdp.add_argument("--ranks", type=numbers, default=[2, 4])
@@ -110,6 +113,10 @@ def main() -> int:
         import ddp as ddp_bench
 
         cases = ddp_bench.bench(arguments.rounds, arguments.ranks, arguments.layers)
+    elif arguments.name == "threads":
+        import threads as threads_bench
+
+        cases = threads_bench.bench(arguments.rounds, arguments.ranks)
     elif arguments.name == "fsdp":
         import fsdp as fsdp_bench
 
