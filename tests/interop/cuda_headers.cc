@@ -54,6 +54,10 @@ static_assert(tsr::cuda::host_portable == CU_MEMHOSTALLOC_PORTABLE &&
               tsr::cuda::host_portable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(tsr::cuda::pointer_memory_type == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 static_assert(tsr::cuda::pointer_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+static_assert(tsr::cuda::capability_major == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+static_assert(tsr::cuda::capability_minor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+static_assert(tsr::cuda::link_rank == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK);
+static_assert(tsr::cuda::link_atomics == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
 static_assert(tsr::cuda::capture_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(tsr::cuda::capture_none == CU_STREAM_CAPTURE_STATUS_NONE);
 
