@@ -92,6 +92,8 @@ Device DeviceQueue::device() const { return state_->transport->device(); }
 DeviceApi& DeviceQueue::api() const { return state_->api; }
 std::string_view DeviceQueue::name() const { return state_->transport->name(); }
 
+void DeviceQueue::require(const Request& request) const { state_->transport->require(request); }
+
 void DeviceQueue::launch(const Request& request, Launch launch, const DeviceEvent* after) {
     if (!thread_.joinable()) thread_ = start_thread("tsr-device", [state = state_] { state->watch(); });
     state_->launch(request, std::move(launch), after);

@@ -43,6 +43,7 @@ class DeviceQueue {
     [[nodiscard]] DeviceApi& api() const;
     [[nodiscard]] std::string_view name() const;
 
+    void require(const Request& request) const;  // throws UNSUPPORTED
     // Enqueues on the request's stream: what the stream has later sees the result; or, after an event, on a stream of the queue.
     // Throws what failed; everything else that was launched has failed then too. An operation without work on a captured
     // stream becomes part of the graph. A `compute` enqueues nothing: it is done when what the stream has now is.

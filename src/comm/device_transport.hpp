@@ -21,6 +21,8 @@ class DeviceTransport {
     [[nodiscard]] virtual std::string_view name() const = 0;
     [[nodiscard]] virtual Device device() const = 0;
 
+    // Throws UNSUPPORTED for a validated operation that this transport lacks.
+    virtual void require(const Request& request) const = 0;
     // Enqueues a validated operation, whose tensors are all on device(), on the stream and returns. Every rank enqueues the same
     // operations in the same order; one thread at a time. Throws NCCL, CUDA or ABORTED; PEER_LOST, without naming it, if
     // a connection to a peer has ended.

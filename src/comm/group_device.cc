@@ -76,6 +76,7 @@ void Group::open_device(int place) {
 }
 
 void Group::check_memory(const Request& request) {
+    device_->require(request);
     on_device(request.collective, [&](DeviceApi& api) {
         api.check_stream(request.stream);
         const auto check_all = [&](std::span<const Tensor> list, const char* what) {

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -122,6 +124,18 @@ std::shared_ptr<Segment> segment_of(const UniqueId& id) {
     return segment;
 }
 
+bool is_to_hang(int rank) {
+    const std::lock_guard lock(world().mutex);
+    if (world().hanging_rank != rank) return false;
+    world().hanging_rank = -1;
+    return true;
+}
+
+int version() {
+    const char* text = std::getenv("TESSERA_MOCK_NCCL_VERSION");
+    return text == nullptr ? 22907 : std::atoi(text);
+}
+
 // An injected failure, or success.
 Result entered(const char* symbol) {
     const std::lock_guard lock(world().mutex);
@@ -217,7 +231,36 @@ void reduce_as(const State& state, char* out, size_t count, int op, Load load, S
     }
 }
 
-constexpr size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+constexpr size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+
+// e4m3, which has no infinities, or e5m2, by the number of their mantissa's bits.
+template <int mantissa>
+float widen_f8(uint8_t bits) {
+    constexpr int bias = mantissa == 3 ? 7 : 15;
+    const int exponent = (bits & 0x7f) >> mantissa;
+    const int fraction = bits & ((1 << mantissa) - 1);
+    const bool is_special = mantissa == 3 ? (bits & 0x7f) == 0x7f : exponent == 31;
+    if (is_special && (mantissa == 3 || fraction != 0)) return std::numeric_limits<float>::quiet_NaN();
+    const float sign = bits < 0x80 ? 1.0F : -1.0F;
+    if (is_special) return sign * std::numeric_limits<float>::infinity();
+    const int whole = exponent == 0 ? fraction : fraction + (1 << mantissa);
+    return sign * std::ldexp(static_cast<float>(whole), std::max(exponent, 1) - bias - mantissa);
+}
+
+// The nearest, of two the even one; beyond the largest finite number, that one.
+template <int mantissa>
+uint8_t narrow_f8(float value) {
+    if (std::isnan(value)) return 0x7f;
+    uint8_t best = 0;
+    float distance = std::numeric_limits<float>::infinity();
+    for (uint8_t bits = 0; bits < 0x7f; ++bits) {
+        const float away = std::abs(widen_f8<mantissa>(bits) - std::abs(value));
+        if (!(away < distance || (away == distance && bits % 2 == 0))) continue;
+        best = bits;
+        distance = away;
+    }
+    return static_cast<uint8_t>(best | (std::signbit(value) ? 0x80 : 0));
+}
 
 void reduce_chunk(const State& state, char* out, size_t count, int dtype, int op) {
     const auto same = [](auto value) { return value; };
@@ -234,6 +277,8 @@ void reduce_chunk(const State& state, char* out, size_t count, int dtype, int op
                                                [](float sum) { return tsr::narrow_half(sum); });
         case 7: return reduce_as<float, float>(state, out, count, op, same, same);
         case 8: return reduce_as<double, double>(state, out, count, op, same, same);
+        case 10: return reduce_as<uint8_t, float>(state, out, count, op, widen_f8<3>, narrow_f8<3>);
+        case 11: return reduce_as<uint8_t, float>(state, out, count, op, widen_f8<2>, narrow_f8<2>);
         default:
             return reduce_as<tsr::BFloat, float>(state, out, count, op, widen,
                                                  [](float sum) { return tsr::narrow_bfloat(sum); });
@@ -432,13 +477,7 @@ int run_batch(void* argument) {
             const std::lock_guard lock(state.mutex);
             return state.ended == number;
         });
-        bool hangs = false;
-        {
-            const std::lock_guard lock(world().mutex);
-            hangs = world().hanging_rank == state.rank;
-            if (hangs) world().hanging_rank = -1;
-        }
-        if (hangs) state.wait_until([] { return false; });
+        if (is_to_hang(state.rank)) state.wait_until([] { return false; });
         if (state.aborted) throw Aborted{};  // others may still be in what this rank has left
         take_time(state, batch->ops);
         for (const Op& op : batch->ops) run_collective(state, op);
@@ -501,7 +540,8 @@ Result call(const char* symbol, ncclComm* comm, void* stream, const Op& op) {
     if (comm == nullptr) return invalid_argument;
     State& state = *comm->state;
     if (state.connected == in_progress) return invalid_usage;
-    if (op.dtype < 0 || op.dtype > 9 || op.op < 0 || op.op > 4 || op.peer < 0 || op.peer >= state.ranks)
+    const int last_type = version() >= tsr::nccl::oldest_with_f8 ? 11 : 9;
+    if (op.dtype < 0 || op.dtype > last_type || op.op < 0 || op.op > 4 || op.peer < 0 || op.peer >= state.ranks)
         return invalid_argument;
     if (group_depth == 0) {
         if (const Result result = launch({comm->state, stream, {op}}); result != success) return result;
@@ -570,8 +610,7 @@ EXPORTED void mock_nccl_speed(uint64_t latency_ns, uint64_t bytes_per_us) {
 }
 
 EXPORTED Result ncclGetVersion(int* version) {
-    const char* text = std::getenv("TESSERA_MOCK_NCCL_VERSION");
-    *version = text == nullptr ? 22907 : std::atoi(text);
+    *version = ::version();
     return success;
 }
 

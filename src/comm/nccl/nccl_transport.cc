@@ -66,6 +66,14 @@ class NcclTransport final : public DeviceTransport {
     NcclTransport& operator=(const NcclTransport&) = delete;
 
     [[nodiscard]] std::string_view name() const override { return "nccl"; }
+    void require(const Request& request) const override {
+        const Collective c = request.collective;
+        if (c != Collective::all_reduce && c != Collective::reduce && c != Collective::reduce_scatter) return;
+        for (const auto list : {request.inputs, request.outputs}) {
+            for (const Tensor& tensor : list) static_cast<void>(nccl::number_of(tensor.dtype));
+        }
+    }
+
     [[nodiscard]] Device device() const override { return device_; }
 
     void enqueue(const Request& request, StreamHandle stream) override {
