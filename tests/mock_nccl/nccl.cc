@@ -21,6 +21,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/nccl/library.hpp"
@@ -54,11 +55,16 @@ struct Mailbox {
     uint32_t size;
     char data[chunk_size / 4];
 };
+struct Choice {
+    int color;
+    int key;
+};
 struct Shared {
     std::atomic<uint32_t> joined;
     alignas(64) std::atomic<uint32_t> arrived;
     alignas(64) std::atomic<uint32_t> generation;
     std::atomic<uint64_t> clocks[most_ranks];  // of the ranks' streams
+    Choice choices[most_ranks];                // in a split
     Slot slots[most_ranks];
     Mailbox mail[most_ranks][most_ranks];  // from, to
 };
@@ -82,6 +88,7 @@ class Segment {
     Segment& operator=(const Segment&) = delete;
 
     [[nodiscard]] Shared* operator->() const { return shared_; }
+    [[nodiscard]] const std::string& name() const { return name_; }
     // Once all ranks have it.
     void forget_name() const { ::shm_unlink(name_.c_str()); }
 
@@ -99,6 +106,7 @@ struct Failure {
 struct World {
     std::mutex mutex;  // guards all below
     std::map<std::string, std::weak_ptr<Segment>> segments;
+    std::map<std::string, unsigned> calls;
     Failure failure;
     int hanging_rank = -1;
     std::map<int, Result> async_errors;
@@ -139,6 +147,7 @@ int version() {
 // An injected failure, or success.
 Result entered(const char* symbol) {
     const std::lock_guard lock(world().mutex);
+    ++world().calls[symbol];
     Failure& failure = world().failure;
     if (failure.symbol != symbol) return success;
     if (failure.calls > 0) {
@@ -160,7 +169,8 @@ struct State {
     std::atomic<Result> connected{in_progress};
     std::atomic<bool> aborted{false};
     std::atomic<unsigned> polls_left{0};
-    std::thread connecting;
+    std::thread connecting;  // or splitting
+    unsigned splits = 0;
 
     std::mutex mutex;  // guards all below
     std::condition_variable changed;
@@ -557,6 +567,42 @@ Result call(const char* symbol, ncclComm* comm, void* stream, const Op& op) {
     return success;
 }
 
+// The ranks of a communicator tell each other where they go, and meet again there.
+Result split(State& parent, int color, int key, bool blocking, ncclComm** made) {
+    Shared& all = *parent.shared->operator->();
+    try {
+        if (is_to_hang(parent.rank)) parent.wait_until([] { return false; });
+        all.choices[parent.rank] = {color, key};
+        parent.meet();
+        std::vector<std::pair<int, int>> members;  // keys and ranks
+        for (int rank = 0; rank < parent.ranks; ++rank) {
+            if (all.choices[rank].color == color) members.emplace_back(all.choices[rank].key, rank);
+        }
+        parent.meet();
+        const unsigned number = parent.splits++;
+        if (color == tsr::nccl::no_color) return success;
+        std::ranges::sort(members);
+        const std::string origin = parent.shared->name() + "/" + std::to_string(number) + "/" + std::to_string(color);
+        UniqueId id{};
+        std::snprintf(id.bytes, sizeof id.bytes, "/tessera-mock-nccl-%016zx", std::hash<std::string>{}(origin));
+        auto part = std::make_shared<State>();
+        part->shared = segment_of(id);
+        part->ranks = static_cast<int>(members.size());
+        part->rank = static_cast<int>(std::ranges::find(members, std::pair(key, parent.rank)) - members.begin());
+        part->blocking = blocking;
+        (*part->shared)->joined.fetch_add(1);
+        parent.wait_until([&] { return (*part->shared)->joined == static_cast<uint32_t>(part->ranks); });
+        part->shared->forget_name();
+        part->connected = success;
+        const std::lock_guard lock(world().mutex);
+        ++world().communicators;
+        *made = new ncclComm{part};
+        return success;
+    } catch (const Aborted&) {
+        return system_error;
+    }
+}
+
 void release(ncclComm* comm) {
     State& state = *comm->state;
     if (state.connecting.joinable()) state.connecting.join();
@@ -597,6 +643,10 @@ EXPORTED void mock_nccl_slow(unsigned polls) {
 EXPORTED int mock_nccl_running(int rank) {
     const std::lock_guard lock(world().mutex);
     return world().running[rank];
+}
+EXPORTED unsigned mock_nccl_calls(const char* symbol) {
+    const std::lock_guard lock(world().mutex);
+    return world().calls[symbol];
 }
 EXPORTED int mock_nccl_communicators() {
     const std::lock_guard lock(world().mutex);
@@ -641,6 +691,30 @@ EXPORTED Result ncclCommInitRankConfig(ncclComm** comm, int ranks, UniqueId id, 
         return state->connected;
     }
     state->connecting = std::thread([state] { state->connect(); });
+    return in_progress;
+}
+
+// NCCL may wait for ever if operations are in progress, so these are refused here.
+EXPORTED Result ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** made, Config* config) {
+    if (const Result result = entered("ncclCommSplit"); result != success) return result;
+    if (config == nullptr || color < tsr::nccl::no_color) return invalid_argument;
+    State& state = *comm->state;
+    if (state.connected != success) return invalid_usage;
+    {
+        const std::lock_guard lock(state.mutex);
+        if (state.issued != state.ended) return invalid_usage;
+    }
+    if (state.connecting.joinable()) state.connecting.join();
+    *made = nullptr;
+    state.connected = in_progress;
+    const auto run = [parent = comm->state, color, key, made, blocking = config->blocking != 0] {
+        parent->connected = split(*parent, color, key, blocking, made);
+    };
+    if (state.blocking) {
+        run();
+        return state.connected;
+    }
+    state.connecting = std::thread(run);
     return in_progress;
 }
 

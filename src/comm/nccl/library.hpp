@@ -53,6 +53,7 @@ enum class Op : int { sum, prod, max, min, avg };                               
     X(get_version, ncclGetVersion, (int* version))                                                            \
     X(get_unique_id, ncclGetUniqueId, (UniqueId * id))                                                        \
     X(init_rank, ncclCommInitRankConfig, (Comm * comm, int ranks, UniqueId id, int rank, Config* config))     \
+    X(split, ncclCommSplit, (Comm comm, int color, int key, Comm* part, Config* config))                      \
     X(destroy, ncclCommDestroy, (Comm comm))                                                                  \
     X(finalize, ncclCommFinalize, (Comm comm))                                                                \
     X(abort, ncclCommAbort, (Comm comm))                                                                      \

@@ -24,17 +24,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// The sum over `comm` of what each rank has on its device: its number in the job, counted from 1.
-int sum_of_numbers(Communicator& comm, int rank) {
-    DeviceMemory memory(rank, 4);
-    std::vector<std::byte> value(4);
-    value[0] = static_cast<std::byte>(rank + 1);
-    memory.write(value);
-    const Tensor tensor = on_device(memory, 1, DType::i32, rank);
-    comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
-    return std::to_integer<int>(memory.read()[0]);
-}
-
 // --- every collective gives what it gives on the CPU
 
 // Small whole numbers, so that sums are exact in every type and order.
@@ -528,6 +517,38 @@ TEST_F(Nccl, ADeviceThatBreaksFailsTheCommunicatorAndTheCpuGoesOn) {
         const Tensor tensor = tensor_of(std::span(values), DType::f32);
         comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
     }));
+}
+
+// A sum of all ranks' memory, until it is done.
+void reduce(Communicator& comm) {
+    DeviceMemory memory(comm.rank(), 8);
+    const Tensor tensor = on_device(memory, 1, DType::f64, comm.rank());
+    comm.submit({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum})->wait(soon());
+}
+
+TEST_F(Nccl, WhatWaitsForAPeerThatLeavesEndsAtOnce) {
+    for (const char* backend : {"cpu:shm,cuda:nccl", "cpu:gloo,cuda:nccl"}) {
+        const auto outcomes = run_ranks(2, test_options(backend), [](Communicator& comm) {
+            reduce(comm);
+            if (comm.rank() == 0) reduce(comm);
+        });
+        const Error error = only_error(outcomes, 0);
+        EXPECT_EQ(error.code(), Code::peer_lost) << backend << ": " << error.what();
+        EXPECT_EQ(error.record()->peer, 1);
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce #"), HasSubstr("left the communicator")));
+        EXPECT_FALSE(outcomes[1]);
+    }
+}
+
+TEST_F(Nccl, WhatWaitsForAPeerThatFinalizesEndsAtOnce) {
+    const auto outcomes = run_ranks(2, nccl_options(), [](Communicator& comm) {
+        if (comm.rank() == 0) reduce(comm);
+        comm.finalize();
+    });
+    const Error error = only_error(outcomes, 0);
+    EXPECT_EQ(error.code(), Code::mismatch) << error.what();
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce #"), HasSubstr("is in finalize #")));
+    EXPECT_EQ(only_error(outcomes, 1).code(), Code::mismatch);
 }
 
 TEST_F(Nccl, WrongTensorsAreRefusedBeforeAnythingMoves) {
