@@ -99,7 +99,7 @@ std::string or_why_not(FunctionRef<std::string()> fact) {
     }
 }
 
-// The driver, its devices and NCCL.
+// The driver, its devices, the kernels for them and NCCL.
 void add_cuda(Json& facts) {
     Json::Array devices;
     facts.set("cuda_driver", or_why_not([&] {
@@ -107,13 +107,29 @@ void add_cuda(Json& facts) {
                   for (const CudaFacts::OfDevice& one : found.devices) {
                       Json device{Json::Object{}};
                       device.set("name", one.name);
+                      device.set("capability", one.capability);
                       device.set("memory_bytes", Json(static_cast<int64_t>(one.memory)));
-                      device.set("reaches", Json::Array(one.peers.begin(), one.peers.end()));
+                      Json::Array reached;
+                      Json::Array links;
+                      for (const CudaFacts::Link& link : one.links) {
+                          Json to{Json::Object{}};
+                          to.set("to", link.device);
+                          to.set("rank", link.rank);
+                          to.set("atomics", link.atomics);
+                          reached.emplace_back(link.device);
+                          links.push_back(std::move(to));
+                      }
+                      device.set("reaches", std::move(reached));
+                      device.set("links", std::move(links));
                       devices.push_back(std::move(device));
                   }
                   return fmt::format("for CUDA {}", found.driver);
               }));
     facts.set("cuda_devices", Json(std::move(devices)));
+    facts.set("cuda_kernels", or_why_not([] {
+                  const CudaKernels found = cuda_kernels();
+                  return fmt::format("{:016x}, for {}, {}", found.fingerprint, found.devices, found.path);
+              }));
     facts.set("nccl", or_why_not([] {
                   const NcclFacts found = nccl_facts();
                   return fmt::format("{}, {}", found.version, found.path);

@@ -18,7 +18,8 @@ extern const char tessera_cuda_image_end[] __attribute__((visibility("hidden")))
 
 __attribute__((visibility("default"))) const tsr::kernels::Plugin* tessera_cuda_plugin() {
     static const tsr::kernels::Plugin plugin{tsr::kernels::fingerprint, tessera_cuda_image,
-                                             static_cast<size_t>(tessera_cuda_image_end - tessera_cuda_image)};
+                                             static_cast<size_t>(tessera_cuda_image_end - tessera_cuda_image),
+                                             TESSERA_CUDA_DEVICES};
     return &plugin;
 }
 }

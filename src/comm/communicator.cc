@@ -22,11 +22,12 @@ namespace {
 
 constexpr size_t max_name_size = 128;
 
-bool asks_for(const Peer& peer, const Backends& backends) {
+// None: the peer reports its own error.
+std::optional<Backends> backends_of_peer(const Peer& peer) {
     try {
-        return backends_of(peer.backend.data()) == backends;
-    } catch (const Error&) {  // the peer reports its own error
-        return false;
+        return backends_of(peer.backend.data());
+    } catch (const Error&) {
+        return std::nullopt;
     }
 }
 
@@ -43,7 +44,7 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
     const Backends backends = backends_of(bootstrap.options.backend);
     const std::string& backend = backends.cpu;
     for (const Peer& peer : bootstrap.peers) {
-        if (asks_for(peer, backends)) continue;
+        if (backends_of_peer(peer) == backends) continue;
         throw Error(Code::mismatch, fmt::format("rank {} requests backend '{}', rank {} '{}'", bootstrap.rank,
                                                 bootstrap.options.backend, peer.rank, peer.backend.data()))
             .with_peer(peer.rank);
@@ -103,6 +104,12 @@ void check_options(const CommOptions& options) {
 }
 
 std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap) {
+    const HostGroup made = make_host_group(store, std::move(bootstrap));
+    if (made.group->has_devices()) made.group->open_device(made.place);
+    return made.group;
+}
+
+HostGroup make_host_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap) {
     const int rank = bootstrap.rank;
     const int world_size = bootstrap.world_size();
     // Rank 0's random name is unique.
@@ -122,11 +129,9 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
         throw error;
     }
     if (options.on_failure) options.on_failure(nullptr);
-    const bool has_device = backends_of(options.backend).nccl;
-    auto group =
-        Group::make(rank, world_size, id, std::move(options), store, std::move(transport), std::move(launcher_ranks));
-    if (has_device) static_cast<Group&>(*group).open_device(static_cast<int>(place_on_host));
-    return group;
+    return {
+        Group::make(rank, world_size, id, std::move(options), store, std::move(transport), std::move(launcher_ranks)),
+        static_cast<int>(place_on_host)};
 }
 
 // The records of all ranks for a split: `own` is this rank's, `why` its error if it failed.
@@ -185,8 +190,14 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
     own.key = key;
     const std::vector<Peer> all = peers_of_split(own, {});
     const uint64_t number = ++splits_made_;
-    if (color < 0) return nullptr;
-
+    const bool for_devices = device_ && std::ranges::any_of(all, [](const Peer& peer) {
+                                 const auto backends = backends_of_peer(peer);
+                                 return peer.color >= 0 && backends && backends->nccl;
+                             });
+    if (color < 0) {
+        if (for_devices) connect_parts(color, {}, {}, options.timeout);
+        return nullptr;
+    }
     std::vector<Peer> members;
     std::copy_if(all.begin(), all.end(), std::back_inserter(members), [&](const Peer& p) { return p.color == color; });
     std::stable_sort(members.begin(), members.end(), [](const Peer& a, const Peer& b) { return a.key < b.key; });
@@ -200,7 +211,20 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
     for (const Peer& member : members) numbers.push_back(member.rank);
     for (size_t r = 0; r < members.size(); ++r) members[r].rank = static_cast<int>(r);
     bootstrap.peers = std::move(members);
-    const auto group = std::static_pointer_cast<Group>(make_group(store_, std::move(bootstrap)));
+    HostGroup made;
+    std::optional<Error> failure;
+    try {
+        made = make_host_group(store_, std::move(bootstrap));
+    } catch (...) {
+        if (!for_devices) throw;
+        failure = current_error();
+    }
+    if (for_devices) {
+        connect_parts(color, made, failure, options.timeout);
+    } else if (made.group->has_devices()) {
+        made.group->open_device(made.place);
+    }
+    const std::shared_ptr<Group> group = std::move(made.group);
     const std::vector<int> own_numbers = relatives_->numbers_of(this);
     if (!own_numbers.empty()) {
         for (int& rank : numbers) rank = own_numbers[static_cast<size_t>(rank)];

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <list>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/thread.hpp"
@@ -21,7 +22,12 @@ constexpr std::chrono::microseconds longest_pause{1000};
 constexpr milliseconds check_interval{50};
 // How long a process of a device may take to end, or to say why it gives up, after it has closed its connections.
 constexpr milliseconds time_to_end{5000};
+// How long a split waits for operations before it does without the transport.
+constexpr milliseconds time_to_rest{1000};
 constexpr size_t most_spare = 64;  // events
+
+// Which all ranks take part in.
+bool is_collective(Collective c) { return !is_point_to_point(c) && c != Collective::compute; }
 
 }  // namespace
 
@@ -68,6 +74,7 @@ struct DeviceQueue::State {
     PendingPtr in_graphs;  // the last that was captured; null if none was, or after a failure
     std::vector<std::shared_ptr<DeviceEvent>> spare;  // done and not used by anybody: to be recorded again
     std::optional<Error> failure;
+    uint64_t last_collective = 0;  // its number
     bool stopping = false;
 };
 
@@ -92,6 +99,8 @@ Device DeviceQueue::device() const { return state_->transport->device(); }
 DeviceApi& DeviceQueue::api() const { return state_->api; }
 std::string_view DeviceQueue::name() const { return state_->transport->name(); }
 
+void DeviceQueue::require(const Request& request) const { state_->transport->require(request); }
+
 void DeviceQueue::launch(const Request& request, Launch launch, const DeviceEvent* after) {
     if (!thread_.joinable()) thread_ = start_thread("tsr-device", [state = state_] { state->watch(); });
     state_->launch(request, std::move(launch), after);
@@ -108,6 +117,7 @@ void DeviceQueue::State::launch(const Request& request, Launch launched, const D
         if (failure) throw Error(*failure);
         if (pending.empty()) changed.notify_all();  // else the thread is watching
         pending.push_back(one);
+        if (is_collective(one->launch.operation.collective)) last_collective = one->launch.sequence;
         if (!captured && !spare.empty()) {
             event = std::move(spare.back());
             spare.pop_back();
@@ -197,6 +207,7 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
         busy.push_back(one.stream);
         return false;
     };
+    PendingPtr collective;  // the first of those
     {
         const std::lock_guard lock(mutex);
         for (auto next = pending.begin(); next != pending.end();) {
@@ -216,6 +227,9 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
             }
         }
         first = pending.empty() ? in_graphs : pending.front();
+        for (auto next = pending.begin(); ask && !collective && next != pending.end(); ++next) {
+            if (is_collective((*next)->launch.operation.collective)) collective = *next;
+        }
     }
     if (ask && first && !found.failed) {
         try {
@@ -223,6 +237,9 @@ DeviceQueue::State::Found DeviceQueue::State::look(bool ask) {
             if (const auto lost = callbacks.peer_error()) throw Error(*lost);
         } catch (...) {
             failed(first);
+        }
+        if (!found.failed && collective && (found.error = callbacks.absent(collective->launch))) {
+            found.failed = collective;
         }
     }
     if (found.failed) found.error = told(*found.error, found.failed->launch);
@@ -264,6 +281,27 @@ void DeviceQueue::State::finish(const Pending& one, std::optional<Error> error) 
     if (one.launch.work) one.launch.work->finish(std::move(error));
 }
 
+bool DeviceQueue::comes_to_rest() const {
+    const auto is_at_rest = [this] {
+        const std::lock_guard lock(state_->mutex);
+        return std::ranges::all_of(state_->pending, [](const State::PendingPtr& one) {
+            return one->launch.operation.collective == Collective::compute;
+        });
+    };
+    // Interrupts are left to what the caller waits for next.
+    for (const Deadline deadline = Deadline::in(time_to_rest); !is_at_rest();) {
+        if (deadline.expired()) return false;
+        std::this_thread::sleep_for(longest_pause);
+    }
+    const std::lock_guard lock(state_->mutex);
+    return !state_->failure && !state_->in_graphs;
+}
+
+std::unique_ptr<DeviceTransport> DeviceQueue::split(const DeviceTransport::Part& part, Deadline deadline,
+                                                    const std::function<void()>& poll) {
+    return state_->transport->split(part, deadline, poll);
+}
+
 void DeviceQueue::drain(Deadline deadline) {
     wait_until([this] { return is_idle(); }, deadline, "operations on the device");
     const std::lock_guard lock(state_->mutex);
@@ -273,6 +311,11 @@ void DeviceQueue::drain(Deadline deadline) {
 void DeviceQueue::forget_graphs() {
     const std::lock_guard lock(state_->mutex);
     state_->in_graphs = nullptr;
+}
+
+uint64_t DeviceQueue::launched() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->last_collective;
 }
 
 bool DeviceQueue::is_idle() const {

@@ -29,8 +29,9 @@ class DeviceQueue {
     // Called by the watching thread, or by the one that launches.
     struct Callbacks {
         std::function<std::optional<Error>()> peer_error;
-        std::function<Error(const Error&, const Launch&)> named;  // adds to an error what it is about
-        std::function<void(const Error&)> failed;                 // the first failure; must call abort()
+        std::function<std::optional<Error>(const Launch&)> absent;  // why a peer will not take part in a collective
+        std::function<Error(const Error&, const Launch&)> named;    // adds to an error what it is about
+        std::function<void(const Error&)> failed;                   // the first failure; must call abort()
         std::function<void(const Launch&, bool well)> ended;
     };
 
@@ -43,14 +44,21 @@ class DeviceQueue {
     [[nodiscard]] DeviceApi& api() const;
     [[nodiscard]] std::string_view name() const;
 
+    void require(const Request& request) const;  // throws UNSUPPORTED
     // Enqueues on the request's stream: what the stream has later sees the result; or, after an event, on a stream of the queue.
     // Throws what failed; everything else that was launched has failed then too. An operation without work on a captured
     // stream becomes part of the graph. A `compute` enqueues nothing: it is done when what the stream has now is.
     void launch(const Request& request, Launch launch, const DeviceEvent* after = nullptr);
 
+    // Whether nothing is launched, or ends soon, and no graph has operations of this queue.
+    [[nodiscard]] bool comes_to_rest() const;
+    // Collective, once comes_to_rest() on all ranks; one that launches calls it.
+    [[nodiscard]] std::unique_ptr<DeviceTransport> split(const DeviceTransport::Part& part, Deadline deadline,
+                                                         const std::function<void()>& poll);
     // Returns when all that was launched is done. Throws TIMEOUT, INTERRUPTED or why the queue was aborted.
     void drain(Deadline deadline);
     [[nodiscard]] bool is_idle() const;
+    [[nodiscard]] uint64_t launched() const;  // the number of the last collective; 0: none
     // Peers may leave from now on: no graph with operations of this queue runs again.
     void forget_graphs();
     // Fails everything that was launched with `error`, and every later launch. Idempotent.

@@ -21,10 +21,23 @@ class DeviceTransport {
     [[nodiscard]] virtual std::string_view name() const = 0;
     [[nodiscard]] virtual Device device() const = 0;
 
+    // Throws UNSUPPORTED for a validated operation that this transport lacks.
+    virtual void require(const Request& request) const = 0;
     // Enqueues a validated operation, whose tensors are all on device(), on the stream and returns. Every rank enqueues the same
     // operations in the same order; one thread at a time. Throws NCCL, CUDA or ABORTED; PEER_LOST, without naming it, if
     // a connection to a peer has ended.
     virtual void enqueue(const Request& request, StreamHandle stream) = 0;
+    // Collective over all ranks, while nothing that was enqueued is unfinished: a transport for the ranks with the same
+    // color, or null for those with no_color. Waits until `deadline`; `poll` is called meanwhile and may throw to give up. If it
+    // fails, this transport has failed too.
+    struct Part {
+        static constexpr int no_color = -1;
+        int color = no_color;
+        int rank = 0;   // this rank's in the part
+        int ranks = 0;  // of the part
+    };
+    [[nodiscard]] virtual std::unique_ptr<DeviceTransport> split(const Part& part, Deadline deadline,
+                                                                 const std::function<void()>& poll) = 0;
     // Throws what has failed since in operations that were enqueued, as far as it is known. Any thread.
     virtual void check() = 0;
     // Ends everything that was enqueued, and makes later calls throw ABORTED. Idempotent, any thread.

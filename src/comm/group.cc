@@ -283,7 +283,7 @@ void Group::leave() {
         abort("the communicator was destroyed while it had work");
     }
     left_.store(true, std::memory_order_release);
-    transport_->leave();
+    transport_->leave(device_ ? device_->launched() : 0);
     tell_flight();  // other holders may keep the group until the process ends
 }
 

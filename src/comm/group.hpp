@@ -30,6 +30,13 @@ void check_options(const CommOptions& options);
 [[nodiscard]] Error of_launcher(const Error& error, const std::vector<int>& launcher_ranks);
 // Collective over the peers of `bootstrap`. Chooses the transport.
 [[nodiscard]] std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap);
+class Group;
+// The same for tensors on the CPU alone: devices come later.
+struct HostGroup {
+    std::shared_ptr<Group> group;
+    int place = 0;  // this rank's among the ranks of its host
+};
+[[nodiscard]] HostGroup make_host_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap);
 
 class Group final : public Communicator, public std::enable_shared_from_this<Group> {
    public:
@@ -47,7 +54,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     }
 
     template <class... Args>
-    [[nodiscard]] static std::shared_ptr<Communicator> make(Args&&... args) {
+    [[nodiscard]] static std::shared_ptr<Group> make(Args&&... args) {
         const std::shared_ptr<Group> group(new Group(std::forward<Args>(args)...), [](Group* last) { last->let_go(); });
         group->answer_flight_requests();
         group->relatives_->add(group.get(), {});
@@ -86,6 +93,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     }
     void set_timeout(milliseconds timeout) override;
 
+    // Whether tensors may be on devices.
+    [[nodiscard]] bool has_devices() const;
     // Connects the ranks' devices too; `place`: this rank's among the ranks of its host. Collective, before anything else.
     void open_device(int place);
 
@@ -214,6 +223,11 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     [[nodiscard]] std::vector<Peer> peers_of_split(const Peer& own, const std::string& why);
     // The host and the device of this rank, unless others are given.
     [[nodiscard]] CommOptions with_own_place(CommOptions options) const;
+    // Collective over the ranks of this communicator: connects the devices of those that a split puts together. `part` has
+    // this rank's group, unless it is in none; `failure` is why it could not be made. `limit`: of the split.
+    void connect_parts(int color, const HostGroup& part, const std::optional<Error>& failure, milliseconds limit);
+    [[nodiscard]] bool all_agree(bool agrees, milliseconds timeout);  // collective
+    void use(std::unique_ptr<DeviceTransport> transport);
     [[nodiscard]] CommOptions begin_shrink(const CommOptions& asked);
     [[nodiscard]] Error store_is_lost(const Error& why) const;
     [[nodiscard]] size_t place_among(const std::vector<Peer>& members, const Peer& own) const;

@@ -2,9 +2,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <utility>
 
+#include "comm/backend.hpp"
 #include "comm/device_transport.hpp"
 #include "comm/fingerprint.hpp"
 #include "comm/group.hpp"
@@ -22,6 +24,8 @@ struct Ready {
 };
 
 }  // namespace
+
+bool Group::has_devices() const { return backends_of(options_.backend).nccl; }
 
 void Group::open_device(int place) {
     std::vector<Ready> own(1);
@@ -55,19 +59,7 @@ void Group::open_device(int place) {
         if (const auto lost = transport_->peer_error()) throw Error(*lost);
     };
     try {
-        device_ = std::make_unique<DeviceQueue>(
-            make_nccl_transport(all[0].id, rank_, world_size_, device, Deadline::in(timeout()), give_up_with_peers),
-            DeviceQueue::Callbacks{
-                .peer_error = [this] { return transport_->peer_error(); },
-                .named =
-                    [this](const Error& error, const DeviceQueue::Launch& launch) {
-                        Request request;
-                        request.collective = launch.operation.collective;
-                        return named(error, request, launch.sequence);
-                    },
-                .failed = [this](const Error& error) { poison(error); },
-                .ended = [this](const DeviceQueue::Launch& launch, bool well) { flight_.ended(launch.ticket, well); }});
-        own_device_ = device;
+        use(make_nccl_transport(all[0].id, rank_, world_size_, device, Deadline::in(timeout()), give_up_with_peers));
     } catch (...) {
         const Error error = of_launcher(current_error().with_rank(rank_), launcher_ranks_);
         poison(error);
@@ -75,7 +67,73 @@ void Group::open_device(int place) {
     }
 }
 
+void Group::use(std::unique_ptr<DeviceTransport> transport) {
+    own_device_ = transport->device();
+    device_ = std::make_unique<DeviceQueue>(
+        std::move(transport),
+        DeviceQueue::Callbacks{
+            .peer_error = [this] { return transport_->peer_error(); },
+            .absent =
+                [this](const DeviceQueue::Launch& launch) {
+                    return transport_->absent_from(launch.operation, launch.sequence);
+                },
+            .named =
+                [this](const Error& error, const DeviceQueue::Launch& launch) {
+                    Request request;
+                    request.collective = launch.operation.collective;
+                    return named(error, request, launch.sequence);
+                },
+            .failed = [this](const Error& error) { poison(error); },
+            .ended = [this](const DeviceQueue::Launch& launch, bool well) { flight_.ended(launch.ticket, well); }});
+}
+
+bool Group::all_agree(bool agrees, milliseconds timeout) {
+    std::array<uint8_t, 1> least{agrees ? uint8_t{1} : uint8_t{0}};
+    const Tensor vote = tensor_of(std::span<uint8_t>(least), DType::u8);
+    const Request request{
+        .collective = Collective::all_reduce, .outputs = {&vote, 1}, .op = ReduceOp::min, .label = "devices"};
+    const Call once = enter();
+    if (!runs_inline()) {
+        await_queue();
+        throw_if_unusable();
+    }
+    const Operation operation = operation_of(request);
+    const uint64_t sequence = ++collectives_;
+    run_collective(request, operation, sequence, flight_.started(operation, sequence), timeout);
+    return least[0] != 0;
+}
+
+// NCCL splits the communicator that is there, if every rank can take part: its operations are over, and the rank's device
+// stays the same. Otherwise each group connects for itself. A rank may take all of `limit` to make its group first.
+void Group::connect_parts(int color, const HostGroup& part, const std::optional<Error>& failure, milliseconds limit) {
+    const bool has_part = part.group && part.group->has_devices();
+    const bool same_device = !has_part || part.group->options_.device == device_->device().index;
+    const bool ready = all_agree(!failure && same_device && device_->comes_to_rest(), timeout() + limit);
+    if (failure) throw Error(*failure);
+    if (!ready) {
+        if (has_part) part.group->open_device(part.place);
+        return;
+    }
+    const auto give_up_with_peers = [&] {
+        if (const auto lost = transport_->peer_error()) throw Error(*lost);
+        if (!part.group) return;
+        if (const auto lost = part.group->transport_->peer_error()) throw Error(*lost);
+    };
+    try {
+        DeviceTransport::Part own;
+        if (has_part) own = {color, part.group->rank_, part.group->world_size_};
+        auto transport = device_->split(own, Deadline::in(limit), give_up_with_peers);
+        if (has_part) part.group->use(std::move(transport));
+    } catch (...) {
+        const Error error = of_launcher(current_error().with_rank(rank_), launcher_ranks_);
+        poison(error);
+        if (part.group) part.group->poison(error);
+        throw error;
+    }
+}
+
 void Group::check_memory(const Request& request) {
+    device_->require(request);
     on_device(request.collective, [&](DeviceApi& api) {
         api.check_stream(request.stream);
         const auto check_all = [&](std::span<const Tensor> list, const char* what) {

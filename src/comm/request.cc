@@ -194,13 +194,15 @@ void check_peer(const Request& request, int rank, int world_size) {
     if (request.tag < 0) refuse(request, "tag {} is negative", request.tag);
 }
 
-void check_reduction(const Request& request) {
+void check_reduction(const Request& request, DeviceType place) {
     if (request.op < ReduceOp::sum || request.op > ReduceOp::prod) {
         refuse(request, "unknown reduction {}", static_cast<int>(request.op));
     }
     for (const auto list : {request.inputs, request.outputs}) {
         for (const Tensor& tensor : list) {
             if (can_reduce(tensor.dtype)) continue;
+            const bool is_f8 = tensor.dtype == DType::f8_e4m3 || tensor.dtype == DType::f8_e5m2;
+            if (is_f8 && place == DeviceType::cuda) continue;  // if the transport can
             refuse<Code::unsupported>(request, "{} cannot be reduced; use f16, bf16, f32, f64, i8, u8, i32 or i64",
                                       name_of(tensor.dtype));
         }
@@ -234,7 +236,7 @@ namespace {
         check_tensor(request, request.outputs[i], "output", i, place);
     }
     check_peer(request, rank, world_size);
-    if (reduces(c)) check_reduction(request);
+    if (reduces(c)) check_reduction(request, place);
     const bool is_root = rank == request.peer;
     const auto own_part = [&](const Tensor& part) { return part.size_bytes() * static_cast<size_t>(rank); };
     switch (c) {

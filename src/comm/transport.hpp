@@ -56,10 +56,17 @@ class Transport {
     // This rank has failed or gives up: ends all waits in this transport and notifies the peers, whose waits end too.
     // Idempotent; the first error counts.
     virtual void abort(const Error& error) = 0;
-    // This rank will issue nothing more, though its objects may live on. Notifies peers that wait for it.
-    virtual void leave() {}
+    // This rank will issue nothing more, though its objects may live on. Notifies peers that wait for it. `launched`: the number
+    // of the last collective on a device that it took part in; 0: none.
+    virtual void leave(uint64_t /*launched*/) {}
     // The death or reported failure of a peer, if known, without waiting.
     [[nodiscard]] virtual std::optional<Error> peer_error() const = 0;
+    // Of a collective on a device, which the transport of devices carries: the error if a peer is known not to take part, because
+    // it has left or is in another operation instead. Any thread.
+    [[nodiscard]] virtual std::optional<Error> absent_from(const Operation& /*operation*/,
+                                                           uint64_t /*sequence*/) const {
+        return std::nullopt;
+    }
     // Ranks known to do nothing more with this transport: they died, left, or cannot be reached.
     [[nodiscard]] virtual std::vector<int> departed() const = 0;
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -129,15 +130,29 @@ class DeviceApi {
 [[nodiscard]] int cuda_device_count();  // throws UNSUPPORTED
 // What the driver knows of the devices, without occupying them. Throws UNSUPPORTED.
 struct CudaFacts {
+    // To a device whose memory this one reaches itself.
+    struct Link {
+        int device = 0;
+        int rank = 0;          // among all pairs; 0: the fastest
+        bool atomics = false;  // atomic operations too, as over NVLink
+    };
     struct OfDevice {
         std::string name;
+        std::string capability;  // "9.0"
         size_t memory = 0;       // bytes
-        std::vector<int> peers;  // devices whose memory it reaches itself
+        std::vector<Link> links;
     };
     std::string driver;  // "13.0": the newest CUDA that it supports
     std::vector<OfDevice> devices;
 };
 [[nodiscard]] CudaFacts cuda_facts();
+// Of the library of kernels for CUDA devices. Throws UNSUPPORTED if there is none.
+struct CudaKernels {
+    std::string path;
+    uint64_t fingerprint = 0;  // of its list of kernels
+    std::string devices;       // "compute capability 8.0, 9.0, 10.0 and later ones"
+};
+[[nodiscard]] CudaKernels cuda_kernels();
 [[nodiscard]] DeviceApi& device_api(Device device);
 
 }  // namespace tsr

@@ -12,6 +12,7 @@
 #include "kernels/embedding.hpp"
 #include "kernels/norms.hpp"
 #include "kernels/optimizers.hpp"
+#include "kernels/plugin.hpp"
 #include "kernels/rows.hpp"
 
 // (name, type)
@@ -100,10 +101,12 @@ inline constexpr std::array kernel_list{TSR_KERNELS(TSR_INFO)};
 
 [[nodiscard]] constexpr const KernelInfo& info_of(KernelId id) { return kernel_list[static_cast<size_t>(id)]; }
 
-// Differs where the library and the kernels were built from different lists. FNV-1a of names and sizes.
+// Differs where the library and the kernels were built from different lists, or lists of different forms. FNV-1a of names and
+// sizes.
 inline constexpr uint64_t fingerprint = [] {
     uint64_t hash = 14695981039346656037U;
     const auto mix = [&](uint64_t byte) { hash = (hash ^ byte) * 1099511628211U; };
+    mix(sizeof(Plugin));
     for (const KernelInfo& kernel : kernel_list) {
         for (const char c : std::string_view(kernel.symbol)) mix(static_cast<unsigned char>(c));
         mix(kernel.size & 255);

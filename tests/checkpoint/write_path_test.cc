@@ -17,6 +17,7 @@
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "mounted.hpp"
+#include "page_cache.hpp"
 #include "patience.hpp"
 
 namespace tsr::testing {
@@ -121,21 +122,6 @@ TEST(WritePath, FourRequestsAreInFlight) {
     expect_saves_and_loads(dir.path(), files);
     EXPECT_EQ(writes.most(), 4);
     EXPECT_EQ(reads.most(), 4);
-}
-
-// Drops what the page cache has of the file. False where it cannot be dropped: the file is memory alone.
-bool drop_from_cache(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    const auto size = static_cast<size_t>(std::filesystem::file_size(path));
-    std::vector<unsigned char> resident((size + 4095) / 4096);
-    bool dropped = ::fsync(fd) == 0 && ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0;
-    void* mapped = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-    dropped = dropped && mapped != MAP_FAILED && ::mincore(mapped, size, resident.data()) == 0 &&
-              std::count_if(resident.begin(), resident.end(), [](auto page) { return (page & 1) != 0; }) == 0;
-    if (mapped != MAP_FAILED) ::munmap(mapped, size);
-    ::close(fd);
-    return dropped;
 }
 
 TEST(WritePath, WhatIsCachedIsReadThroughTheCacheAndNothingElse) {

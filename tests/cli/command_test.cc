@@ -120,16 +120,23 @@ TEST(Command, EnvTriesTransportsAndDirectIo) {
 TEST(Command, EnvFindsTheDriverItsDevicesAndNccl) {
     const std::string tests = testing::binary_dir() + "/tests/";
     const auto with = [&](int devices) {
-        return fmt::format("LD_LIBRARY_PATH={0}simulated_cuda:{0}mock_nccl TESSERA_SIMULATED_CUDA_DEVICES={1} ", tests,
-                           devices);
+        return fmt::format(
+            "LD_LIBRARY_PATH={0}simulated_cuda:{0}mock_nccl TESSERA_SIMULATED_CUDA_DEVICES={1} "
+            "TESSERA_CUDA_KERNELS={0}simulated_cuda/libtessera_cuda.so ",
+            tests, devices);
     };
     const Json facts = Json::parse(tessera("env --json", with(2)).out, "env");
     const Json without = Json::parse(tessera("env --json", with(0)).out, "env");
-    EXPECT_THAT(tessera("env", with(2)).out, HasSubstr("name Simulated GPU 1, memory_bytes 17179869184, reaches 0"));
+    EXPECT_THAT(
+        tessera("env", with(2)).out,
+        HasSubstr("name Simulated GPU 1, capability 9.0, memory_bytes 17179869184, reaches 0, links to 0, rank 0, "
+                  "atomics true"));
     EXPECT_EQ(facts.at("cuda_driver").as_string(), "for CUDA 13.0");
     ASSERT_EQ(facts.at("cuda_devices").as_array().size(), 2U);
     EXPECT_EQ(facts.at("cuda_devices").as_array()[0].at("memory_bytes").as_int(), int64_t{16} << 30);
     EXPECT_EQ(facts.at("cuda_devices").as_array()[0].at("reaches").dump(), "[1]");
+    EXPECT_THAT(facts.at("cuda_kernels").as_string(),
+                ContainsRegex("^[0-9a-f]{16}, for simulated devices, /.*/simulated_cuda/libtessera_cuda\\.so$"));
     EXPECT_EQ(facts.at("nccl").as_string(), "2.29.7, " + tests + "mock_nccl/libnccl.so.2");
     EXPECT_THAT(without.at("cuda_driver").as_string(),
                 AllOf(StartsWith("unusable: "), HasSubstr("the NVIDIA driver finds no device")));

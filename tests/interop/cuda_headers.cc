@@ -1,10 +1,12 @@
-// Our declarations of the CUDA driver's and NCCL's functions against their own headers. Compiling this is the test.
+// Our declarations of the CUDA driver's, NCCL's and cuFile's functions against their own headers. Compiling this is the test.
 #include <cuda.h>
+#include <cufile.h>
 #include <nccl.h>
 
 #include <cstddef>
 #include <type_traits>
 
+#include "checkpoint/io/cufile.hpp"
 #include "comm/nccl/library.hpp"
 #include "device/cuda/driver.hpp"
 
@@ -15,6 +17,8 @@ template <class Ours, class Theirs>
 constexpr bool passes = sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&
                         std::is_class_v<Ours> == std::is_class_v<Theirs> &&
                         std::is_floating_point_v<Ours> == std::is_floating_point_v<Theirs>;
+template <>
+constexpr bool passes<void, void> = true;
 
 template <class Result, class... Ours, class TheirResult, class... Theirs>
 constexpr bool alike(Result (*)(Ours...), TheirResult (*)(Theirs...)) {
@@ -35,6 +39,10 @@ TSR_CUDA_MAPPING(TSR_ALIKE)
 TSR_NCCL(TSR_ALIKE)
 TSR_NCCL_TEXT(TSR_ALIKE)
 #undef TSR_ALIKE
+#define TSR_ALIKE(member, symbol, result, parameters) \
+    static_assert(alike(decltype(tsr::cufile::Library::member){}, decltype(&symbol){}), #symbol);
+TSR_CUFILE(TSR_ALIKE)
+#undef TSR_ALIKE
 
 static_assert(tsr::cuda::success == CUDA_SUCCESS);
 static_assert(tsr::cuda::invalid_value == CUDA_ERROR_INVALID_VALUE);
@@ -54,6 +62,10 @@ static_assert(tsr::cuda::host_portable == CU_MEMHOSTALLOC_PORTABLE &&
               tsr::cuda::host_portable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(tsr::cuda::pointer_memory_type == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 static_assert(tsr::cuda::pointer_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+static_assert(tsr::cuda::capability_major == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+static_assert(tsr::cuda::capability_minor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+static_assert(tsr::cuda::link_rank == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK);
+static_assert(tsr::cuda::link_atomics == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
 static_assert(tsr::cuda::capture_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(tsr::cuda::capture_none == CU_STREAM_CAPTURE_STATUS_NONE);
 
@@ -130,5 +142,16 @@ TSR_AT(split_share, splitShare)
 #undef TSR_AT
 static_assert(tsr::nccl::Config{}.magic == NCCL_API_MAGIC);
 static_assert(tsr::nccl::Config::undefined == NCCL_CONFIG_UNDEF_INT);
+
+static_assert(tsr::cufile::driver_already_open == CU_FILE_DRIVER_ALREADY_OPEN);
+static_assert(tsr::cufile::allow_compat_mode == CU_FILE_ALLOW_COMPAT_MODE);
+static_assert(sizeof(tsr::cufile::Status) == sizeof(CUfileError_t));
+static_assert(sizeof(tsr::cufile::Description) == sizeof(CUfileDescr_t));
+static_assert(tsr::cufile::Description{}.type == CU_FILE_HANDLE_TYPE_OPAQUE_FD);
+static_assert(offsetof(tsr::cufile::Description, file) == offsetof(CUfileDescr_t, handle));
+static_assert(offsetof(tsr::cufile::Description, operations) == offsetof(CUfileDescr_t, fs_ops));
+static_assert(sizeof(tsr::cufile::Properties) > sizeof(CUfileDrvProps_t));  // later versions have more
+static_assert(offsetof(tsr::cufile::Properties, supported) == offsetof(CUfileDrvProps_t, nvfs.dstatusflags));
+static_assert(offsetof(tsr::cufile::Properties, control) == offsetof(CUfileDrvProps_t, nvfs.dcontrolflags));
 
 }  // namespace

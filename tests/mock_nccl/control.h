@@ -11,11 +11,13 @@
 extern "C" {
 #endif
 
-/* ncclGetVersion: TESSERA_MOCK_NCCL_VERSION, or 22907. */
+/* ncclGetVersion: TESSERA_MOCK_NCCL_VERSION, or 22907. Only what that version has is accepted. */
 
 /* The next call of `symbol` ("ncclAllReduce"), after `calls` more that succeed, returns `result`. NULL: no function does. */
 void mock_nccl_fail(const char* symbol, unsigned calls, int result);
-/* The next operation of rank `rank` of any communicator never ends, until it is aborted. */
+/* How often `symbol` was called. */
+unsigned mock_nccl_calls(const char* symbol);
+/* The next operation or split of rank `rank` of any communicator never ends, until it is aborted. */
 void mock_nccl_hang(int rank);
 /* From now on ncclCommGetAsyncError of rank `rank` reports `result`; 0: no more. */
 void mock_nccl_async_error(int rank, int result);

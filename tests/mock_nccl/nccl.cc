@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +21,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/nccl/library.hpp"
@@ -52,11 +55,16 @@ struct Mailbox {
     uint32_t size;
     char data[chunk_size / 4];
 };
+struct Choice {
+    int color;
+    int key;
+};
 struct Shared {
     std::atomic<uint32_t> joined;
     alignas(64) std::atomic<uint32_t> arrived;
     alignas(64) std::atomic<uint32_t> generation;
     std::atomic<uint64_t> clocks[most_ranks];  // of the ranks' streams
+    Choice choices[most_ranks];                // in a split
     Slot slots[most_ranks];
     Mailbox mail[most_ranks][most_ranks];  // from, to
 };
@@ -80,6 +88,7 @@ class Segment {
     Segment& operator=(const Segment&) = delete;
 
     [[nodiscard]] Shared* operator->() const { return shared_; }
+    [[nodiscard]] const std::string& name() const { return name_; }
     // Once all ranks have it.
     void forget_name() const { ::shm_unlink(name_.c_str()); }
 
@@ -97,6 +106,7 @@ struct Failure {
 struct World {
     std::mutex mutex;  // guards all below
     std::map<std::string, std::weak_ptr<Segment>> segments;
+    std::map<std::string, unsigned> calls;
     Failure failure;
     int hanging_rank = -1;
     std::map<int, Result> async_errors;
@@ -122,9 +132,22 @@ std::shared_ptr<Segment> segment_of(const UniqueId& id) {
     return segment;
 }
 
+bool is_to_hang(int rank) {
+    const std::lock_guard lock(world().mutex);
+    if (world().hanging_rank != rank) return false;
+    world().hanging_rank = -1;
+    return true;
+}
+
+int version() {
+    const char* text = std::getenv("TESSERA_MOCK_NCCL_VERSION");
+    return text == nullptr ? 22907 : std::atoi(text);
+}
+
 // An injected failure, or success.
 Result entered(const char* symbol) {
     const std::lock_guard lock(world().mutex);
+    ++world().calls[symbol];
     Failure& failure = world().failure;
     if (failure.symbol != symbol) return success;
     if (failure.calls > 0) {
@@ -146,7 +169,8 @@ struct State {
     std::atomic<Result> connected{in_progress};
     std::atomic<bool> aborted{false};
     std::atomic<unsigned> polls_left{0};
-    std::thread connecting;
+    std::thread connecting;  // or splitting
+    unsigned splits = 0;
 
     std::mutex mutex;  // guards all below
     std::condition_variable changed;
@@ -217,7 +241,36 @@ void reduce_as(const State& state, char* out, size_t count, int op, Load load, S
     }
 }
 
-constexpr size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+constexpr size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+
+// e4m3, which has no infinities, or e5m2, by the number of their mantissa's bits.
+template <int mantissa>
+float widen_f8(uint8_t bits) {
+    constexpr int bias = mantissa == 3 ? 7 : 15;
+    const int exponent = (bits & 0x7f) >> mantissa;
+    const int fraction = bits & ((1 << mantissa) - 1);
+    const bool is_special = mantissa == 3 ? (bits & 0x7f) == 0x7f : exponent == 31;
+    if (is_special && (mantissa == 3 || fraction != 0)) return std::numeric_limits<float>::quiet_NaN();
+    const float sign = bits < 0x80 ? 1.0F : -1.0F;
+    if (is_special) return sign * std::numeric_limits<float>::infinity();
+    const int whole = exponent == 0 ? fraction : fraction + (1 << mantissa);
+    return sign * std::ldexp(static_cast<float>(whole), std::max(exponent, 1) - bias - mantissa);
+}
+
+// The nearest, of two the even one; beyond the largest finite number, that one.
+template <int mantissa>
+uint8_t narrow_f8(float value) {
+    if (std::isnan(value)) return 0x7f;
+    uint8_t best = 0;
+    float distance = std::numeric_limits<float>::infinity();
+    for (uint8_t bits = 0; bits < 0x7f; ++bits) {
+        const float away = std::abs(widen_f8<mantissa>(bits) - std::abs(value));
+        if (!(away < distance || (away == distance && bits % 2 == 0))) continue;
+        best = bits;
+        distance = away;
+    }
+    return static_cast<uint8_t>(best | (std::signbit(value) ? 0x80 : 0));
+}
 
 void reduce_chunk(const State& state, char* out, size_t count, int dtype, int op) {
     const auto same = [](auto value) { return value; };
@@ -234,6 +287,8 @@ void reduce_chunk(const State& state, char* out, size_t count, int dtype, int op
                                                [](float sum) { return tsr::narrow_half(sum); });
         case 7: return reduce_as<float, float>(state, out, count, op, same, same);
         case 8: return reduce_as<double, double>(state, out, count, op, same, same);
+        case 10: return reduce_as<uint8_t, float>(state, out, count, op, widen_f8<3>, narrow_f8<3>);
+        case 11: return reduce_as<uint8_t, float>(state, out, count, op, widen_f8<2>, narrow_f8<2>);
         default:
             return reduce_as<tsr::BFloat, float>(state, out, count, op, widen,
                                                  [](float sum) { return tsr::narrow_bfloat(sum); });
@@ -432,13 +487,7 @@ int run_batch(void* argument) {
             const std::lock_guard lock(state.mutex);
             return state.ended == number;
         });
-        bool hangs = false;
-        {
-            const std::lock_guard lock(world().mutex);
-            hangs = world().hanging_rank == state.rank;
-            if (hangs) world().hanging_rank = -1;
-        }
-        if (hangs) state.wait_until([] { return false; });
+        if (is_to_hang(state.rank)) state.wait_until([] { return false; });
         if (state.aborted) throw Aborted{};  // others may still be in what this rank has left
         take_time(state, batch->ops);
         for (const Op& op : batch->ops) run_collective(state, op);
@@ -501,7 +550,8 @@ Result call(const char* symbol, ncclComm* comm, void* stream, const Op& op) {
     if (comm == nullptr) return invalid_argument;
     State& state = *comm->state;
     if (state.connected == in_progress) return invalid_usage;
-    if (op.dtype < 0 || op.dtype > 9 || op.op < 0 || op.op > 4 || op.peer < 0 || op.peer >= state.ranks)
+    const int last_type = version() >= tsr::nccl::oldest_with_f8 ? 11 : 9;
+    if (op.dtype < 0 || op.dtype > last_type || op.op < 0 || op.op > 4 || op.peer < 0 || op.peer >= state.ranks)
         return invalid_argument;
     if (group_depth == 0) {
         if (const Result result = launch({comm->state, stream, {op}}); result != success) return result;
@@ -515,6 +565,42 @@ Result call(const char* symbol, ncclComm* comm, void* stream, const Op& op) {
         group.push_back({comm->state, stream, {op}});
     }
     return success;
+}
+
+// The ranks of a communicator tell each other where they go, and meet again there.
+Result split(State& parent, int color, int key, bool blocking, ncclComm** made) {
+    Shared& all = *parent.shared->operator->();
+    try {
+        if (is_to_hang(parent.rank)) parent.wait_until([] { return false; });
+        all.choices[parent.rank] = {color, key};
+        parent.meet();
+        std::vector<std::pair<int, int>> members;  // keys and ranks
+        for (int rank = 0; rank < parent.ranks; ++rank) {
+            if (all.choices[rank].color == color) members.emplace_back(all.choices[rank].key, rank);
+        }
+        parent.meet();
+        const unsigned number = parent.splits++;
+        if (color == tsr::nccl::no_color) return success;
+        std::ranges::sort(members);
+        const std::string origin = parent.shared->name() + "/" + std::to_string(number) + "/" + std::to_string(color);
+        UniqueId id{};
+        std::snprintf(id.bytes, sizeof id.bytes, "/tessera-mock-nccl-%016zx", std::hash<std::string>{}(origin));
+        auto part = std::make_shared<State>();
+        part->shared = segment_of(id);
+        part->ranks = static_cast<int>(members.size());
+        part->rank = static_cast<int>(std::ranges::find(members, std::pair(key, parent.rank)) - members.begin());
+        part->blocking = blocking;
+        (*part->shared)->joined.fetch_add(1);
+        parent.wait_until([&] { return (*part->shared)->joined == static_cast<uint32_t>(part->ranks); });
+        part->shared->forget_name();
+        part->connected = success;
+        const std::lock_guard lock(world().mutex);
+        ++world().communicators;
+        *made = new ncclComm{part};
+        return success;
+    } catch (const Aborted&) {
+        return system_error;
+    }
 }
 
 void release(ncclComm* comm) {
@@ -558,6 +644,10 @@ EXPORTED int mock_nccl_running(int rank) {
     const std::lock_guard lock(world().mutex);
     return world().running[rank];
 }
+EXPORTED unsigned mock_nccl_calls(const char* symbol) {
+    const std::lock_guard lock(world().mutex);
+    return world().calls[symbol];
+}
 EXPORTED int mock_nccl_communicators() {
     const std::lock_guard lock(world().mutex);
     return world().communicators;
@@ -570,8 +660,7 @@ EXPORTED void mock_nccl_speed(uint64_t latency_ns, uint64_t bytes_per_us) {
 }
 
 EXPORTED Result ncclGetVersion(int* version) {
-    const char* text = std::getenv("TESSERA_MOCK_NCCL_VERSION");
-    *version = text == nullptr ? 22907 : std::atoi(text);
+    *version = ::version();
     return success;
 }
 
@@ -602,6 +691,30 @@ EXPORTED Result ncclCommInitRankConfig(ncclComm** comm, int ranks, UniqueId id, 
         return state->connected;
     }
     state->connecting = std::thread([state] { state->connect(); });
+    return in_progress;
+}
+
+// NCCL may wait for ever if operations are in progress, so these are refused here.
+EXPORTED Result ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** made, Config* config) {
+    if (const Result result = entered("ncclCommSplit"); result != success) return result;
+    if (config == nullptr || color < tsr::nccl::no_color) return invalid_argument;
+    State& state = *comm->state;
+    if (state.connected != success) return invalid_usage;
+    {
+        const std::lock_guard lock(state.mutex);
+        if (state.issued != state.ended) return invalid_usage;
+    }
+    if (state.connecting.joinable()) state.connecting.join();
+    *made = nullptr;
+    state.connected = in_progress;
+    const auto run = [parent = comm->state, color, key, made, blocking = config->blocking != 0] {
+        parent->connected = split(*parent, color, key, blocking, made);
+    };
+    if (state.blocking) {
+        run();
+        return state.connected;
+    }
+    state.connecting = std::thread(run);
     return in_progress;
 }
 

@@ -803,6 +803,25 @@ EXPORTED Result cuDeviceTotalMem_v2(size_t* bytes, Number /*device*/) {
     return tsr::cuda::success;
 }
 
+// Of the kind of an H100.
+EXPORTED Result cuDeviceGetAttribute(int* value, int attribute, Number /*device*/) {
+    if (const Result error = entered("cuDeviceGetAttribute")) return error;
+    if (attribute != tsr::cuda::capability_major && attribute != tsr::cuda::capability_minor)
+        return tsr::cuda::invalid_value;
+    *value = attribute == tsr::cuda::capability_major ? 9 : 0;
+    return tsr::cuda::success;
+}
+
+// Even and odd devices are pairs with a better link.
+EXPORTED Result cuDeviceGetP2PAttribute(int* value, int attribute, Number device, Number peer) {
+    if (const Result error = entered("cuDeviceGetP2PAttribute")) return error;
+    if (device == peer || (attribute != tsr::cuda::link_rank && attribute != tsr::cuda::link_atomics))
+        return tsr::cuda::invalid_value;
+    const bool is_pair = device / 2 == peer / 2;
+    *value = is_pair == (attribute == tsr::cuda::link_atomics) ? 1 : 0;
+    return tsr::cuda::success;
+}
+
 EXPORTED Result cuDeviceCanAccessPeer(int* reaches, Number device, Number peer) {
     if (const Result error = entered("cuDeviceCanAccessPeer")) return error;
     *reaches = device == peer ? 0 : 1;

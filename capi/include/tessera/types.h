@@ -60,7 +60,7 @@ enum {
     TSR_DTYPE_I64 = 8,
     TSR_DTYPE_I16 = 9,   /* can be saved and moved; reducing it is UNSUPPORTED */
     TSR_DTYPE_BOOL = 10, /* one byte, 0 or 1; likewise */
-    /* Likewise; these are not converted either. */
+    /* Likewise; these are not converted either. But F8_E4M3 and F8_E5M2 are reduced on CUDA devices, from NCCL 2.24 on. */
     TSR_DTYPE_U16 = 11,
     TSR_DTYPE_U32 = 12,
     TSR_DTYPE_U64 = 13,

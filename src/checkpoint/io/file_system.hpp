@@ -16,6 +16,8 @@
 
 namespace tsr {
 
+class DeviceApi;
+
 // O_DIRECT requires offsets, sizes and memory addresses in multiples of this; so does the start of a rank file's data.
 inline constexpr int64_t direct_alignment = 4096;
 
@@ -27,6 +29,11 @@ class File {
    public:
     virtual ~File() = default;
     [[nodiscard]] virtual int64_t read(std::span<std::byte> into, int64_t offset) = 0;
+    // The same into the memory of a device, past the host, and in the order of no stream. Any failure leaves the caller to
+    // read() and copy.
+    [[nodiscard]] virtual int64_t read_to_device(DeviceApi&, std::byte* /*to*/, int64_t /*size*/, int64_t /*offset*/) {
+        return -EOPNOTSUPP;
+    }
     [[nodiscard]] virtual int64_t write(std::span<const std::byte> from, int64_t offset) = 0;
     [[nodiscard]] virtual int64_t size() = 0;
     [[nodiscard]] virtual int64_t allocate(int64_t size) = 0;  // reserves space; the size may grow

@@ -10,11 +10,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
+#include "base/attempt.hpp"
 #include "base/dir_at.hpp"
 #include "base/file_limit.hpp"
+#include "checkpoint/io/cufile.hpp"
 #include "checkpoint/io/file_system.hpp"
 
 namespace tsr {
@@ -28,12 +32,24 @@ int64_t result_of(int64_t returned) { return returned < 0 ? -int64_t{errno} : re
 class PosixFile final : public File {
    public:
     PosixFile(int fd, bool direct) : fd_(fd), direct_(direct) {}
-    ~PosixFile() override { ::close(fd_); }
+    ~PosixFile() override {
+        registered_.reset();
+        ::close(fd_);
+    }
     PosixFile(const PosixFile&) = delete;
     PosixFile& operator=(const PosixFile&) = delete;
 
     int64_t read(std::span<std::byte> into, int64_t offset) override {
         return result_of(::pread(fd_, into.data(), into.size(), offset));
+    }
+    int64_t read_to_device(DeviceApi& device, std::byte* to, int64_t size, int64_t offset) override {
+        if (!is_direct()) return -EOPNOTSUPP;
+        int64_t got = -EOPNOTSUPP;
+        const auto failed = attempt([&] {
+            std::call_once(asked_, [&] { registered_ = cufile::Registered::of(fd_, device); });
+            if (registered_ != nullptr) got = registered_->read(device, to, size, offset);
+        });
+        return failed ? -EIO : got;
     }
     int64_t write(std::span<const std::byte> from, int64_t offset) override {
         return result_of(::pwrite(fd_, from.data(), from.size(), offset));
@@ -83,6 +99,8 @@ class PosixFile final : public File {
    private:
     int fd_;
     std::atomic<bool> direct_;
+    std::once_flag asked_;  // for registered_
+    std::unique_ptr<cufile::Registered> registered_;
 };
 
 // Either all files, by the process's paths, or those below one held directory.

@@ -202,6 +202,7 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     for (const auto& copy : copies) copy->agree_to_load(plan.of_copies[copy.get()]);
     for (const auto& copy : copies) copy->begin_load();
     const auto error = attempt([&] {
+        state.follow(device_copies);  // again: a barrier may have made the program's stream wait for copies
         plan.report.verified = contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host});
     });
     for (const auto& copy : copies) copy->end_load(error);

@@ -32,8 +32,9 @@ class Runs {
     Runs(const Box& part, const FilePlace& file, const MemoryPlace& memory);
 
     [[nodiscard]] int64_t count() const { return count_; }
-    // Whether the bytes of the file may be read straight to memory().
-    [[nodiscard]] bool is_plain() const { return count_ == 1 && memory_dtype_ == file_dtype_ && on_ == nullptr; }
+    // Whether the bytes of the file go to memory() as they are.
+    [[nodiscard]] bool is_plain() const { return count_ == 1 && memory_dtype_ == file_dtype_; }
+    [[nodiscard]] CopyStream* on() const { return on_; }         // the device of memory(); nullptr: the host
     [[nodiscard]] int64_t begin() const { return file_begin_; }  // bytes in the file
     [[nodiscard]] int64_t end() const { return file_end_; }
     [[nodiscard]] std::byte* memory() const { return memory_begin_; }  // of the first run

@@ -73,7 +73,7 @@ GlooTransport::GlooTransport(Bootstrap bootstrap)
 }
 
 GlooTransport::~GlooTransport() {
-    GlooTransport::leave();
+    GlooTransport::leave(0);
     // What was written to a socket arrives after the connection is closed, too.
     const auto until = Clock::now() + farewell_time;
     for (const auto& flight : farewell_flights_) {
@@ -430,9 +430,10 @@ void GlooTransport::abort(const Error& error) {
     waker_.wake();
 }
 
-void GlooTransport::leave() {
+void GlooTransport::leave(uint64_t launched) {
     Notice notice;
     notice.kind = Notice::Kind::left;
+    notice.sequence = launched;
     tell_all(notice);
 }
 
@@ -454,6 +455,18 @@ std::optional<Error> GlooTransport::peer_error() const {
         if (views_[static_cast<size_t>(r)].state == PeerState::gone) return lost(r, "", true);
     }
     return told_failure("");
+}
+
+std::optional<Error> GlooTransport::absent_from(const Operation& operation, uint64_t sequence) const {
+    const std::unique_lock lock(view_mutex_, std::try_to_lock);  // as in peer_error()
+    if (!lock.owns_lock()) return std::nullopt;
+    for (int k = 1; k < world(); ++k) look_at(after(k), Clock::now() + glance);
+    for (int r = 0; r < world(); ++r) {
+        const PeerView& view = views_[static_cast<size_t>(r)];
+        if (view.state != PeerState::left || view.farewell->sequence >= sequence) continue;
+        return lost(r, tsr::headline(operation, sequence), false);
+    }
+    return std::nullopt;
 }
 
 // --- steps of a collective

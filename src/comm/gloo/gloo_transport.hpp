@@ -65,9 +65,10 @@ class GlooTransport final : public Transport {
     void wake() override { waker_.wake(); }
     [[nodiscard]] std::shared_ptr<Buffer> allocate(size_t size, uint64_t sequence, milliseconds timeout) override;
     void abort(const Error& error) override;
-    void leave() override;
+    void leave(uint64_t launched) override;
     void ask_elsewhere(std::function<std::string(int rank)> ask) override { elsewhere_ = std::move(ask); }
     [[nodiscard]] std::optional<Error> peer_error() const override;
+    [[nodiscard]] std::optional<Error> absent_from(const Operation& operation, uint64_t sequence) const override;
     [[nodiscard]] std::vector<int> departed() const override;
 
     // --- for the hierarchical transport, whose collectives use this one's steps among a subset of the ranks

@@ -33,7 +33,7 @@ struct Notice {
     Kind kind = Kind::enters;
     int32_t code = 0;  // failed: the error's code and, if known, peer; its text is in `bytes`
     int32_t peer = -1;
-    uint64_t sequence = 0;
+    uint64_t sequence = 0;  // left: of the last collective on a device
     Operation operation;
     alignas(64) std::array<std::byte, inline_size> bytes{};
 };

@@ -263,9 +263,9 @@ void HierarchicalTransport::abort(const Error& error) {
     local_->abort(error);
 }
 
-void HierarchicalTransport::leave() {
-    wide_->leave();
-    local_->leave();
+void HierarchicalTransport::leave(uint64_t launched) {
+    wide_->leave(launched);
+    local_->leave(launched);
 }
 
 std::vector<int> HierarchicalTransport::departed() const {
@@ -278,6 +278,11 @@ std::vector<int> HierarchicalTransport::departed() const {
 std::optional<Error> HierarchicalTransport::peer_error() const {
     if (auto error = local_->peer_error()) return error;
     return wide_->peer_error();
+}
+
+std::optional<Error> HierarchicalTransport::absent_from(const Operation& operation, uint64_t sequence) const {
+    if (auto error = local_->absent_from(operation, sequence)) return error;
+    return wide_->absent_from(operation, sequence);
 }
 
 }  // namespace hierarchical

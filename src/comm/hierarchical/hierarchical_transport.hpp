@@ -43,8 +43,9 @@ class HierarchicalTransport final : public Transport {
     void wake() override;
     [[nodiscard]] std::shared_ptr<Buffer> allocate(size_t size, uint64_t sequence, milliseconds timeout) override;
     void abort(const Error& error) override;
-    void leave() override;
+    void leave(uint64_t launched) override;
     [[nodiscard]] std::optional<Error> peer_error() const override;
+    [[nodiscard]] std::optional<Error> absent_from(const Operation& operation, uint64_t sequence) const override;
     [[nodiscard]] std::vector<int> departed() const override;
     [[nodiscard]] std::string doing(int rank) const override { return is_here(rank) ? local_->doing(rank) : ""; }
     void ask_elsewhere(std::function<std::string(int rank)> ask) override {

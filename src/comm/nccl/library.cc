@@ -91,8 +91,14 @@ int number_of(DType dtype) {
             case DType::f32: return Type::f32;
             case DType::f64: return Type::f64;
             case DType::bf16: return Type::bf16;
-            case DType::f8_e4m3: return Type::f8_e4m3;
-            case DType::f8_e5m2: return Type::f8_e5m2;
+            case DType::f8_e4m3:
+            case DType::f8_e5m2:
+                if (const int version = library().version; version < oldest_with_f8) {
+                    throw Error(Code::unsupported,
+                                fmt::format("NCCL {} cannot reduce {}; {} is the oldest that can",
+                                            version_text(version), name_of(dtype), version_text(oldest_with_f8)));
+                }
+                return dtype == DType::f8_e4m3 ? Type::f8_e4m3 : Type::f8_e5m2;
             default: throw Error(Code::unsupported, fmt::format("NCCL cannot reduce {}", name_of(dtype)));
         }
     };

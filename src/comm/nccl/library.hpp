@@ -42,6 +42,8 @@ struct Config {
 constexpr Result success = 0;
 constexpr Result remote_error = 6;
 constexpr Result in_progress = 7;
+constexpr int no_color = -1;  // NCCL_SPLIT_NOCOLOR
+constexpr int oldest_with_f8 = 22400;
 
 enum class Type : int { i8, u8, i32, u32, i64, u64, f16, f32, f64, bf16, f8_e4m3, f8_e5m2 };  // ncclDataType_t
 enum class Op : int { sum, prod, max, min, avg };                                             // ncclRedOp_t
@@ -51,6 +53,7 @@ enum class Op : int { sum, prod, max, min, avg };                               
     X(get_version, ncclGetVersion, (int* version))                                                            \
     X(get_unique_id, ncclGetUniqueId, (UniqueId * id))                                                        \
     X(init_rank, ncclCommInitRankConfig, (Comm * comm, int ranks, UniqueId id, int rank, Config* config))     \
+    X(split, ncclCommSplit, (Comm comm, int color, int key, Comm* part, Config* config))                      \
     X(destroy, ncclCommDestroy, (Comm comm))                                                                  \
     X(finalize, ncclCommFinalize, (Comm comm))                                                                \
     X(abort, ncclCommAbort, (Comm comm))                                                                      \

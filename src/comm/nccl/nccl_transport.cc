@@ -22,22 +22,20 @@ using nccl::Result;
 constexpr auto type_of_bytes = static_cast<int>(nccl::Type::u8);  // data that is only moved may be of any type
 constexpr milliseconds flush_time{5000};
 
+nccl::Config non_blocking() {
+    nccl::Config config;
+    config.blocking = 0;
+    return config;
+}
+
 class NcclTransport final : public DeviceTransport {
    public:
-    NcclTransport(const NcclId& id, int rank, int ranks, Device device, Deadline deadline,
-                  const std::function<void()>& poll)
-        : nccl_(nccl::library()), api_(device_api(device)), device_(device), rank_(rank), ranks_(ranks) {
-        nccl::UniqueId unique{};
-        static_assert(sizeof unique == sizeof id);
-        std::memcpy(unique.bytes, id.data(), sizeof unique);
-        nccl::Config config;
-        config.blocking = 0;
-        api_.in_use([&] {
-            const Result begun = nccl_.init_rank(&comm_, ranks, unique, rank, &config);
-            if (begun != nccl::success && begun != nccl::in_progress) {
-                throw nccl::error_of(begun, nullptr, fmt::format("{}: connecting {} ranks", api_.name(), ranks));
-            }
-        });
+    // Takes over a communicator whose ranks may not be connected yet: await() that.
+    NcclTransport(Comm comm, int rank, int ranks, Device device)
+        : nccl_(nccl::library()), api_(device_api(device)), device_(device), rank_(rank), ranks_(ranks), comm_(comm) {}
+
+    // Returns once the ranks are connected, or fails for good.
+    void await(Deadline deadline, const std::function<void()>& poll) {
         try {
             wait_until(
                 [&] {
@@ -68,6 +66,14 @@ class NcclTransport final : public DeviceTransport {
     [[nodiscard]] std::string_view name() const override { return "nccl"; }
     [[nodiscard]] Device device() const override { return device_; }
 
+    void require(const Request& request) const override {
+        const Collective c = request.collective;
+        if (c != Collective::all_reduce && c != Collective::reduce && c != Collective::reduce_scatter) return;
+        for (const auto list : {request.inputs, request.outputs}) {
+            for (const Tensor& tensor : list) static_cast<void>(nccl::number_of(tensor.dtype));
+        }
+    }
+
     void enqueue(const Request& request, StreamHandle stream) override {
         {
             const std::lock_guard lock(mutex_);
@@ -88,6 +94,32 @@ class NcclTransport final : public DeviceTransport {
         // A call may still be in progress when it returns, and the next one must not begin before it is done. That is quick
         // unless a peer is lost, which makes the communicator abort this.
         while (!is_settled(api_.name())) std::this_thread::yield();
+    }
+
+    // NCCL writes the new communicator in the background, until this one is settled or aborted.
+    std::unique_ptr<DeviceTransport> split(const Part& part, Deadline deadline,
+                                           const std::function<void()>& poll) override {
+        static_assert(Part::no_color == nccl::no_color);
+        Comm made = nullptr;
+        try {
+            {
+                const std::lock_guard lock(mutex_);
+                throw_if_aborted();
+                nccl::Config config = non_blocking();
+                api_.in_use([&] {
+                    throw_if_failed(nccl_.split(comm_, part.color, part.rank, &made, &config), "splitting the ranks");
+                });
+            }
+            await(deadline, poll);
+        } catch (...) {
+            NcclTransport::abort();
+            if (made != nullptr) nccl_.abort(made);
+            throw;
+        }
+        if (part.color == Part::no_color) return nullptr;
+        auto transport = std::make_unique<NcclTransport>(made, part.rank, part.ranks, device_);
+        transport->await(deadline, poll);
+        return transport;
     }
 
     void check() override {
@@ -248,7 +280,21 @@ NcclId make_nccl_id() {
 
 std::unique_ptr<DeviceTransport> make_nccl_transport(const NcclId& id, int rank, int ranks, Device device,
                                                      Deadline deadline, const std::function<void()>& poll) {
-    return std::make_unique<NcclTransport>(id, rank, ranks, device, deadline, poll);
+    nccl::UniqueId unique{};
+    static_assert(sizeof unique == sizeof id);
+    std::memcpy(unique.bytes, id.data(), sizeof unique);
+    DeviceApi& api = device_api(device);
+    nccl::Config config = non_blocking();
+    Comm comm = nullptr;
+    api.in_use([&] {
+        const Result begun = nccl::library().init_rank(&comm, ranks, unique, rank, &config);
+        if (begun != nccl::success && begun != nccl::in_progress) {
+            throw nccl::error_of(begun, nullptr, fmt::format("{}: connecting {} ranks", api.name(), ranks));
+        }
+    });
+    auto transport = std::make_unique<NcclTransport>(comm, rank, ranks, device);
+    transport->await(deadline, poll);
+    return transport;
 }
 
 }  // namespace tsr

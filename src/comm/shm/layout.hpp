@@ -72,7 +72,8 @@ struct alignas(page_size) RankPage {
     Journal journal;
     Journal transfer;  // a send or recv that has been waiting for some time; finished once it no longer waits
     FailureRecord failure;
-    alignas(cache_line) std::atomic<uint32_t> left;  // 1: the rank has destroyed its communicator
+    alignas(cache_line) std::atomic<uint32_t> left;  // 1: the rank has destroyed its communicator,
+    std::atomic<uint64_t> launched;                  // after this collective on a device
 };
 static_assert(sizeof(RankPage) == page_size);
 

@@ -138,7 +138,7 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
     try {
         sync(call);
     } catch (...) {
-        leave();
+        leave(0);
         throw;
     }
     if (header().magic != Header::current_magic || header().world_size != world() ||
@@ -150,10 +150,14 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
 }
 
 ShmTransport::~ShmTransport() {
-    if (segment_) ShmTransport::leave();
+    if (segment_) ShmTransport::leave(0);
 }
 
-void ShmTransport::leave() { page(rank_).left.store(1, std::memory_order_release); }
+void ShmTransport::leave(uint64_t launched) {
+    RankPage& own = page(rank_);
+    if (launched > 0) own.launched.store(launched, std::memory_order_relaxed);
+    own.left.store(1, std::memory_order_release);
+}
 
 void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const SliceCheck& check) {
     // The names of abstract sockets are public (/proc/net/unix): peer_pid() always checks the user.
@@ -570,6 +574,28 @@ std::optional<Error> ShmTransport::peer_error() const {
     if (const auto dead = first_dead()) return lost(*dead, "", true);
     if (!alarmed()) return std::nullopt;
     return told_failure("");
+}
+
+std::optional<Error> ShmTransport::absent_from(const Operation& operation, uint64_t sequence) const {
+    const std::string own = headline(operation, sequence);
+    for (size_t r = 0; r < world(); ++r) {
+        if (r == rank_) continue;
+        const RankPage& theirs = page(r);
+        if (theirs.left.load(std::memory_order_acquire) != 0 &&
+            theirs.launched.load(std::memory_order_relaxed) < sequence) {
+            return lost(r, own, false);
+        }
+        const JournalEntry entry = read_journal(theirs.journal);
+        if (entry.sequence != sequence || is_point_to_point(entry.operation.collective)) continue;
+        return Error(Code::mismatch,
+                     fmt::format(
+                         "rank {}: {} on a device cannot end: {} is in {} on the CPU instead; all ranks must make "
+                         "the same calls in the same order",
+                         number(rank_), own, name_peer(r), headline(entry.operation, sequence)))
+            .with_rank(number(rank_))
+            .with_peer(number(r));
+    }
+    return std::nullopt;
 }
 
 std::vector<int> ShmTransport::departed() const {

@@ -329,10 +329,21 @@ CudaFacts cuda_facts() {
         well(functions.device_name(name.data(), static_cast<int>(name.size()), device));
         one.name = name.data();
         well(functions.device_total_memory(&one.memory, device));
+        int major = 0;
+        int minor = 0;
+        well(functions.device_attribute(&major, capability_major, device));
+        well(functions.device_attribute(&minor, capability_minor, device));
+        one.capability = fmt::format("{}.{}", major, minor);
         for (size_t i = 0; i < numbers.size(); ++i) {
             int reaches = 0;
             if (numbers[i] != device) well(functions.device_reaches(&reaches, device, numbers[i]));
-            if (reaches != 0) one.peers.push_back(static_cast<int>(i));
+            if (reaches == 0) continue;
+            CudaFacts::Link link{.device = static_cast<int>(i)};
+            int atomics = 0;
+            well(functions.link_attribute(&link.rank, link_rank, device, numbers[i]));
+            well(functions.link_attribute(&atomics, link_atomics, device, numbers[i]));
+            link.atomics = atomics != 0;
+            one.links.push_back(link);
         }
         facts.devices.push_back(std::move(one));
     }

@@ -93,47 +93,53 @@ constexpr unsigned memory_type_device = 2;  // CU_MEMORYTYPE_DEVICE
 constexpr int smallest_granularity = 0;     // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 constexpr int capture_relaxed = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr int capture_none = 0;             // CU_STREAM_CAPTURE_STATUS_NONE
+constexpr int capability_major = 75;        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+constexpr int capability_minor = 76;        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+constexpr int link_rank = 1;                // CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK
+constexpr int link_atomics = 3;             // CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 constexpr int oldest_version = 12000;
 
 // (member, symbol, parameters)
-#define TSR_CUDA_DRIVER(X)                                                                             \
-    X(init, cuInit, (unsigned flags))                                                                  \
-    X(driver_version, cuDriverGetVersion, (int* version))                                              \
-    X(error_name, cuGetErrorName, (Result error, const char** name))                                   \
-    X(error_string, cuGetErrorString, (Result error, const char** text))                               \
-    X(device_count, cuDeviceGetCount, (int* count))                                                    \
-    X(device_get, cuDeviceGet, (Number * device, int index))                                           \
-    X(device_name, cuDeviceGetName, (char* name, int size, Number device))                             \
-    X(device_total_memory, cuDeviceTotalMem_v2, (size_t* bytes, Number device))                        \
-    X(device_reaches, cuDeviceCanAccessPeer, (int* reaches, Number device, Number peer))               \
-    X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context * context, Number device))            \
-    X(context_get, cuCtxGetCurrent, (Context * context))                                               \
-    X(context_set, cuCtxSetCurrent, (Context context))                                                 \
-    X(allocate, cuMemAlloc_v2, (Address * address, size_t size))                                       \
-    X(free, cuMemFree_v2, (Address address))                                                           \
-    X(host_allocate, cuMemHostAlloc, (void** memory, size_t size, unsigned flags))                     \
-    X(host_free, cuMemFreeHost, (void* memory))                                                        \
-    X(host_register, cuMemHostRegister_v2, (void* memory, size_t size, unsigned flags))                \
-    X(host_unregister, cuMemHostUnregister, (void* memory))                                            \
-    X(copy, cuMemcpyAsync, (Address to, Address from, size_t size, Stream stream))                     \
-    X(copy_rows, cuMemcpy2DAsync_v2, (const Copy2D* copy, Stream stream))                              \
-    X(set_bytes, cuMemsetD8Async, (Address to, unsigned char value, size_t size, Stream stream))       \
-    X(stream_create, cuStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority))      \
-    X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                             \
-    X(stream_context, cuStreamGetCtx, (Stream stream, Context * context))                              \
-    X(stream_wait, cuStreamWaitEvent, (Stream stream, EventHandle event, unsigned flags))              \
-    X(stream_is_capturing, cuStreamIsCapturing, (Stream stream, int* status))                          \
-    X(thread_capture_mode, cuThreadExchangeStreamCaptureMode, (int* mode))                             \
-    X(event_create, cuEventCreate, (EventHandle * event, unsigned flags))                              \
-    X(event_destroy, cuEventDestroy_v2, (EventHandle event))                                           \
-    X(event_record, cuEventRecord, (EventHandle event, Stream stream))                                 \
-    X(event_query, cuEventQuery, (EventHandle event))                                                  \
-    X(event_elapsed, cuEventElapsedTime, (float* ms, EventHandle from, EventHandle to))                \
-    X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))         \
-    X(module_load, cuModuleLoadData, (Module * loaded, const void* image))                             \
-    X(module_function, cuModuleGetFunction, (Function * function, Module module, const char* name))    \
-    X(launch_kernel, cuLaunchKernel,                                                                   \
-      (Function function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z, unsigned threads_x, \
+#define TSR_CUDA_DRIVER(X)                                                                              \
+    X(init, cuInit, (unsigned flags))                                                                   \
+    X(driver_version, cuDriverGetVersion, (int* version))                                               \
+    X(error_name, cuGetErrorName, (Result error, const char** name))                                    \
+    X(error_string, cuGetErrorString, (Result error, const char** text))                                \
+    X(device_count, cuDeviceGetCount, (int* count))                                                     \
+    X(device_get, cuDeviceGet, (Number * device, int index))                                            \
+    X(device_name, cuDeviceGetName, (char* name, int size, Number device))                              \
+    X(device_total_memory, cuDeviceTotalMem_v2, (size_t* bytes, Number device))                         \
+    X(device_attribute, cuDeviceGetAttribute, (int* value, int attribute, Number device))               \
+    X(device_reaches, cuDeviceCanAccessPeer, (int* reaches, Number device, Number peer))                \
+    X(link_attribute, cuDeviceGetP2PAttribute, (int* value, int attribute, Number device, Number peer)) \
+    X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context * context, Number device))             \
+    X(context_get, cuCtxGetCurrent, (Context * context))                                                \
+    X(context_set, cuCtxSetCurrent, (Context context))                                                  \
+    X(allocate, cuMemAlloc_v2, (Address * address, size_t size))                                        \
+    X(free, cuMemFree_v2, (Address address))                                                            \
+    X(host_allocate, cuMemHostAlloc, (void** memory, size_t size, unsigned flags))                      \
+    X(host_free, cuMemFreeHost, (void* memory))                                                         \
+    X(host_register, cuMemHostRegister_v2, (void* memory, size_t size, unsigned flags))                 \
+    X(host_unregister, cuMemHostUnregister, (void* memory))                                             \
+    X(copy, cuMemcpyAsync, (Address to, Address from, size_t size, Stream stream))                      \
+    X(copy_rows, cuMemcpy2DAsync_v2, (const Copy2D* copy, Stream stream))                               \
+    X(set_bytes, cuMemsetD8Async, (Address to, unsigned char value, size_t size, Stream stream))        \
+    X(stream_create, cuStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority))       \
+    X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                              \
+    X(stream_context, cuStreamGetCtx, (Stream stream, Context * context))                               \
+    X(stream_wait, cuStreamWaitEvent, (Stream stream, EventHandle event, unsigned flags))               \
+    X(stream_is_capturing, cuStreamIsCapturing, (Stream stream, int* status))                           \
+    X(thread_capture_mode, cuThreadExchangeStreamCaptureMode, (int* mode))                              \
+    X(event_create, cuEventCreate, (EventHandle * event, unsigned flags))                               \
+    X(event_destroy, cuEventDestroy_v2, (EventHandle event))                                            \
+    X(event_record, cuEventRecord, (EventHandle event, Stream stream))                                  \
+    X(event_query, cuEventQuery, (EventHandle event))                                                   \
+    X(event_elapsed, cuEventElapsedTime, (float* ms, EventHandle from, EventHandle to))                 \
+    X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))          \
+    X(module_load, cuModuleLoadData, (Module * loaded, const void* image))                              \
+    X(module_function, cuModuleGetFunction, (Function * function, Module module, const char* name))     \
+    X(launch_kernel, cuLaunchKernel,                                                                    \
+      (Function function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z, unsigned threads_x,  \
        unsigned threads_y, unsigned threads_z, unsigned shared_bytes, Stream stream, void** arguments, void** extra))
 
 // Memory that is mapped at addresses.

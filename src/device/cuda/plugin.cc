@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "device/device.hpp"
 #include "kernels/list.hpp"
 
 namespace tsr::cuda {
@@ -55,3 +56,12 @@ const kernels::Plugin& plugin() {
 }
 
 }  // namespace tsr::cuda
+
+namespace tsr {
+
+CudaKernels cuda_kernels() {
+    const kernels::Plugin& found = cuda::plugin();
+    return {cuda::path(), found.fingerprint, found.devices};
+}
+
+}  // namespace tsr

@@ -162,6 +162,45 @@ TEST_F(DeviceCheckpoint, TheDeviceWaitsForTheCopiesAtOnceUnlessTheyAreGuarded) {
               Code::cuda);
 }
 
+// The load has the tensor alone that the save copies last.
+TEST_F(DeviceCheckpoint, ALoadOverwritesAfterWhatASaveHasYetToCopy) {
+    const auto stream = device_api(cuda(0)).new_stream();
+    DeviceState all;
+    OwnedState saved;
+    std::vector<Memory> guarded;
+    for (int i = 10; i < 50; ++i) {
+        const Spec spec{"t" + std::to_string(i), DType::f32, {1000}};
+        all.add_whole(spec, cuda(0));
+        saved.add_whole(spec);
+        const Tensor tensor = all.piece(spec.name);
+        guarded.emplace_back(tensor.data, tensor.size_bytes());
+    }
+    State last;
+    last.add_tensor("t49", all.piece("t49"));
+    const auto barrier = std::make_shared<WriteBarrier>(guarded);
+    for (State* state : {&all.state, &last}) {
+        state->set_stream(cuda(0), stream.get());
+        state->add_barrier(barrier);
+    }
+    all.fill(1);
+    Saver(nullptr, dir_ / "at once", saver_options()).save(1, all.state);
+    all.fill(2);
+
+    SaverOptions options = saver_options();
+    options.copies = Copies::on_demand;
+    Saver on_demand(nullptr, dir_ / "on demand", options);
+    simulated_cuda_delay(2000, 5);
+    (void)on_demand.save_async(2, all.state);
+    LoadOptions some;
+    some.unexpected = Allow::yes;
+    (void)Checkpoint::open(dir_ / "at once")->load(last, some);
+    on_demand.wait();
+    simulated_cuda_delay(0, 0);
+    EXPECT_EQ(all.differences(2), 1000);
+    (void)Checkpoint::open(dir_ / "on demand")->load(saved.state);
+    EXPECT_EQ(saved.differences(2), 0);
+}
+
 TEST_F(DeviceCheckpoint, StagingMemoryIsPinnedOnceAndGivenBack) {
     Streamed one(cuda(0));
     Saver saver(nullptr, dir_.path(), saver_options());

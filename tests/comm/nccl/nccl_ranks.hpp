@@ -49,6 +49,17 @@ inline Tensor on_device(const DeviceMemory& memory, int64_t count, DType dtype, 
     return {memory.data() + offset, Dims{count}, dtype, {DeviceType::cuda, device}};
 }
 
+// The sum over `comm` of what each rank has on its device: the number of that device, counted from 1.
+inline int sum_of_numbers(Communicator& comm, int device) {
+    DeviceMemory memory(device, 4);
+    std::vector<std::byte> value(4);
+    value[0] = static_cast<std::byte>(device + 1);
+    memory.write(value);
+    const Tensor tensor = on_device(memory, 1, DType::i32, device);
+    comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
+    return std::to_integer<int>(memory.read()[0]);
+}
+
 class Nccl : public MockNcclTest {};
 
 inline Error only_error(const Outcomes& outcomes, size_t rank) {

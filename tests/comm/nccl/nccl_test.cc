@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/device_transport.hpp"
 #include "comm/inner_options.hpp"
 #include "comm/mesh.hpp"
 #include "comm/nccl/nccl_ranks.hpp"
@@ -22,17 +23,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-// The sum over `comm` of what each rank has on its device: its number in the job, counted from 1.
-int sum_of_numbers(Communicator& comm, int rank) {
-    DeviceMemory memory(rank, 4);
-    std::vector<std::byte> value(4);
-    value[0] = static_cast<std::byte>(rank + 1);
-    memory.write(value);
-    const Tensor tensor = on_device(memory, 1, DType::i32, rank);
-    comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
-    return std::to_integer<int>(memory.read()[0]);
-}
 
 // --- every collective gives what it gives on the CPU
 
@@ -72,6 +62,8 @@ std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
     if (c.op != ReduceOp::none) name += "_" + std::string(name_of(c.op));
     return name + "_" + std::to_string(c.ranks) + "x" + std::to_string(c.count);
 }
+
+class NcclOldest : public Nccl {};
 
 class NcclCollectives : public Nccl, public ::testing::WithParamInterface<Case> {};
 
@@ -179,6 +171,44 @@ TEST_F(Nccl, ListsAndUnevenParts) {
         EXPECT_EQ(value(0), 2);
         EXPECT_EQ(value(1), 3);
         EXPECT_EQ(value(2), 3);
+    }));
+}
+
+TEST_F(Nccl, EightBitFloatsAreReducedOnDevicesAlone) {
+    expect_all_well(run_ranks(3, nccl_options(), [](Communicator& comm) {
+        const int rank = comm.rank();
+        DeviceMemory memory(rank, 2);
+        memory.write({std::byte{0x38}, std::byte{0x3c}});  // 1 as e4m3 and as e5m2
+        const Tensor e4m3 = on_device(memory, 1, DType::f8_e4m3, rank);
+        const Tensor e5m2 = on_device(memory, 1, DType::f8_e5m2, rank, 1);
+        for (const Tensor* tensor : {&e4m3, &e5m2}) {
+            comm.run({.collective = Collective::all_reduce, .outputs = {tensor, 1}, .op = ReduceOp::sum});
+        }
+        EXPECT_EQ(memory.read(), (std::vector{std::byte{0x44}, std::byte{0x42}}));  // 3
+        std::vector<uint8_t> host(1);
+        const Tensor there = tensor_of(std::span(host), DType::f8_e4m3);
+        EXPECT_THROW(comm.run({.collective = Collective::all_reduce, .outputs = {&there, 1}, .op = ReduceOp::sum}),
+                     Error);
+        comm.finalize();
+    }));
+}
+
+// Run with TESSERA_MOCK_NCCL_VERSION=21800.
+TEST_F(NcclOldest, LacksOnlyWhatCameLater) {
+    EXPECT_EQ(nccl_facts().version, "2.18.0");
+    expect_all_well(run_ranks(2, nccl_options(), [](Communicator& comm) {
+        DeviceMemory memory(comm.rank(), 1);
+        const Tensor tensor = on_device(memory, 1, DType::f8_e5m2, comm.rank());
+        try {
+            comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
+            ADD_FAILURE() << "no error";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), Code::unsupported);
+            EXPECT_THAT(error.what(), HasSubstr("NCCL 2.18.0 cannot reduce f8_e5m2; 2.24.0 is the oldest that can"));
+        }
+        const auto both = comm.split(0, 0, comm.options());
+        EXPECT_EQ(sum_of_numbers(*both, comm.rank()), 3);
+        comm.finalize();
     }));
 }
 
@@ -487,6 +517,38 @@ TEST_F(Nccl, ADeviceThatBreaksFailsTheCommunicatorAndTheCpuGoesOn) {
         const Tensor tensor = tensor_of(std::span(values), DType::f32);
         comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
     }));
+}
+
+// A sum of all ranks' memory, until it is done.
+void reduce(Communicator& comm) {
+    DeviceMemory memory(comm.rank(), 8);
+    const Tensor tensor = on_device(memory, 1, DType::f64, comm.rank());
+    comm.submit({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum})->wait(soon());
+}
+
+TEST_F(Nccl, WhatWaitsForAPeerThatLeavesEndsAtOnce) {
+    for (const char* backend : {"cpu:shm,cuda:nccl", "cpu:gloo,cuda:nccl"}) {
+        const auto outcomes = run_ranks(2, test_options(backend), [](Communicator& comm) {
+            reduce(comm);
+            if (comm.rank() == 0) reduce(comm);
+        });
+        const Error error = only_error(outcomes, 0);
+        EXPECT_EQ(error.code(), Code::peer_lost) << backend << ": " << error.what();
+        EXPECT_EQ(error.record()->peer, 1);
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce #"), HasSubstr("left the communicator")));
+        EXPECT_FALSE(outcomes[1]);
+    }
+}
+
+TEST_F(Nccl, WhatWaitsForAPeerThatFinalizesEndsAtOnce) {
+    const auto outcomes = run_ranks(2, nccl_options(), [](Communicator& comm) {
+        if (comm.rank() == 0) reduce(comm);
+        comm.finalize();
+    });
+    const Error error = only_error(outcomes, 0);
+    EXPECT_EQ(error.code(), Code::mismatch) << error.what();
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce #"), HasSubstr("is in finalize #")));
+    EXPECT_EQ(only_error(outcomes, 1).code(), Code::mismatch);
 }
 
 TEST_F(Nccl, WrongTensorsAreRefusedBeforeAnythingMoves) {

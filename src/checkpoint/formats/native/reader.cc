@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/parallel.hpp"
 #include "base/round_up.hpp"
+#include "checkpoint/formats/device_reads.hpp"
 #include "checkpoint/formats/host_reads.hpp"
 #include "checkpoint/io/open_files.hpp"
 #include "checkpoint/model/runs.hpp"
@@ -51,6 +52,7 @@ struct Task {
     int64_t begin = 0;  // of the data
     int64_t end = 0;
     std::byte* to = nullptr;     // the destination if the bytes are contiguous there; otherwise they are scattered
+    CopyStream* on = nullptr;    // the device of `to`
     std::vector<size_t> runs{};  // the runs that touch it
     int64_t chunk = -1;          // of the host's shared reads; -1: read by this rank alone
 
@@ -166,7 +168,7 @@ std::vector<HostReads::Range> wanted_blocks(const Sources& sources) {
 }
 
 // One block as a task. Unless blocks are verified, unwanted bytes at its beginning and end are left out.
-Task task_of(const Source& source, size_t block, int64_t chunk, Verify verify) {
+Task task_of(const Source& source, size_t block, int64_t chunk, Verify verify, const DeviceReads& devices) {
     const auto begin = static_cast<int64_t>(block) * block_bytes;
     Task task{&source, begin, std::min(begin + block_bytes, source.file->data_bytes())};
     task.chunk = chunk;
@@ -186,7 +188,10 @@ Task task_of(const Source& source, size_t block, int64_t chunk, Verify verify) {
     const Runs& only = source.runs[task.runs.front()];
     const bool as_it_stands =
         task.runs.size() == 1 && only.is_plain() && only.begin() <= task.begin && only.end() >= task.end;
-    if (as_it_stands) task.to = only.memory() + (task.begin - only.begin());
+    if (as_it_stands && (only.on() == nullptr || devices.into(only.on()))) {
+        task.to = only.memory() + (task.begin - only.begin());
+        task.on = only.on();
+    }
     return task;
 }
 
@@ -194,12 +199,13 @@ Task task_of(const Source& source, size_t block, int64_t chunk, Verify verify) {
 bool joins(const Task& before, const Task& task) {
     if (before.source != task.source || before.end != task.begin || before.chunk != task.chunk) return false;
     if (task.end - before.begin > blocks_per_read * block_bytes) return false;
-    if ((before.to != nullptr) != (task.to != nullptr)) return false;
+    if ((before.to != nullptr) != (task.to != nullptr) || before.on != task.on) return false;
     return task.to == nullptr || before.to + (task.begin - before.begin) == task.to;
 }
 
 // What is wanted, in order of files and bytes; each of `chunks` that this rank wants is one task.
-std::vector<Task> make_tasks(const Sources& sources, Verify verify, std::span<const HostReads::Chunk> chunks) {
+std::vector<Task> make_tasks(const Sources& sources, Verify verify, std::span<const HostReads::Chunk> chunks,
+                             const DeviceReads& devices) {
     std::vector<Task> tasks;
     size_t chunk = 0;
     for (const auto& [number, source] : sources) {
@@ -212,7 +218,7 @@ std::vector<Task> make_tasks(const Sources& sources, Verify verify, std::span<co
             }
             const bool shared =
                 chunk < chunks.size() && chunks[chunk].blocks.file == number && chunks[chunk].blocks.begin <= at;
-            Task task = task_of(source, block, shared ? static_cast<int64_t>(chunk) : -1, verify);
+            Task task = task_of(source, block, shared ? static_cast<int64_t>(chunk) : -1, verify, devices);
             if (tasks.empty() || !joins(tasks.back(), task)) {
                 tasks.push_back(std::move(task));
                 continue;
@@ -238,8 +244,31 @@ void fill(const Task& task, File& handle, Verify verify, std::byte* into) {
                 [&](int64_t begin, int64_t end) { throw Error(Code::corrupt, block_failure(file, begin, end)); });
 }
 
+// Reads straight into a device's memory, and checks there; false where that is not possible.
+bool fill_on_device(const Task& task, File& handle, Verify verify) {
+    const RankFile& file = *task.source->file;
+    if (!read_to_device(handle, file.data_begin() + task.begin, task.end - task.begin, task.to, *task.on)) return false;
+    if (verify == Verify::none) return true;
+    std::vector<std::span<const std::byte>> blocks;
+    for (int64_t block = task.begin; block < task.end; block += block_bytes) {
+        const int64_t stop = std::min(block + block_bytes, task.end);
+        blocks.emplace_back(task.to + (block - task.begin), static_cast<size_t>(stop - block));
+    }
+    const std::vector<uint32_t> crcs = task.on->checksums(blocks);
+    for (size_t i = 0; i < crcs.size(); ++i) {
+        const int64_t block = task.begin + static_cast<int64_t>(i) * block_bytes;
+        if (crcs[i] == file.crcs()[static_cast<size_t>(block / block_bytes)]) continue;
+        throw Error(Code::corrupt, block_failure(file, block, std::min(block + block_bytes, task.end)));
+    }
+    return true;
+}
+
 // Reads what only this rank wants, directly into its destination if possible.
 void read_own(Task task, File& handle, Verify verify, AlignedBuffer& buffer) {
+    if (task.on != nullptr) [[unlikely]] {
+        if (fill_on_device(task, handle, verify)) return;
+        task.to = nullptr;
+    }
     const int64_t begin = task.begin;
     const int64_t end = task.end;
     bool fits = task.to != nullptr;
@@ -260,7 +289,9 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
     std::map<int, size_t> counts;  // by the files' numbers
     for (const Transfer& transfer : transfers) ++counts[transfer.file_number];
     Sources sources;
+    DeviceReads devices(options.verify);
     for (const Transfer& transfer : transfers) {
+        devices.ask(transfer.on);
         Source& source = sources[transfer.file_number];
         if (source.file == nullptr) {
             source.number = transfer.file_number;
@@ -273,7 +304,7 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
     for (auto& [number, source] : sources) sort_by_blocks(source);
     std::span<const HostReads::Chunk> chunks;
     if (options.host != nullptr) chunks = options.host->share(wanted_blocks(sources));
-    std::vector<Task> tasks = make_tasks(sources, options.verify, chunks);
+    std::vector<Task> tasks = make_tasks(sources, options.verify, chunks, devices);
 
     int64_t total = 0;
     for (const Task& task : tasks) total += task.end - task.begin;

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "checkpoint/formats/device_reads.hpp"
 #include "checkpoint/formats/shared_ranges.hpp"
 #include "checkpoint/io/open_files.hpp"
 #include "checkpoint/model/runs.hpp"
@@ -69,13 +70,19 @@ void add_segments(const Reading& reading, std::vector<Segment>& segments) {
     }
 }
 
+// Whether a device gets its part as it is in the file.
+bool goes_to_device(const Segment& segment, const DeviceReads& devices) {
+    const Runs& only = segment.reading->runs[segment.first];
+    return segment.count == 1 && only.is_plain() && devices.into(only.on());
+}
+
 // Reads a part that only this rank reads.
 void read_part(const Segment& segment, int64_t begin, int64_t end, File& file, AlignedBuffer& buffer) {
     const Reading& reading = *segment.reading;
     const auto size = static_cast<size_t>(end - begin);
     const Runs& only = reading.runs[segment.first];
     const int64_t offset = reading.data_begin + begin;
-    if (segment.count == 1 && only.is_plain()) {
+    if (segment.count == 1 && only.is_plain() && only.on() == nullptr) {
         return read_all(file, *reading.path, std::span(only.memory() + (begin - only.begin()), size), offset);
     }
     if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
@@ -83,10 +90,17 @@ void read_part(const Segment& segment, int64_t begin, int64_t end, File& file, A
     segment.scatter(begin, end, buffer.data());
 }
 
+bool read_straight(const Segment& segment, int64_t begin, int64_t end, File& file) {
+    const Reading& reading = *segment.reading;
+    const Runs& only = reading.runs[segment.first];
+    return read_to_device(file, reading.data_begin + begin, end - begin, only.memory() + (begin - only.begin()),
+                          *only.on());
+}
+
 }  // namespace
 
-std::unique_ptr<File> SafetensorsContents::open_unchanged(const Source& source) const {
-    auto file = open_file(files_, source.path, OpenMode::read);
+std::unique_ptr<File> SafetensorsContents::open_unchanged(const Source& source, OpenMode mode) const {
+    auto file = open_file(files_, source.path, mode);
     const int64_t size = file->size();
     if (size < 0) throw os_error(fmt::format("cannot stat {}", source.path), static_cast<int>(-size));
     if (size != source.header.file_bytes()) {
@@ -98,7 +112,9 @@ std::unique_ptr<File> SafetensorsContents::open_unchanged(const Source& source) 
 
 bool SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
     std::map<int, Reading> readings;
+    DeviceReads devices(Verify::none);
     for (const Wanted& one : wanted) {
+        devices.ask(one.on);
         one.tensor->for_each_piece(*one.box, [&](const Box& box, int index) {
             const Box part = box.intersect(*one.box);
             if (part.empty()) return;
@@ -131,14 +147,21 @@ bool SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions
     }
     const SharedRanges shared(options.host, std::move(ranges));
     Progress progress(options.progress, Phase::read, shared.size_bytes());
-    OpenFiles opened([&](int number) { return open_unchanged(sources_[static_cast<size_t>(number)]); });
+    const auto opener = [&](OpenMode mode) {
+        return [this, mode](int number) { return open_unchanged(sources_[static_cast<size_t>(number)], mode); };
+    };
+    OpenFiles opened(opener(OpenMode::read));
+    OpenFiles direct(opener(OpenMode::read_direct));  // for devices
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
     SharedRanges::Work work;
     work.read = [&](size_t i, int worker) {
         const SharedRanges::Part& part = shared.parts()[i];
         const Segment& segment = segments[part.range];
         const auto file = opened.get(segment.reading->number);
-        read_part(segment, part.begin, part.end, *file, buffers[static_cast<size_t>(worker)]);
+        if (!goes_to_device(segment, devices) ||
+            !read_straight(segment, part.begin, part.end, *direct.get(segment.reading->number))) {
+            read_part(segment, part.begin, part.end, *file, buffers[static_cast<size_t>(worker)]);
+        }
         progress.add(part.end - part.begin);
     };
     work.fill = [&](const ByteRange& blocks, std::byte* slot) {

@@ -27,7 +27,7 @@ class SafetensorsContents final : public Contents {
     [[nodiscard]] bool has_checksums() const override { return false; }
 
    private:
-    [[nodiscard]] std::unique_ptr<File> open_unchanged(const Source& source) const;
+    [[nodiscard]] std::unique_ptr<File> open_unchanged(const Source& source, OpenMode mode) const;
 
     FileSystem& files_;
     std::vector<Source> sources_;

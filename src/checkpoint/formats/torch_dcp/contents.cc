@@ -126,7 +126,7 @@ class RecordReader {
     uint32_t read(OpenFiles& opened, const SharedRanges::Part& part, AlignedBuffer& buffer) const {
         const ArchiveEntry& record = *owners_[part.range];
         const auto size = static_cast<size_t>(part.end - part.begin);
-        const bool direct = record.runs.size() == 1 && record.runs[0].is_plain() &&
+        const bool direct = record.runs.size() == 1 && record.runs[0].is_plain() && record.runs[0].on() == nullptr &&
                             record.runs[0].begin() <= part.begin && record.runs[0].end() >= part.end;
         if (!direct && buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
         std::byte* data = direct ? record.runs[0].memory() + (part.begin - record.runs[0].begin()) : buffer.data();
