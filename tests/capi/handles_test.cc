@@ -77,6 +77,7 @@ struct Handles {
     api::Owned<tsr_optimizer> optimizer;
     api::Owned<tsr_grad_scaler> scaler;
     api::Owned<tsr_sampler> sampler;
+    api::Owned<tsr_metric> metric;
     api::Owned<tsr_state> state;
     api::Owned<tsr_saver> saver;
     api::Owned<tsr_checkpoint> checkpoint;
@@ -120,6 +121,7 @@ struct Handles {
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
         EXPECT_OK(tsr_sampler_create(comm, 10, nullptr, sampler.out()));
+        EXPECT_OK(tsr_metric_create(TSR_METRIC_AUROC, nullptr, metric.out()));
         EXPECT_OK(tsr_state_create(state.out()));
         EXPECT_OK(tsr_state_add_tensor(state, "w", &tensor));
         EXPECT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));
@@ -145,6 +147,7 @@ struct Handles {
         if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
         if constexpr (std::is_same_v<T, tsr_grad_scaler>) return scaler;
         if constexpr (std::is_same_v<T, tsr_sampler>) return sampler;
+        if constexpr (std::is_same_v<T, tsr_metric>) return metric;
         if constexpr (std::is_same_v<T, tsr_state>) return state;
         if constexpr (std::is_same_v<T, tsr_saver>) return saver;
         if constexpr (std::is_same_v<T, tsr_checkpoint>) return checkpoint;
@@ -159,7 +162,8 @@ constexpr bool is_handle =
     std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
     std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_tp> || std::is_same_v<T, tsr_pipeline> ||
     std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_grad_scaler> || std::is_same_v<T, tsr_sampler> ||
-    std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
+    std::is_same_v<T, tsr_metric> || std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> ||
+    std::is_same_v<T, tsr_checkpoint>;
 
 // Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
 // that can be written to for each pointer after it.
@@ -231,7 +235,8 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                 {"sampler", handles.sampler}, {"state", handles.state},
                 {"saver", handles.saver},     {"checkpoint", handles.checkpoint},
                 {"fsdp", handles.fsdp},       {"scaler", handles.scaler},
-                {"tp", handles.tp},           {"pipeline", handles.pipeline}};
+                {"tp", handles.tp},           {"pipeline", handles.pipeline},
+                {"metric", handles.metric}};
     }
     const auto destroyed = [&]<class T>() -> T* {
         const char* key = std::is_same_v<T, tsr_store_server>  ? "server"
@@ -249,6 +254,7 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                           : std::is_same_v<T, tsr_grad_scaler> ? "scaler"
                           : std::is_same_v<T, tsr_pipeline>    ? "pipeline"
                           : std::is_same_v<T, tsr_sampler>     ? "sampler"
+                          : std::is_same_v<T, tsr_metric>      ? "metric"
                           : std::is_same_v<T, tsr_state>       ? "state"
                           : std::is_same_v<T, tsr_saver>       ? "saver"
                                                                : "checkpoint";
