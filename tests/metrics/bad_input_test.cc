@@ -173,5 +173,24 @@ TEST(Metric, MergesWithItsLike) {
     expect_refused([&] { one->merge(*Metric::create(Kind::mean, {})); }, Code::invalid_argument, "a metric mean");
 }
 
+TEST(Metric, MergesScoresOfDifferentTypesAndWeights) {
+    const Data<double> doubles{.predictions = {0.3, 0.6, 0.35}, .targets = {1, 0, 1}, .weights = {2, 0.5, 1}};
+    Data<double> all = doubles;
+    for (size_t i = 0; i < good.rows(); ++i) {
+        all.predictions.push_back(good.predictions[i]);
+        all.targets.push_back(good.targets[i]);
+        all.weights.push_back(1);
+    }
+    const double expected = alone(Kind::average_precision, {}, all).value;
+    for (const bool doubles_first : {false, true}) {
+        const auto one = Metric::create(Kind::average_precision, {});
+        const auto other = Metric::create(Kind::average_precision, {});
+        update(doubles_first ? *one : *other, doubles);
+        update(doubles_first ? *other : *one, good);
+        one->merge(*other);
+        EXPECT_EQ(one->compute(nullptr), expected);
+    }
+}
+
 }  // namespace
 }  // namespace tsr::metrics

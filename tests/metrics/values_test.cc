@@ -74,6 +74,8 @@ TEST(Curves, ScoresKeepTheirOrderAndZerosAreOne) {
     EXPECT_EQ(alone(Kind::auroc, {}, logits).value, 1);
     const Data<double> zeros{.predictions = {-0.0, 0.0, -1e-300, 1e-300}, .targets = {1, 0, 0, 1}};
     EXPECT_EQ(alone(Kind::auroc, {}, zeros).value, 0.875);
+    const Data<float> single{.predictions = {-0.0F, 0.0F}, .targets = {1, 0}};
+    EXPECT_EQ(alone(Kind::auroc, {}, single).value, 0.5);
     const auto mixed = Metric::create(Kind::auroc, {});
     update(*mixed, four);
     update(*mixed, Data<double>{.predictions = {0.1F, 0.1}, .targets = {1, 0}});  // 0.1F is above 0.1
@@ -126,6 +128,16 @@ TEST(Curves, BinnedOnesAreThoseAtTheirThresholds) {
     EXPECT_DOUBLE_EQ(alone(Kind::binned_auroc, options, data).value, (5 / 6.0 + 1) / 2);
 }
 
+TEST(Curves, AScoreJustBelowAThresholdIsBelowIt) {
+    Data<double> data{.predictions = {0}, .targets = {0}};
+    for (int k = 1; k < 100; ++k) {
+        data.predictions.push_back(std::nextafter(k / 99.0, 0));
+        data.targets.push_back(1);
+    }
+    const Outcome roc = alone(Kind::binned_roc_curve, {}, data, {"tpr"});
+    for (int k = 0; k < 100; ++k) EXPECT_EQ(roc.arrays[0].at(static_cast<size_t>(100 - k)), (99 - k) / 99.0) << k;
+}
+
 TEST(Labels, AccuracyAndConfusion) {
     const Data<int64_t, uint8_t> data{.predictions = {0, 2, 1, 2, 0}, .targets = {0, 2, 2, 2, 1}};
     EXPECT_EQ(alone(Kind::accuracy, task(Task::multiclass, 3), data).value, 0.6);
@@ -157,11 +169,12 @@ TEST(Labels, PrecisionRecallAndF) {
 }
 
 TEST(Labels, OfEqualScoresTheHigherClassIsLarger) {
-    const Data<float> data{.predictions = {.5F, .5F, .1F, .5F, .5F, .1F}, .targets = {0, 1}, .columns = 3};
+    const Data<float> data{
+        .predictions = {.5F, .5F, .1F, .5F, .5F, .1F, .5F, .5F, .1F}, .targets = {0, 1, 0}, .columns = 3};
     Options top;
     top.classes = 3;
     top.top_k = 1;
-    EXPECT_EQ(alone(Kind::top_k_accuracy, top, data).value, 0.5);
+    EXPECT_EQ(alone(Kind::top_k_accuracy, top, data).value, 1 / 3.0);
     top.top_k = 2;
     EXPECT_EQ(alone(Kind::top_k_accuracy, top, data).value, 1);
 }
@@ -185,6 +198,8 @@ TEST(Regression, R2OfTargetsFarFromZero) {
         data.targets.push_back(1e9 + i % 10);
         data.predictions.push_back(1e9 + i % 10 + (i % 2 == 0 ? 1 : -1));
     }
+    EXPECT_DOUBLE_EQ(alone(Kind::r2_score, {}, data).value, 1 - 1 / 8.25);
+    data.weights.assign(100, 0.1);
     EXPECT_DOUBLE_EQ(alone(Kind::r2_score, {}, data).value, 1 - 1 / 8.25);
     const Data<double, double> constant{.predictions = {0.1, 0.2}, .targets = {0.1, 0.1}};
     EXPECT_EQ(alone(Kind::r2_score, {}, constant).value, 0);
