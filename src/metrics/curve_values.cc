@@ -57,6 +57,7 @@ void add_roc(Computed& out, const std::string& suffix, const CurveArrays& points
     const auto& [scores, positives, negatives] = points;
     const size_t size = scores.size();
     std::vector<double> fpr, tpr, thresholds;
+    for (auto* array : {&fpr, &tpr, &thresholds}) array->reserve(all_points ? size + 1 : 0);
     const auto put = [&](double threshold, double positive, double negative) {
         thresholds.push_back(threshold);
         tpr.push_back(frame.positives > 0 ? positive / frame.positives : undefined);
@@ -80,6 +81,7 @@ void add_precision_recall(Computed& out, const std::string& suffix, const CurveA
                           const CurveFrame& frame) {
     const auto& [scores, positives, negatives] = points;
     std::vector<double> precision, recall;
+    for (auto* array : {&precision, &recall}) array->reserve(scores.size() + 1);
     for (size_t i = scores.size(); i-- > 0;) {
         const double both = positives[i] + negatives[i];
         precision.push_back(both > 0 ? positives[i] / both : 0);
