@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..comm import Comm
+from ..errors import Unsupported
 from ..metrics import Metric as _Metric
 from ..metrics import MetricKind
 
@@ -48,4 +49,8 @@ class Metric(_Metric):
 
 
 def _plain(value: Any) -> Any:
-    return value.detach().contiguous() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.device.type not in ("cpu", "cuda"):  # the library refuses what is on a CUDA device
+        raise Unsupported(f"a tensor is on {value.device}; metrics take tensors on the CPU: move it with .cpu()")
+    return value.detach().contiguous()
