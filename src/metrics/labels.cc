@@ -8,8 +8,6 @@ namespace tsr::metrics {
 
 namespace {
 
-constexpr double undefined = std::numeric_limits<double>::quiet_NaN();
-
 class Labels : public TotalsMetric {
    protected:
     using TotalsMetric::TotalsMetric;
