@@ -65,6 +65,7 @@ constexpr std::array<KindTraits, kinds> traits{{
 
 // The numbers in a metric's state; more are refused before memory is.
 constexpr int64_t most_numbers = int64_t{1} << 26;
+constexpr int64_t list_numbers = 8;  // of an empty list of scores
 
 template <class... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
@@ -111,7 +112,10 @@ void check_used(Kind kind, const Options& o) {
 int64_t numbers_of(Kind kind, const Options& o) {
     switch (kind) {
         case Kind::confusion_matrix: return o.classes * o.classes;
-        case Kind::auroc: return o.one_vs_one ? o.classes * o.classes : 2 * o.classes;
+        case Kind::roc_curve:
+        case Kind::precision_recall_curve:
+        case Kind::average_precision:
+        case Kind::auroc: return list_numbers * (o.one_vs_one ? o.classes * o.classes : 2 * o.classes);
         case Kind::binned_roc_curve:
         case Kind::binned_precision_recall_curve:
         case Kind::binned_average_precision:

@@ -125,6 +125,13 @@ TEST(MetricInput, OptionsMustFit) {
     options.classes = int64_t{1} << 40;
     expect_no_such(Kind::confusion_matrix, options, "classes is 1099511627776");
     options = {};
+    options.task = Task::multiclass;
+    options.classes = int64_t{1} << 23;
+    expect_no_such(Kind::roc_curve, options, "more than the limit");
+    options.classes = 3000;
+    options.one_vs_one = true;
+    expect_no_such(Kind::auroc, options, "more than the limit");
+    options = {};
     options.beta = 2;
     expect_no_such(Kind::auroc, options, "auroc has no option beta");
     options.beta = NAN;
