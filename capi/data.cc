@@ -42,6 +42,14 @@ tsr_status tsr_sampler_next(tsr_sampler* sampler, int64_t* indices, size_t size,
     });
 }
 
+tsr_status tsr_sampler_valid(const tsr_sampler* sampler, uint8_t* valid, size_t size) {
+    return guard([&] {
+        const auto& s = *object_of(sampler, "sampler");
+        if (size > 0) required(valid, "valid");
+        s.last_valid({valid, size});
+    });
+}
+
 tsr_status tsr_sampler_position(const tsr_sampler* sampler, int64_t* epoch, int64_t* consumed) {
     return guard([&] {
         const auto& s = *object_of(sampler, "sampler");

@@ -23,6 +23,9 @@ class StoreServer;
 class TensorParallel;
 class Turn;
 class Work;
+namespace metrics {
+class Metric;
+}
 namespace pipeline {
 class Pipeline;
 }
@@ -43,6 +46,7 @@ struct tsr_layout : tsr::capi::Handle<tsr::Layout, 0x545352'4c41594f> {};
 struct tsr_optimizer : tsr::capi::Handle<tsr::Optimizer, 0x545352'4f5054494d> {};
 struct tsr_grad_scaler : tsr::capi::Handle<tsr::GradScaler, 0x545352'5343414c> {};
 struct tsr_sampler : tsr::capi::Handle<tsr::Sampler, 0x545352'53414d504c> {};
+struct tsr_metric : tsr::capi::Handle<tsr::metrics::Metric, 0x545352'4d45545249> {};
 struct tsr_ddp : tsr::capi::Handle<tsr::Ddp, 0x545352'444450> {};
 struct tsr_fsdp : tsr::capi::Handle<tsr::Fsdp, 0x545352'46534450> {};
 struct tsr_tp : tsr::capi::Handle<tsr::TensorParallel, 0x545352'5450> {};

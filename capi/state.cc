@@ -191,6 +191,15 @@ tsr_status tsr_state_add_sampler(tsr_state* state, const char* prefix, tsr_sampl
     });
 }
 
+tsr_status tsr_state_add_metric(tsr_state* state, const char* prefix, tsr_metric* metric, const tsr_comm* comm) {
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(metric, "metric");
+        const int rank = object_of(comm, "comm")->rank();
+        add_metric(to, prefix_in(prefix), added, rank);
+    });
+}
+
 tsr_status tsr_state_add_source(tsr_state* state, const char* prefix, const tsr_state_source* source) {
     return guard([&] {
         // Read first: from now on the library owns the program's data, whatever else fails.

@@ -47,8 +47,20 @@ size_t Sampler::next(std::span<int64_t> indices) {
         const int64_t place = (consumed_ + i * world_size_ + rank_) % length_;
         indices[static_cast<size_t>(i)] = options_.shuffle ? order_[static_cast<size_t>(place)] : place;
     }
+    last_count_ = count;
+    last_consumed_ = consumed_;
     move_to(epoch_, std::min(length_, consumed_ + count * world_size_));
     return static_cast<size_t>(count);
+}
+
+void Sampler::last_valid(std::span<uint8_t> valid) const {
+    if (static_cast<int64_t>(valid.size()) != last_count_) {
+        throw Error(Code::invalid_argument, fmt::format("the mask has {} places, but the last batch has {} samples",
+                                                        valid.size(), last_count_));
+    }
+    for (int64_t i = 0; i < last_count_; ++i) {
+        valid[static_cast<size_t>(i)] = last_consumed_ + i * world_size_ + rank_ < length_ ? 1 : 0;
+    }
 }
 
 // Moves past the end of an epoch, so that the position always names a sample still to be taken.

@@ -42,6 +42,10 @@ class Sampler {
     // beginning of its order; with it, a rest of fewer than world_size samples is dropped.
     size_t next(std::span<int64_t> indices);
 
+    // Writes, for each index of the last batch, whether it is a sample of its own (1) or fills up the epoch's last step (0).
+    // `valid` is as long as that batch.
+    void last_valid(std::span<uint8_t> valid) const;
+
     // The epoch that the next batch belongs to, and how many of its samples all ranks together have taken.
     [[nodiscard]] int64_t epoch() const { return epoch_; }
     [[nodiscard]] int64_t consumed() const { return consumed_; }
@@ -60,6 +64,8 @@ class Sampler {
     SamplerOptions options_;
     int64_t epoch_ = 0;
     int64_t consumed_ = 0;
+    int64_t last_count_ = 0;      // of the last batch
+    int64_t last_consumed_ = 0;   // before it
     std::vector<int64_t> order_;  // of epoch order_epoch_; empty without shuffle
     int64_t order_epoch_ = -1;    // -1: none yet
 };

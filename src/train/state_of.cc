@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/base64.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "tensor/layout.hpp"
@@ -159,6 +160,62 @@ class SamplerValues final : public StateSource {
     std::shared_ptr<Sampler> sampler_;
 };
 
+// "<prefix>.kind" is a metric's description, "<prefix>.state" the bytes of its samples. All ranks load rank 0's values, but only
+// rank 0 takes the samples, so that each counts once.
+class MetricValues final : public StateSource {
+   public:
+    MetricValues(std::string prefix, std::shared_ptr<metrics::Metric> metric, int rank)
+        : prefix_(std::move(prefix)), metric_(std::move(metric)), rank_(rank) {}
+
+    const std::string& prefix() const override { return prefix_; }
+
+    Values collect() const override {
+        if (rank_ != 0 && metric_->samples() > 0) {
+            throw Error(
+                Code::invalid_state,
+                fmt::format("rank {} has samples of the metric '{}'; gather it on all ranks before a save, or reset it "
+                            "before a load",
+                            rank_, prefix_));
+        }
+        Json bytes;
+        bytes.set("~", "bytes");
+        bytes.set("v", to_base64(metric_->save()));
+        Values values;
+        values.emplace(prefix_ + ".kind", metric_->description());
+        values.emplace(prefix_ + ".state", std::move(bytes));
+        return values;
+    }
+
+    void check(const Values& values) const override { metric_->empty_copy()->load(bytes_of(values)); }
+    void apply(const Values& values) override {
+        const std::string bytes = bytes_of(values);
+        if (rank_ == 0) {
+            metric_->load(bytes);
+        } else {
+            metric_->reset();
+        }
+    }
+
+   private:
+    std::string bytes_of(const Values& values) const {
+        const Json& kind = values.at(prefix_ + ".kind");
+        if (!kind.is(Json::Kind::string) || kind.as_string() != metric_->description()) {
+            throw Error(Code::mismatch,
+                        fmt::format("the checkpoint has samples of the metric {} as '{}', but this is a metric {}",
+                                    kind.dump(), prefix_, metric_->description()));
+        }
+        const Json& state = values.at(prefix_ + ".state");
+        if (!state.is(Json::Kind::object) || state.find("v") == nullptr || !state.at("v").is(Json::Kind::string)) {
+            throw Error(Code::mismatch, fmt::format("the saved '{}.state' is not the state of a metric", prefix_));
+        }
+        return from_base64(state.at("v").as_string());
+    }
+
+    std::string prefix_;
+    std::shared_ptr<metrics::Metric> metric_;
+    int rank_;
+};
+
 // Adds this rank's boxes of a larger tensor, stored one after another in `tensor`; none if it is empty.
 void add_held(State& state, const std::string& name, const Tensor& tensor, const Held& held) {
     std::vector<Tensor> pieces;
@@ -239,6 +296,10 @@ void add_grad_scaler(State& state, const std::string& prefix, const std::shared_
 
 void add_sampler(State& state, const std::string& prefix, const std::shared_ptr<Sampler>& sampler) {
     state.add_source(std::make_shared<SamplerValues>(prefix, sampler));
+}
+
+void add_metric(State& state, const std::string& prefix, const std::shared_ptr<metrics::Metric>& metric, int rank) {
+    state.add_source(std::make_shared<MetricValues>(prefix, metric, rank));
 }
 
 }  // namespace tsr

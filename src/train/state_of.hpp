@@ -1,4 +1,4 @@
-// Adds models, optimizers, scalers and samplers to a state: their tensors under their names, and their numbers as
+// Adds models, optimizers, scalers, samplers and metrics to a state: their tensors under their names, and their numbers as
 // values. A state keeps alive what was added. Each function adds everything or, if it throws, nothing.
 #pragma once
 
@@ -7,6 +7,7 @@
 
 #include "checkpoint/model/state.hpp"
 #include "data/sampler.hpp"
+#include "metrics/metric.hpp"
 #include "optim/grad_scaler.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/ddp.hpp"
@@ -27,5 +28,7 @@ void add_optimizer(State& state, const std::string& prefix, const std::shared_pt
 void add_grad_scaler(State& state, const std::string& prefix, const std::shared_ptr<GradScaler>& scaler);
 // "<prefix>.epoch", "<prefix>.consumed" and the values that identify the order of samples.
 void add_sampler(State& state, const std::string& prefix, const std::shared_ptr<Sampler>& sampler);
+// "<prefix>.kind", "<prefix>.state". Rank 0 of the metric's ranks has all samples.
+void add_metric(State& state, const std::string& prefix, const std::shared_ptr<metrics::Metric>& metric, int rank);
 
 }  // namespace tsr

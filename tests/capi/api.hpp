@@ -61,6 +61,7 @@ TSR_TEST_HANDLE(tsr_pipeline);
 TSR_TEST_HANDLE(tsr_optimizer);
 TSR_TEST_HANDLE(tsr_grad_scaler);
 TSR_TEST_HANDLE(tsr_sampler);
+TSR_TEST_HANDLE(tsr_metric);
 TSR_TEST_HANDLE(tsr_state);
 TSR_TEST_HANDLE(tsr_saver);
 TSR_TEST_HANDLE(tsr_checkpoint);

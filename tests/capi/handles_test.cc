@@ -74,6 +74,7 @@ TEST(Nothing, IsRefusedByEveryFunctionThatNeedsSomething) {
     X(tsr_optimizer, optimizer) \
     X(tsr_grad_scaler, scaler)  \
     X(tsr_sampler, sampler)     \
+    X(tsr_metric, metric)       \
     X(tsr_state, state)         \
     X(tsr_saver, saver)         \
     X(tsr_checkpoint, checkpoint)
@@ -100,6 +101,7 @@ struct Handles {
     api::Owned<tsr_optimizer> optimizer;
     api::Owned<tsr_grad_scaler> scaler;
     api::Owned<tsr_sampler> sampler;
+    api::Owned<tsr_metric> metric;
     api::Owned<tsr_state> state;
     api::Owned<tsr_saver> saver;
     api::Owned<tsr_checkpoint> checkpoint;
@@ -144,6 +146,7 @@ struct Handles {
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
         EXPECT_OK(tsr_sampler_create(comm, 10, nullptr, sampler.out()));
+        EXPECT_OK(tsr_metric_create(TSR_METRIC_AUROC, nullptr, metric.out()));
         EXPECT_OK(tsr_state_create(state.out()));
         EXPECT_OK(tsr_state_add_tensor(state, "w", &tensor));
         EXPECT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));

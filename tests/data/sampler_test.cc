@@ -198,5 +198,37 @@ TEST(Sampler, BadArgumentsAreRefused) {
     EXPECT_THROW((void)sampler.next({}), Error);
 }
 
+TEST(Sampler, TellsWhatFillsUpTheLastStep) {
+    for (const bool shuffle : {false, true}) {
+        std::vector<Sampler> ranks = ranks_of(4, 10, {.seed = 3, .shuffle = shuffle});
+        std::map<int64_t, int> seen;
+        for (const size_t size : {2U, 1U}) {
+            for (Sampler& rank : ranks) {
+                const auto batch = take(rank, size);
+                std::vector<uint8_t> valid(batch.size());
+                rank.last_valid(valid);
+                for (size_t i = 0; i < batch.size(); ++i) seen[batch[i]] += valid[i];
+            }
+        }
+        EXPECT_EQ(ranks[0].epoch(), 1);
+        EXPECT_EQ(seen.size(), 10U);
+        for (const auto& [index, times] : seen) EXPECT_EQ(times, 1) << index;
+    }
+}
+
+TEST(Sampler, TheMaskIsThatOfTheLastBatch) {
+    Sampler sampler(0, 1, 5, {});
+    sampler.last_valid({});
+    (void)take(sampler, 3);
+    std::vector<uint8_t> valid(2);
+    try {
+        sampler.last_valid(valid);
+        ADD_FAILURE() << "a mask of another length was taken";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::invalid_argument);
+        EXPECT_THAT(error.what(), HasSubstr("the last batch has 3 samples"));
+    }
+}
+
 }  // namespace
 }  // namespace tsr

@@ -59,6 +59,7 @@ PLACES = {
     "tsr_open_options": (ts.Checkpoint, ("Checkpoint.java", ""), ("checkpoint.rs", "impl Checkpoint {")),
     "tsr_export_options": (ts.Checkpoint.export, ("ExportOptions.java", ""), ("checkpoint.rs", "impl ExportOptions")),
     "tsr_sampler_options": (ts.Sampler, ("Sampler.java", "class Builder"), ("data.rs", "impl SamplerBuilder")),
+    "tsr_metric_options": (ts.Metric, ("Metric.java", "class Builder"), ("metrics.rs", "impl MetricBuilder")),
     "tsr_saver_options": (ts.Saver, ("Saver.java", "class Builder"), ("saver.rs", "impl SaverBuilder")),
     "tsr_sgd_options": (ts.SGD, ("Optimizer.java", "class Sgd"), ("optim.rs", "Sgd, ")),
     "tsr_adam_options": (ts.Adam, ("Optimizer.java", "class Adam"), ("optim.rs", "Adam, ")),
@@ -144,6 +145,9 @@ def wanted(struct: str, field: str) -> list[str]:
     if field == "when_busy":
         assert value == 0
         return ["TSR_BUSY_WAIT", '"wait"', "WAIT", "Wait"]
+    choices = {"task": "binary", "average": "macro", "normalize": "none"}
+    if word := choices.get(field):
+        return [f"TSR_{field.upper()}_{word.upper()}", f'"{word}"', word.upper(), word.capitalize()]
     if field == "schedule":
         assert value == 1
         return ["TSR_SCHEDULE_1F1B", '"1f1b"', "ONE_F_ONE_B", "OneFOneB"]

@@ -21,6 +21,7 @@ TYPES = {
     "char": "c_char",
     "int32_t": "i32",
     "int64_t": "i64",
+    "uint8_t": "u8",
     "uint16_t": "u16",
     "uint32_t": "u32",
     "uint64_t": "u64",
@@ -65,6 +66,9 @@ ENUMS = {
     "tsr_busy": "WhenBusy",
     "tsr_loss_reduction": "LossReduction",
     "tsr_schedule": "PipelineSchedule",
+    "tsr_metric_task": "MetricTask",
+    "tsr_metric_average": "MetricAverage",
+    "tsr_metric_normalize": "MetricNormalize",
 }
 # Their variants that are not the C name in CamelCase.
 VARIANTS = {
@@ -166,7 +170,8 @@ def settings(api: Api, spellings: dict[str, str]) -> str:
         "",
         "use tessera_sys as sys;",
         "",
-        "use crate::choices::{DdpHook, DdpJoin, LossReduction, PipelineSchedule, WhenBusy};",
+        "use crate::choices::{DdpHook, DdpJoin, LossReduction, MetricAverage, MetricNormalize, MetricTask};",
+        "use crate::choices::{PipelineSchedule, WhenBusy};",
         "use crate::element::{DType, ReduceOp};",
         "use crate::error::Result;",
         "use crate::raw;",

@@ -14,7 +14,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.string cimport memcpy, memset, strcpy
 
 from libtessera cimport *
@@ -68,6 +68,7 @@ include "pipeline.pxi"
 include "optim.pxi"
 include "grad_scaler.pxi"
 include "data.pxi"
+include "metrics.pxi"
 include "state.pxi"
 include "storage.pxi"
 include "checkpoint.pxi"

@@ -29,6 +29,14 @@ def sampler_next(Sampler sampler not None, Tensor indices not None):
     return count
 
 
+def sampler_valid(Sampler sampler not None, Tensor valid not None):
+    """Fills `valid` (uint8, one dimension), which is as long as the last batch."""
+    cdef Lease lease = share(sampler)
+    if valid.view.ndim != 1 or valid.view.dtype != TSR_DTYPE_U8:
+        raise InvalidArgument("valid must be a one-dimensional uint8 array")
+    check(tsr_sampler_valid(<tsr_sampler *>lease.ptr, <uint8_t *>valid.view.data, valid.shape_words[0]))
+
+
 def sampler_position(Sampler sampler not None):
     """(epoch, consumed)"""
     cdef Lease lease = share(sampler)

@@ -233,6 +233,49 @@ cdef list grad_scaler_options(tsr_grad_scaler_options *o, dict given):
     return keep
 
 
+cdef list metric_options(tsr_metric_options *o, dict given):
+    cdef list keep = []
+    check(tsr_metric_options_init(o, sizeof(tsr_metric_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "task":
+            o.task = int32(value, "task")
+        elif name == "average":
+            o.average = int32(value, "average")
+        elif name == "normalize":
+            o.normalize = int32(value, "normalize")
+        elif name == "one_vs_one":
+            o.one_vs_one = bool(value)
+        elif name == "adjusted":
+            o.adjusted = bool(value)
+        elif name == "all_points":
+            o.all_points = bool(value)
+        elif name == "sharded":
+            o.sharded = bool(value)
+        elif name == "from_logits":
+            o.from_logits = bool(value)
+        elif name == "classes":
+            o.classes = int64(value, "classes")
+        elif name == "outputs":
+            o.outputs = int64(value, "outputs")
+        elif name == "top_k":
+            o.top_k = int64(value, "top_k")
+        elif name == "thresholds":
+            o.thresholds = int64(value, "thresholds")
+        elif name == "ignore_index":
+            o.ignore_index = int64(value, "ignore_index")
+        elif name == "beta":
+            o.beta = real(value, "beta")
+        elif name == "zero_division":
+            o.zero_division = real(value, "zero_division")
+        elif name == "max_fpr":
+            o.max_fpr = real(value, "max_fpr")
+        else:
+            no_option(name, "tsr_metric_options")
+    return keep
+
+
 cdef list sgd_options(tsr_sgd_options *o, dict given):
     cdef list keep = []
     check(tsr_sgd_options_init(o, sizeof(tsr_sgd_options)))

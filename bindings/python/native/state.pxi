@@ -87,6 +87,15 @@ def state_add_grad_scaler(State state not None, object prefix, GradScaler scaler
     pin(state, scaler)
 
 
+def state_add_metric(State state not None, object prefix, Metric metric not None, Comm comm not None):
+    cdef Lease lease = use(state)
+    cdef Lease metric_lease = use(metric)
+    cdef Lease comm_lease = share(comm)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_metric(<tsr_state *>lease.ptr, encoded, <tsr_metric *>metric_lease.ptr, <tsr_comm *>comm_lease.ptr))
+    pin(state, metric)
+
+
 def state_add_sampler(State state not None, object prefix, Sampler sampler not None):
     cdef Lease lease = use(state)
     cdef Lease sampler_lease = use(sampler)

@@ -45,6 +45,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_sampler_create(const tsr_comm *comm, int64_t
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_sampler_next(tsr_sampler *sampler, int64_t *indices, size_t size, size_t *count);
 
+/** Which indices of this rank's last batch are new samples. The others fill up the last step of an epoch and repeat samples
+ *  that some rank has taken already: metrics leave them out (tsr_metric_update).
+ *  @param sampler  borrowed for the call
+ *  @param valid    out: 1 for a sample, 0 for what fills up; NULL if size is 0
+ *  @param size     the count that tsr_sampler_next returned last; 0 before the first batch
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_sampler_valid(const tsr_sampler *sampler, uint8_t *valid, size_t size);
+
 /** The epoch that the next batch belongs to, and how many of its samples all ranks together have taken.
  *  @param sampler   borrowed for the call
  *  @param epoch     out, may be NULL: from 0

@@ -102,6 +102,18 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_grad_scaler(tsr_state *state, cons
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler);
 
+/** Add the samples of a metric as `<prefix>.*`. Rank 0 has them all: call tsr_metric_gather before a save. A load gives rank 0 of
+ *  `comm` the samples and resets the metric on the other ranks, whatever the number of ranks. A save or load while another rank
+ *  has samples is INVALID_STATE: gather the metric or reset it. Saves with check_replicas refuse metrics, as the ranks differ.
+ *  @param state   borrowed for the call
+ *  @param prefix  for example "auroc"; borrowed for the call
+ *  @param metric  borrowed until destroy of the state
+ *  @param comm    the ranks that compute the metric; borrowed for the call (its rank is read)
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_metric(tsr_state *state, const char *prefix, tsr_metric *metric,
+                                                     const tsr_comm *comm);
+
 /* An object of your own that a state saves and loads through callbacks.
  *
  * The callbacks get a separate state, which lives for the call and holds only values: `collect` sets them

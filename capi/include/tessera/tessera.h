@@ -14,6 +14,7 @@
 #include "log.h"
 #include "memory.h"
 #include "mesh.h"
+#include "metrics.h"
 #include "optim.h"
 #include "pipeline.h"
 #include "plan.h"

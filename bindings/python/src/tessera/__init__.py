@@ -37,10 +37,11 @@ from .grad_scaler import GradScaler
 from .launch import preempt_requested, record
 from .layout import Box, Layout, Replicate, Shard
 from .mesh import Mesh
+from .metrics import Metric
 from .optim import SGD, Adam, AdamW, Optimizer
 from .pipeline import Pipeline, PipelineStats, StageCall
 from .plan import Plan
-from .state import PerRank, Sharded, State, Stateful
+from .state import MetricPart, PerRank, Sharded, State, Stateful
 from .storage import Storage
 from .store import Store, StoreServer
 from .tensor import DType
@@ -68,6 +69,8 @@ __all__ = [
     "Layout",
     "LoadReport",
     "Mesh",
+    "Metric",
+    "MetricPart",
     "Optimizer",
     "PerRank",
     "Phase",

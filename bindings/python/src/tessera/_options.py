@@ -96,6 +96,45 @@ GRAD_SCALER = {
 }
 
 
+class MetricOptions(TypedDict, total=False):
+    task: Literal["binary", "multiclass", "multilabel"] | None
+    average: Literal["none", "micro", "macro", "weighted", "samples"] | None
+    normalize: Literal["none", "true", "predictions", "all"] | None
+    one_vs_one: bool | None
+    adjusted: bool | None
+    all_points: bool | None
+    sharded: bool | None
+    from_logits: bool | None
+    classes: int | None
+    outputs: int | None
+    top_k: int | None
+    thresholds: int | None
+    ignore_index: int | None
+    beta: float | None
+    zero_division: float | None
+    max_fpr: float | None
+
+
+METRIC = {
+    'task': Option('Literal["binary", "multiclass", "multilabel"]', 'What labels are; default "binary".', {'binary': 0, 'multiclass': 1, 'multilabel': 2}),
+    'average': Option('Literal["none", "micro", "macro", "weighted", "samples"]', 'How the values of classes, labels or outputs become one; default "macro".', {'none': 0, 'micro': 1, 'macro': 2, 'weighted': 3, 'samples': 4}),
+    'normalize': Option('Literal["none", "true", "predictions", "all"]', 'What cells of a confusion matrix are divided by; default "none".', {'none': 0, 'true': 1, 'predictions': 2, 'all': 3}),
+    'one_vs_one': Option('bool', 'True: the multiclass AUROC is the mean over pairs of classes (Hand and Till 2001); default False: of each class against the rest.'),
+    'adjusted': Option('bool', 'True: balanced accuracy is 0 for chance and 1 at best; default False.'),
+    'all_points': Option('bool', 'True: the ROC curve keeps points on straight lines, which scikit-learn drops too; default False.'),
+    'sharded': Option('bool', 'True: a curve stays distributed over the ranks by score, with all its points. In the order of the ranks (precision-recall: from the last rank to the first) their arrays are the curve; default False: every rank gets it.'),
+    'from_logits': Option('bool', 'True: predictions of log_loss are logits; default False: probabilities, which sum to 1.'),
+    'classes': Option('int', 'Of multiclass tasks and perplexity the number of classes, of multilabel that of labels; default 2.'),
+    'outputs': Option('int', 'Columns of predictions and targets of a regression; default 1.'),
+    'top_k': Option('int', 'How many classes a prediction of top_k_accuracy has; default 2.'),
+    'thresholds': Option('int', 'Of binned kinds, at least 2; default 100.'),
+    'ignore_index': Option('int', 'Perplexity leaves out tokens with this target; default -100.'),
+    'beta': Option('float', 'How much more recall counts than precision in F-beta; default 1.'),
+    'zero_division': Option('float', 'Precision, recall or F-beta where it is 0/0: 0 (default), 1, or NaN, which averages leave out.'),
+    'max_fpr': Option('float', 'Below 1: the standardized partial AUROC up to this false positive rate; default 1.'),
+}
+
+
 class SGDOptions(TypedDict, total=False):
     lr: float | None
     momentum: float | None

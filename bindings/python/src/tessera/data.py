@@ -38,6 +38,7 @@ class Sampler(Closable):
 
     _handle: _core.Sampler
     _length: int
+    _last: int  # samples of the last batch
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Sampler(Closable):
             checked(comm, Comm, "comm", length)._handle, length, **raw(_options.SAMPLER, options)
         )
         self._length = index(length)
+        self._last = 0
 
     def batch(self, size: int) -> npt.NDArray[np.int64]:
         """This rank's next samples. All ranks must ask for the same sizes in the same order.
@@ -68,7 +70,24 @@ class Sampler(Closable):
         wanted = index(size)
         # More than the data set holds is never given.
         indices = np.empty(max(min(wanted, self._length), 0), np.int64)
-        return indices[: _core.sampler_next(self._handle, tensor(indices))]
+        indices = indices[: _core.sampler_next(self._handle, tensor(indices))]
+        self._last = len(indices)
+        return indices
+
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """Which samples of the last batch are not padding.
+
+        Where the samples do not divide by the ranks, the last step of an epoch is filled up with samples that some rank
+        has taken already. Metrics leave them out: ``metric.update(scores, labels, valid=sampler.valid())``.
+
+        Returns
+        -------
+        ndarray of bool, shape (count,)
+            As long as the last batch; empty before the first.
+        """
+        valid = np.empty(self._last, np.uint8)
+        _core.sampler_valid(self._handle, tensor(valid))
+        return valid.view(np.bool_)
 
     @property
     def epoch(self) -> int:

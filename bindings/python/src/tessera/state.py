@@ -24,6 +24,7 @@ from .errors import InvalidArgument
 from .fsdp import FSDP
 from .grad_scaler import GradScaler
 from .layout import Layout
+from .metrics import Metric
 from .optim import Optimizer
 from .tensor import ArrayLike, DType, DTypeLike, dtype_of, has_other_bits, is_array, tensor
 from .tp import TensorParallel
@@ -33,7 +34,7 @@ from .work import Stream, Work, stream_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["PerRank", "Sharded", "State", "Stateful"]
+__all__ = ["MetricPart", "PerRank", "Sharded", "State", "Stateful"]
 
 
 @runtime_checkable
@@ -97,6 +98,29 @@ class PerRank:
         self.value: Any = value
 
 
+@dataclass(frozen=True, eq=False)
+class MetricPart:
+    """A metric and the ranks that compute it. Immutable.
+
+    Rank 0 saves all samples: call `Metric.gather` before a save. A load gives them to rank 0 and resets the metric on
+    the other ranks, whatever their number. A save or load while another rank has samples raises `InvalidState`.
+
+    Parameters
+    ----------
+    comm : Comm
+        The ranks that compute the metric.
+    metric : Metric
+        The metric.
+    """
+
+    comm: Comm
+    metric: Metric
+
+    def __post_init__(self) -> None:
+        checked(self.comm, Comm, "comm", self.metric)
+        checked(self.metric, Metric, "metric")
+
+
 class _Value(NamedTuple):
     name: str
     value: Any
@@ -126,7 +150,7 @@ class State(MutableMapping[str, Any]):
 
     A part is
 
-    - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, a `Sampler` or a `Sharded`
+    - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, a `Sampler`, a `MetricPart` or a `Sharded`
     - an array as for `Comm`, on the CPU or a CUDA device, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, or a list, tuple or dict of them), or a `PerRank` of one; read
       it from the state after a load
@@ -377,7 +401,7 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
     elif isinstance(part, (Closable, Work, State)):
         raise InvalidArgument(
             f"{name} is a tessera.{type(part).__name__}, which has no state to save; pass a model, an optimizer, a "
-            "Sampler, a Sharded, arrays or plain values"
+            "Sampler, a MetricPart, a Sharded, arrays or plain values"
         )
     else:
         encode(part, name)
@@ -444,7 +468,7 @@ def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, A
 
 
 # What the library itself adds to a state.
-_OBJECTS = (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded, TensorParallel)
+_OBJECTS = (DDP, FSDP, GradScaler, MetricPart, Optimizer, Sampler, Sharded, TensorParallel)
 
 
 def _is_leaf(part: Any) -> bool:
@@ -479,6 +503,8 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
         _core.state_add_grad_scaler(handle, name, part._handle)
     elif isinstance(part, Sampler):
         _core.state_add_sampler(handle, name, part._handle)
+    elif isinstance(part, MetricPart):
+        _core.state_add_metric(handle, name, part.metric._handle, part.comm._handle)
     elif isinstance(part, Sharded):
         dtype: Any = part.dtype or 0  # a DType by now
         pieces = [_view(name, piece, dtype) for piece in part.pieces]

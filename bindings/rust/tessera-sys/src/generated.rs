@@ -17,6 +17,14 @@ pub type tsr_busy = i32;
 pub type tsr_ddp_hook_kind = i32;
 /// `tsr_ddp_join_kind`.
 pub type tsr_ddp_join_kind = i32;
+/// `tsr_metric_kind`.
+pub type tsr_metric_kind = i32;
+/// `tsr_metric_task`.
+pub type tsr_metric_task = i32;
+/// `tsr_metric_average`.
+pub type tsr_metric_average = i32;
+/// `tsr_metric_normalize`.
+pub type tsr_metric_normalize = i32;
 /// `tsr_schedule`.
 pub type tsr_schedule = i32;
 /// `tsr_stage_work`.
@@ -161,6 +169,7 @@ handles! {
     tsr_optimizer
     tsr_grad_scaler
     tsr_sampler
+    tsr_metric
     tsr_state
     tsr_saver
     tsr_checkpoint
@@ -247,6 +256,41 @@ constants! {
     TSR_LOG_WARNING: i32 = 3;
     TSR_LOG_ERROR: i32 = 4;
     TSR_LOG_OFF: i32 = 5;
+    TSR_METRIC_MEAN: i32 = 0;
+    TSR_METRIC_SUM: i32 = 1;
+    TSR_METRIC_MEAN_ABSOLUTE_ERROR: i32 = 2;
+    TSR_METRIC_MEAN_SQUARED_ERROR: i32 = 3;
+    TSR_METRIC_ROOT_MEAN_SQUARED_ERROR: i32 = 4;
+    TSR_METRIC_R2_SCORE: i32 = 5;
+    TSR_METRIC_ACCURACY: i32 = 6;
+    TSR_METRIC_TOP_K_ACCURACY: i32 = 7;
+    TSR_METRIC_BALANCED_ACCURACY: i32 = 8;
+    TSR_METRIC_CONFUSION_MATRIX: i32 = 9;
+    TSR_METRIC_PRECISION: i32 = 10;
+    TSR_METRIC_RECALL: i32 = 11;
+    TSR_METRIC_F_BETA: i32 = 12;
+    TSR_METRIC_ROC_CURVE: i32 = 13;
+    TSR_METRIC_PRECISION_RECALL_CURVE: i32 = 14;
+    TSR_METRIC_AVERAGE_PRECISION: i32 = 15;
+    TSR_METRIC_AUROC: i32 = 16;
+    TSR_METRIC_LOG_LOSS: i32 = 17;
+    TSR_METRIC_PERPLEXITY: i32 = 18;
+    TSR_METRIC_BINNED_ROC_CURVE: i32 = 19;
+    TSR_METRIC_BINNED_PRECISION_RECALL_CURVE: i32 = 20;
+    TSR_METRIC_BINNED_AVERAGE_PRECISION: i32 = 21;
+    TSR_METRIC_BINNED_AUROC: i32 = 22;
+    TSR_TASK_BINARY: i32 = 0;
+    TSR_TASK_MULTICLASS: i32 = 1;
+    TSR_TASK_MULTILABEL: i32 = 2;
+    TSR_AVERAGE_NONE: i32 = 0;
+    TSR_AVERAGE_MICRO: i32 = 1;
+    TSR_AVERAGE_MACRO: i32 = 2;
+    TSR_AVERAGE_WEIGHTED: i32 = 3;
+    TSR_AVERAGE_SAMPLES: i32 = 4;
+    TSR_NORMALIZE_NONE: i32 = 0;
+    TSR_NORMALIZE_TRUE: i32 = 1;
+    TSR_NORMALIZE_PREDICTIONS: i32 = 2;
+    TSR_NORMALIZE_ALL: i32 = 3;
     TSR_SCHEDULE_GPIPE: i32 = 0;
     TSR_SCHEDULE_1F1B: i32 = 1;
     TSR_SCHEDULE_LOOPED_BFS: i32 = 2;
@@ -447,6 +491,25 @@ structs! {
     struct tsr_box {
         offsets: [i64; 8],
         sizes: [i64; 8],
+    }
+    struct tsr_metric_options {
+        struct_size: usize,
+        task: tsr_metric_task,
+        average: tsr_metric_average,
+        normalize: tsr_metric_normalize,
+        one_vs_one: tsr_flag,
+        adjusted: tsr_flag,
+        all_points: tsr_flag,
+        sharded: tsr_flag,
+        from_logits: tsr_flag,
+        classes: i64,
+        outputs: i64,
+        top_k: i64,
+        thresholds: i64,
+        ignore_index: i64,
+        beta: f64,
+        zero_division: f64,
+        max_fpr: f64,
     }
     struct tsr_sgd_options {
         struct_size: usize,
@@ -729,6 +792,24 @@ const _: () = {
     assert!(size_of::<tsr_box>() == 128 && align_of::<tsr_box>() == 8);
     assert!(offset_of!(tsr_box, offsets) == 0);
     assert!(offset_of!(tsr_box, sizes) == 64);
+    assert!(size_of::<tsr_metric_options>() == 104 && align_of::<tsr_metric_options>() == 8);
+    assert!(offset_of!(tsr_metric_options, struct_size) == 0);
+    assert!(offset_of!(tsr_metric_options, task) == 8);
+    assert!(offset_of!(tsr_metric_options, average) == 12);
+    assert!(offset_of!(tsr_metric_options, normalize) == 16);
+    assert!(offset_of!(tsr_metric_options, one_vs_one) == 20);
+    assert!(offset_of!(tsr_metric_options, adjusted) == 24);
+    assert!(offset_of!(tsr_metric_options, all_points) == 28);
+    assert!(offset_of!(tsr_metric_options, sharded) == 32);
+    assert!(offset_of!(tsr_metric_options, from_logits) == 36);
+    assert!(offset_of!(tsr_metric_options, classes) == 40);
+    assert!(offset_of!(tsr_metric_options, outputs) == 48);
+    assert!(offset_of!(tsr_metric_options, top_k) == 56);
+    assert!(offset_of!(tsr_metric_options, thresholds) == 64);
+    assert!(offset_of!(tsr_metric_options, ignore_index) == 72);
+    assert!(offset_of!(tsr_metric_options, beta) == 80);
+    assert!(offset_of!(tsr_metric_options, zero_division) == 88);
+    assert!(offset_of!(tsr_metric_options, max_fpr) == 96);
     assert!(size_of::<tsr_sgd_options>() == 48 && align_of::<tsr_sgd_options>() == 8);
     assert!(offset_of!(tsr_sgd_options, struct_size) == 0);
     assert!(offset_of!(tsr_sgd_options, lr) == 8);
@@ -1082,6 +1163,7 @@ functions! {
         out: *mut *mut tsr_sampler,
     ) -> tsr_status;
     fn tsr_sampler_next(sampler: *mut tsr_sampler, indices: *mut i64, size: usize, count: *mut usize) -> tsr_status;
+    fn tsr_sampler_valid(sampler: *const tsr_sampler, valid: *mut u8, size: usize) -> tsr_status;
     fn tsr_sampler_position(sampler: *const tsr_sampler, epoch: *mut i64, consumed: *mut i64) -> tsr_status;
     fn tsr_sampler_set_epoch(sampler: *mut tsr_sampler, epoch: i64) -> tsr_status;
     fn tsr_sampler_destroy(sampler: *mut tsr_sampler);
@@ -1257,6 +1339,26 @@ functions! {
         out: *mut *mut tsr_mesh,
     ) -> tsr_status;
     fn tsr_mesh_destroy(mesh: *mut tsr_mesh);
+    "metrics.h":
+    fn tsr_metric_options_init(options: *mut tsr_metric_options, struct_size: usize) -> tsr_status;
+    fn tsr_metric_create(
+        kind: tsr_metric_kind,
+        options: *const tsr_metric_options,
+        out: *mut *mut tsr_metric,
+    ) -> tsr_status;
+    fn tsr_metric_update(
+        metric: *mut tsr_metric,
+        predictions: *const tsr_tensor,
+        targets: *const tsr_tensor,
+        weights: *const tsr_tensor,
+        valid: *const tsr_tensor,
+    ) -> tsr_status;
+    fn tsr_metric_compute(metric: *mut tsr_metric, comm: *mut tsr_comm, value: *mut f64) -> tsr_status;
+    fn tsr_metric_result(metric: *const tsr_metric, name: *const c_char, array: *mut tsr_tensor) -> tsr_status;
+    fn tsr_metric_merge(metric: *mut tsr_metric, other: *const tsr_metric) -> tsr_status;
+    fn tsr_metric_gather(metric: *mut tsr_metric, comm: *mut tsr_comm) -> tsr_status;
+    fn tsr_metric_reset(metric: *mut tsr_metric) -> tsr_status;
+    fn tsr_metric_destroy(metric: *mut tsr_metric);
     "optim.h":
     fn tsr_sgd_options_init(options: *mut tsr_sgd_options, struct_size: usize) -> tsr_status;
     fn tsr_sgd_create(
@@ -1426,6 +1528,12 @@ functions! {
         scaler: *mut tsr_grad_scaler,
     ) -> tsr_status;
     fn tsr_state_add_sampler(state: *mut tsr_state, prefix: *const c_char, sampler: *mut tsr_sampler) -> tsr_status;
+    fn tsr_state_add_metric(
+        state: *mut tsr_state,
+        prefix: *const c_char,
+        metric: *mut tsr_metric,
+        comm: *const tsr_comm,
+    ) -> tsr_status;
     fn tsr_state_add_source(
         state: *mut tsr_state,
         prefix: *const c_char,

@@ -74,3 +74,97 @@ pub enum PipelineSchedule {
     /// A V, m at least 2P, with a partly split backward.
     DualPipeV = sys::TSR_SCHEDULE_DUALPIPEV as isize,
 }
+
+/// What a [`Metric`](crate::Metric) computes. `docs/METRICS.md` lists what each takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MetricKind {
+    /// The mean of numbers, without targets.
+    Mean = sys::TSR_METRIC_MEAN as isize,
+    /// The sum of numbers, without targets.
+    Sum = sys::TSR_METRIC_SUM as isize,
+    /// The mean absolute error of numbers.
+    MeanAbsoluteError = sys::TSR_METRIC_MEAN_ABSOLUTE_ERROR as isize,
+    /// The mean squared error of numbers.
+    MeanSquaredError = sys::TSR_METRIC_MEAN_SQUARED_ERROR as isize,
+    /// The root of each output's mean squared error.
+    RootMeanSquaredError = sys::TSR_METRIC_ROOT_MEAN_SQUARED_ERROR as isize,
+    /// The coefficient of determination.
+    R2Score = sys::TSR_METRIC_R2_SCORE as isize,
+    /// The share of samples whose label, or all of whose labels, are right.
+    Accuracy = sys::TSR_METRIC_ACCURACY as isize,
+    /// The share of samples whose class is among the k with the largest scores.
+    TopKAccuracy = sys::TSR_METRIC_TOP_K_ACCURACY as isize,
+    /// The mean recall of the classes that have samples.
+    BalancedAccuracy = sys::TSR_METRIC_BALANCED_ACCURACY as isize,
+    /// The array "matrix" of true classes and predicted classes.
+    ConfusionMatrix = sys::TSR_METRIC_CONFUSION_MATRIX as isize,
+    /// The share of predicted positives that are positive.
+    Precision = sys::TSR_METRIC_PRECISION as isize,
+    /// The share of positives that are predicted.
+    Recall = sys::TSR_METRIC_RECALL as isize,
+    /// The weighted harmonic mean of precision and recall.
+    FBeta = sys::TSR_METRIC_F_BETA as isize,
+    /// The arrays "fpr", "tpr" and "thresholds".
+    RocCurve = sys::TSR_METRIC_ROC_CURVE as isize,
+    /// The arrays "precision", "recall" and "thresholds".
+    PrecisionRecallCurve = sys::TSR_METRIC_PRECISION_RECALL_CURVE as isize,
+    /// The sum of precision times steps of recall.
+    AveragePrecision = sys::TSR_METRIC_AVERAGE_PRECISION as isize,
+    /// The area under the ROC curve.
+    Auroc = sys::TSR_METRIC_AUROC as isize,
+    /// The mean negative log-likelihood of labels.
+    LogLoss = sys::TSR_METRIC_LOG_LOSS as isize,
+    /// The exponential of the mean cross entropy of logits.
+    Perplexity = sys::TSR_METRIC_PERPLEXITY as isize,
+    /// The ROC curve at fixed thresholds.
+    BinnedRocCurve = sys::TSR_METRIC_BINNED_ROC_CURVE as isize,
+    /// The precision-recall curve at fixed thresholds.
+    BinnedPrecisionRecallCurve = sys::TSR_METRIC_BINNED_PRECISION_RECALL_CURVE as isize,
+    /// The average precision of the curve at fixed thresholds.
+    BinnedAveragePrecision = sys::TSR_METRIC_BINNED_AVERAGE_PRECISION as isize,
+    /// The area under the ROC curve at fixed thresholds.
+    BinnedAuroc = sys::TSR_METRIC_BINNED_AUROC as isize,
+}
+
+/// What the labels of a [`Metric`](crate::Metric) are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MetricTask {
+    /// 0 or 1.
+    Binary = sys::TSR_TASK_BINARY as isize,
+    /// One of several classes.
+    Multiclass = sys::TSR_TASK_MULTICLASS as isize,
+    /// Several labels of 0 or 1.
+    Multilabel = sys::TSR_TASK_MULTILABEL as isize,
+}
+
+/// How the values of classes, labels or outputs of a [`Metric`](crate::Metric) become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MetricAverage {
+    /// Not: the array "values" has them.
+    None = sys::TSR_AVERAGE_NONE as isize,
+    /// The metric of all decisions together.
+    Micro = sys::TSR_AVERAGE_MICRO as isize,
+    /// The mean.
+    Macro = sys::TSR_AVERAGE_MACRO as isize,
+    /// Weighted by the samples of each class.
+    Weighted = sys::TSR_AVERAGE_WEIGHTED as isize,
+    /// The mean of each sample's value.
+    Samples = sys::TSR_AVERAGE_SAMPLES as isize,
+}
+
+/// What the cells of a confusion matrix are divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MetricNormalize {
+    /// Nothing.
+    None = sys::TSR_NORMALIZE_NONE as isize,
+    /// The sum of the row.
+    True = sys::TSR_NORMALIZE_TRUE as isize,
+    /// The sum of the column.
+    Predictions = sys::TSR_NORMALIZE_PREDICTIONS as isize,
+    /// The sum of all.
+    All = sys::TSR_NORMALIZE_ALL as isize,
+}

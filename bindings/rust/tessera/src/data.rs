@@ -33,6 +33,8 @@ use crate::settings::{sampler_setters, SamplerSettings};
 pub struct Sampler {
     inner: Arc<SamplerInner>,
     length: usize,
+    /// The size of the last batch.
+    last: usize,
 }
 
 /// Shared with the states whose C side points at it.
@@ -115,7 +117,7 @@ impl SamplerBuilder<'_> {
         // SAFETY: communicator and options are borrowed for the call.
         self.settings
             .with_raw(|raw| check(unsafe { sys::tsr_sampler_create(self.comm.as_ptr(), length, raw, &mut handle) }))?;
-        Ok(Sampler { inner: Arc::new(SamplerInner::new(created(handle)?)), length: self.length })
+        Ok(Sampler { inner: Arc::new(SamplerInner::new(created(handle)?)), length: self.length, last: 0 })
     }
 }
 
@@ -142,7 +144,20 @@ impl Sampler {
         let inner = self.inner.lock()?;
         // SAFETY: the handle is locked, the vector has `size` places; so in every method below.
         check(unsafe { sys::tsr_sampler_next(inner.as_ptr(), indices.as_mut_ptr(), size, &mut count) })?;
+        self.last = count;
         Ok(indices.into_iter().take(count).map(|index| usize::try_from(index).unwrap_or(0)).collect())
+    }
+
+    /// Which samples of the last batch are not padding; empty before the first. Where the samples do not divide by the ranks,
+    /// the last step of an epoch is filled up with samples that some rank has taken already, which metrics leave out
+    /// ([`Metric::update_with`](crate::Metric::update_with)).
+    ///
+    /// # Errors
+    /// `InvalidState`: it is called in a callback of a save or load of the sampler.
+    pub fn valid(&self) -> Result<Vec<u8>> {
+        let mut valid = vec![0u8; self.last];
+        check(unsafe { sys::tsr_sampler_valid(self.inner.lock()?.as_ptr(), valid.as_mut_ptr(), valid.len()) })?;
+        Ok(valid)
     }
 
     /// The epoch of the next batch, counted from 0.

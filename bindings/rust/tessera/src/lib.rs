@@ -72,6 +72,7 @@ mod lifetimes;
 mod loader;
 mod log;
 mod mesh;
+mod metrics;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 #[cfg(feature = "object_store")]
@@ -101,7 +102,8 @@ mod work;
 pub use buffer::{Buffer, OwnedSlice};
 pub use callback::CallbackResult;
 pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, Verify};
-pub use choices::{DdpHook, DdpJoin, LossReduction, PipelineSchedule, WhenBusy};
+pub use choices::{DdpHook, DdpJoin, LossReduction, MetricAverage, MetricKind, MetricNormalize, MetricTask};
+pub use choices::{PipelineSchedule, WhenBusy};
 pub use comm::{AbortHandle, AfterStream, Comm, CommOptions, CudaTensor, OnStream};
 pub use cuda_params::CudaParams;
 pub use data::{Sampler, SamplerBuilder};
@@ -115,6 +117,7 @@ pub use layout::{Layout, Placement, Region};
 pub use library::{abi_version, library_path, load, version, ABI_VERSION};
 pub use log::{reset_log_callback, set_log_callback, set_log_level, with_interrupt, Level};
 pub use mesh::{Mesh, MeshSlice};
+pub use metrics::{Metric, MetricBuilder, MetricPart};
 #[cfg(feature = "object_store")]
 pub use objects::ObjectStorage;
 pub use optim::{Adam, AdamW, Optimizer, Sgd, Trainable};

@@ -102,6 +102,21 @@ pub(crate) unsafe fn options<O>(init: unsafe fn(*mut O, usize) -> sys::tsr_statu
     }
 }
 
+/// A tensor for the library to describe.
+pub(crate) fn empty_tensor() -> sys::tsr_tensor {
+    sys::tsr_tensor {
+        data: std::ptr::null_mut(),
+        shape: std::ptr::null(),
+        strides: std::ptr::null(),
+        ndim: 0,
+        dtype: 0,
+        device_type: 0,
+        device_index: 0,
+        byte_offset: 0,
+        reserved: [0; 3],
+    }
+}
+
 /// Writes an option that was given.
 pub(crate) fn set<T>(field: &mut T, value: Option<T>) {
     if let Some(value) = value {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-use crate::choices::{DdpHook, DdpJoin, LossReduction, PipelineSchedule, WhenBusy};
+use crate::choices::{DdpHook, DdpJoin, LossReduction, MetricAverage, MetricNormalize, MetricTask};
+use crate::choices::{PipelineSchedule, WhenBusy};
 use crate::element::{DType, ReduceOp};
 use crate::error::Result;
 use crate::raw;
@@ -659,6 +660,153 @@ macro_rules! grad_scaler_setters {
     };
 }
 pub(crate) use grad_scaler_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MetricSettings {
+    pub(crate) task: Option<MetricTask>,
+    pub(crate) average: Option<MetricAverage>,
+    pub(crate) normalize: Option<MetricNormalize>,
+    pub(crate) one_vs_one: Option<bool>,
+    pub(crate) adjusted: Option<bool>,
+    pub(crate) all_points: Option<bool>,
+    pub(crate) sharded: Option<bool>,
+    pub(crate) from_logits: Option<bool>,
+    pub(crate) classes: Option<u64>,
+    pub(crate) outputs: Option<u64>,
+    pub(crate) top_k: Option<u64>,
+    pub(crate) thresholds: Option<u64>,
+    pub(crate) ignore_index: Option<i64>,
+    pub(crate) beta: Option<f64>,
+    pub(crate) zero_division: Option<f64>,
+    pub(crate) max_fpr: Option<f64>,
+}
+
+impl MetricSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_metric_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_metric_options_init) }?;
+        raw::set(&mut raw.task, self.task.map(|value| value as i32));
+        raw::set(&mut raw.average, self.average.map(|value| value as i32));
+        raw::set(&mut raw.normalize, self.normalize.map(|value| value as i32));
+        raw::set(&mut raw.one_vs_one, self.one_vs_one.map(i32::from));
+        raw::set(&mut raw.adjusted, self.adjusted.map(i32::from));
+        raw::set(&mut raw.all_points, self.all_points.map(i32::from));
+        raw::set(&mut raw.sharded, self.sharded.map(i32::from));
+        raw::set(&mut raw.from_logits, self.from_logits.map(i32::from));
+        raw::set(&mut raw.classes, raw::fitting("classes", self.classes)?);
+        raw::set(&mut raw.outputs, raw::fitting("outputs", self.outputs)?);
+        raw::set(&mut raw.top_k, raw::fitting("top_k", self.top_k)?);
+        raw::set(&mut raw.thresholds, raw::fitting("thresholds", self.thresholds)?);
+        raw::set(&mut raw.ignore_index, self.ignore_index);
+        raw::set(&mut raw.beta, self.beta);
+        raw::set(&mut raw.zero_division, self.zero_division);
+        raw::set(&mut raw.max_fpr, self.max_fpr);
+        body(&mut raw)
+    }
+}
+
+macro_rules! metric_setters {
+    () => {
+        #[doc = "What labels are; default `Binary`."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn task(mut self, value: MetricTask) -> Self {
+            self.settings.task = Some(value);
+            self
+        }
+        #[doc = "How the values of classes, labels or outputs become one; default `Macro`."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn average(mut self, value: MetricAverage) -> Self {
+            self.settings.average = Some(value);
+            self
+        }
+        #[doc = "What cells of a confusion matrix are divided by; default `None`."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn normalize(mut self, value: MetricNormalize) -> Self {
+            self.settings.normalize = Some(value);
+            self
+        }
+        #[doc = "True: the multiclass AUROC is the mean over pairs of classes (Hand and Till 2001); default false: of each class against the rest."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn one_vs_one(mut self, value: bool) -> Self {
+            self.settings.one_vs_one = Some(value);
+            self
+        }
+        #[doc = "True: balanced accuracy is 0 for chance and 1 at best; default false."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn adjusted(mut self, value: bool) -> Self {
+            self.settings.adjusted = Some(value);
+            self
+        }
+        #[doc = "True: the ROC curve keeps points on straight lines, which scikit-learn drops too; default false."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn all_points(mut self, value: bool) -> Self {
+            self.settings.all_points = Some(value);
+            self
+        }
+        #[doc = "True: a curve stays distributed over the ranks by score, with all its points. In the order of the ranks (precision-recall: from the last rank to the first) their arrays are the curve; default false: every rank gets it."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn sharded(mut self, value: bool) -> Self {
+            self.settings.sharded = Some(value);
+            self
+        }
+        #[doc = "True: predictions of log_loss are logits; default false: probabilities, which sum to 1."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn from_logits(mut self, value: bool) -> Self {
+            self.settings.from_logits = Some(value);
+            self
+        }
+        #[doc = "Of multiclass tasks and perplexity the number of classes, of multilabel that of labels; default 2."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn classes(mut self, value: u64) -> Self {
+            self.settings.classes = Some(value);
+            self
+        }
+        #[doc = "Columns of predictions and targets of a regression; default 1."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn outputs(mut self, value: u64) -> Self {
+            self.settings.outputs = Some(value);
+            self
+        }
+        #[doc = "How many classes a prediction of top_k_accuracy has; default 2."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn top_k(mut self, value: u64) -> Self {
+            self.settings.top_k = Some(value);
+            self
+        }
+        #[doc = "Of binned kinds, at least 2; default 100."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn thresholds(mut self, value: u64) -> Self {
+            self.settings.thresholds = Some(value);
+            self
+        }
+        #[doc = "Perplexity leaves out tokens with this target; default -100."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn ignore_index(mut self, value: i64) -> Self {
+            self.settings.ignore_index = Some(value);
+            self
+        }
+        #[doc = "How much more recall counts than precision in F-beta; default 1."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn beta(mut self, value: f64) -> Self {
+            self.settings.beta = Some(value);
+            self
+        }
+        #[doc = "Precision, recall or F-beta where it is 0/0: 0 (default), 1, or NaN, which averages leave out."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn zero_division(mut self, value: f64) -> Self {
+            self.settings.zero_division = Some(value);
+            self
+        }
+        #[doc = "Below 1: the standardized partial AUROC up to this false positive rate; default 1."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn max_fpr(mut self, value: f64) -> Self {
+            self.settings.max_fpr = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use metric_setters;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SgdSettings {

@@ -20,6 +20,7 @@ use crate::error::{check, Error, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::grad_scaler::{GradScaler, GradScalerInner};
 use crate::layout::Layout;
+use crate::metrics::{MetricInner, MetricPart};
 use crate::optim::{Optimizer, OptimizerInner};
 use crate::params::Local;
 use crate::raw::{self, created};
@@ -63,6 +64,7 @@ enum Kept {
     TensorParallel(Rc<TpInner>),
     Optimizer { _kept: Rc<OptimizerInner> },
     GradScaler { _kept: Rc<GradScalerInner> },
+    Metric { _kept: Rc<MetricInner> },
     Sampler(Arc<SamplerInner>),
 }
 
@@ -82,7 +84,7 @@ mod sealed {
 }
 
 /// Objects that a [`State`] takes: a [`Ddp`], [`Fsdp`], [`TensorParallel`] or [`Local`] model, an [`Optimizer`], a
-/// [`GradScaler`], a [`Sampler`], a [`Tensor`], a [`CudaTensor`], and any [`Stateful`] object in an `Rc<RefCell<_>>`.
+/// [`GradScaler`], a [`Sampler`], a [`MetricPart`], a [`Tensor`], a [`CudaTensor`], and any [`Stateful`] object in an `Rc<RefCell<_>>`.
 pub trait StatePart<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
 
@@ -194,6 +196,17 @@ impl<'c> sealed::Sealed<'c> for GradScaler {
         let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
         check(unsafe { sys::tsr_state_add_grad_scaler(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
         state.kept.push(Kept::GradScaler { _kept: Rc::clone(inner) });
+        Ok(())
+    }
+}
+
+impl<'c> sealed::Sealed<'c> for MetricPart<'_> {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        check(unsafe {
+            sys::tsr_state_add_metric(state.as_ptr()?, name.as_ptr(), inner.as_ptr(), self.comm().as_ptr())
+        })?;
+        state.kept.push(Kept::Metric { _kept: Rc::clone(inner) });
         Ok(())
     }
 }
@@ -597,7 +610,7 @@ impl<'c> State<'c> {
                 Kept::Ddp(inner) => tensors.extend(inner.group.named_params()),
                 Kept::Fsdp(inner) => tensors.extend(inner.named_shards()), // the library loads into none that is whole
                 Kept::TensorParallel(inner) => tensors.extend(inner.named_slices()),
-                Kept::Optimizer { .. } | Kept::GradScaler { .. } => {} // no view of what they have exists
+                Kept::Optimizer { .. } | Kept::GradScaler { .. } | Kept::Metric { .. } => {} // no view of what they have exists
                 Kept::Sampler(inner) => samplers.push(inner),
             }
         }

@@ -11,9 +11,9 @@ use std::time::Duration;
 use common::{deadline, options, ranks, serve};
 use tessera::{
     params, random, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpJoin,
-    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Pipeline,
-    Placement, ReduceOp, Region, Sampler, Saver, Sgd, StageCall, Stages, State, StateDict, Stateful, Store, Style,
-    Tensor, TensorParallel, Verify,
+    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, Metric, MetricKind,
+    ObjectStorage, Pipeline, Placement, ReduceOp, Region, Sampler, Saver, Sgd, StageCall, Stages, State, StateDict,
+    Stateful, Store, Style, Tensor, TensorParallel, Verify,
 };
 
 #[test]
@@ -199,6 +199,16 @@ fn training(comm: &Comm) {
     let mut sampler = Sampler::new(comm, 10).build().unwrap();
     sampler.set_epoch(1).unwrap();
     assert_eq!((sampler.batch(2).unwrap().len(), sampler.epoch().unwrap()), (2, 1));
+    assert_eq!(sampler.valid().unwrap(), [1, 1]);
+    let mut matrix = Metric::new(MetricKind::ConfusionMatrix).build().unwrap();
+    let labels = Tensor::new(vec![0i64, 1], [2]).unwrap();
+    matrix.update(&labels, Some(&labels)).unwrap();
+    matrix.merge(&Metric::new(MetricKind::ConfusionMatrix).build().unwrap()).unwrap();
+    matrix.gather(comm).unwrap();
+    State::new().add("matrix", &matrix.on(comm)).unwrap();
+    assert!(matrix.compute(Some(comm)).unwrap().is_nan());
+    assert_eq!(matrix.counts("matrix").unwrap(), [2, 0, 0, 2]);
+    matrix.reset().unwrap();
 }
 
 fn training_with_options(comm: &Comm) {

@@ -1,31 +1,16 @@
 #include "checkpoint/formats/torch_dcp/pickle_writer.hpp"
 
 #include <openssl/bn.h>
-#include <openssl/evp.h>
 
 #include <bit>
 #include <limits>
 #include <memory>
 
+#include "base/base64.hpp"
 #include "base/error.hpp"
 #include "checkpoint/model/value.hpp"
 
 namespace tsr::pickle {
-
-namespace {
-
-std::string from_base64(const std::string& text) {
-    std::string bytes(text.size() / 4 * 3, '\0');
-    const int size =
-        EVP_DecodeBlock(reinterpret_cast<unsigned char*>(bytes.data()),
-                        reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
-    if (size < 0) throw Error(Code::internal, "a value's bytes are not base64");
-    const size_t padding = text.size() - (text.find_last_not_of('=') + 1);
-    bytes.resize(static_cast<size_t>(size) - (text.empty() ? 0 : padding));
-    return bytes;
-}
-
-}  // namespace
 
 void PickleWriter::number(uint64_t value, int bytes) {
     for (int i = 0; i < bytes; ++i) text_ += static_cast<char>(value >> (8 * i));

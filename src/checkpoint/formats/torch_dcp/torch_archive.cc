@@ -2,12 +2,12 @@
 
 #include <fmt/core.h>
 #include <openssl/bn.h>
-#include <openssl/evp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
+#include "base/base64.hpp"
 #include "base/error.hpp"
 #include "checkpoint/model/value.hpp"
 
@@ -52,15 +52,6 @@ constexpr size_t max_integer_bytes = 4096;
 
 [[noreturn]] void unsupported(const Tree& tree, const std::string& why) {
     throw Error(Code::unsupported, fmt::format("{}: {}", tree.what(), why));
-}
-
-std::string base64(std::string_view bytes) {
-    std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');
-    const int size =
-        EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()),
-                        reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()));
-    text.resize(static_cast<size_t>(size));
-    return text;
 }
 
 Json tagged(const char* kind, Json value) {
@@ -353,7 +344,7 @@ class PlainValue {
     }
     Json bytes_of(std::string_view bytes) {
         spend(2, sizeof(Json::Member) + bytes.size());  // base64 is less than twice as long
-        return tagged("bytes", base64(bytes));
+        return tagged("bytes", to_base64(bytes));
     }
 
     // Keys and values in turn.

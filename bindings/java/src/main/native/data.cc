@@ -23,8 +23,17 @@ jlongArray sampler_position(JNIEnv* env, jclass, jlong sampler) {
     });
 }
 
+void sampler_valid(JNIEnv* env, jclass, jlong sampler, jlong address, jlong size) {
+    shim(env, [&] {
+        check(env, tsr_sampler_valid(as<tsr_sampler>(sampler), as<uint8_t>(address), static_cast<size_t>(size)));
+    });
+}
+
 }  // namespace
 
-Methods data_methods() { return {method<sampler_next>("samplerNext"), method<sampler_position>("samplerPosition")}; }
+Methods data_methods() {
+    return {method<sampler_next>("samplerNext"), method<sampler_position>("samplerPosition"),
+            method<sampler_valid>("samplerValid")};
+}
 
 }  // namespace tsr::jni

@@ -77,6 +77,23 @@ static_assert(offsetof(tsr_grad_scaler_options, init_scale) == 8);
 static_assert(offsetof(tsr_grad_scaler_options, growth_factor) == 16);
 static_assert(offsetof(tsr_grad_scaler_options, backoff_factor) == 24);
 static_assert(offsetof(tsr_grad_scaler_options, growth_interval) == 32);
+static_assert(sizeof(tsr_metric_options) == 104);
+static_assert(offsetof(tsr_metric_options, task) == 8);
+static_assert(offsetof(tsr_metric_options, average) == 12);
+static_assert(offsetof(tsr_metric_options, normalize) == 16);
+static_assert(offsetof(tsr_metric_options, one_vs_one) == 20);
+static_assert(offsetof(tsr_metric_options, adjusted) == 24);
+static_assert(offsetof(tsr_metric_options, all_points) == 28);
+static_assert(offsetof(tsr_metric_options, sharded) == 32);
+static_assert(offsetof(tsr_metric_options, from_logits) == 36);
+static_assert(offsetof(tsr_metric_options, classes) == 40);
+static_assert(offsetof(tsr_metric_options, outputs) == 48);
+static_assert(offsetof(tsr_metric_options, top_k) == 56);
+static_assert(offsetof(tsr_metric_options, thresholds) == 64);
+static_assert(offsetof(tsr_metric_options, ignore_index) == 72);
+static_assert(offsetof(tsr_metric_options, beta) == 80);
+static_assert(offsetof(tsr_metric_options, zero_division) == 88);
+static_assert(offsetof(tsr_metric_options, max_fpr) == 96);
 static_assert(sizeof(tsr_sgd_options) == 48);
 static_assert(offsetof(tsr_sgd_options, lr) == 8);
 static_assert(offsetof(tsr_sgd_options, momentum) == 16);
@@ -974,6 +991,69 @@ void mesh_destroy(JNIEnv*, jclass, jlong mesh) {
     tsr_mesh_destroy(as<tsr_mesh>(mesh));
 }
 
+void metric_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_metric_options_init(options_of<tsr_metric_options>(env, options), sizeof(tsr_metric_options)));
+    });
+}
+
+jlong metric_create(JNIEnv* env, jclass, jint kind, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_metric* out_out = nullptr;
+        check(env, tsr_metric_create(kind, options_of<tsr_metric_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+void metric_update(JNIEnv* env, jclass, jlong metric, jlongArray predictions, jlongArray targets, jlongArray weights, jlongArray valid) {
+    shim(env, [&] {
+        const Tensors predictions_list(env, predictions);
+        const Tensors targets_list(env, targets);
+        const Tensors weights_list(env, weights);
+        const Tensors valid_list(env, valid);
+        check(env, tsr_metric_update(as<tsr_metric>(metric), predictions_list.data(), targets_list.data(), weights_list.data(), valid_list.data()));
+    });
+}
+
+jdouble metric_compute(JNIEnv* env, jclass, jlong metric, jlong comm) {
+    return shim(env, [&]() -> jdouble {
+        double value_out = 0;
+        blocking(env, [&] { return tsr_metric_compute(as<tsr_metric>(metric), as<tsr_comm>(comm), &value_out); });
+        return static_cast<jdouble>(value_out);
+    });
+}
+
+jlongArray metric_result(JNIEnv* env, jclass, jlong metric, jbyteArray name) {
+    return shim(env, [&]() -> jlongArray {
+        const Text name_text(env, name);
+        tsr_tensor array_out{};
+        check(env, tsr_metric_result(as<tsr_metric>(metric), name_text.c_str(), &array_out));
+        return descriptor_of(env, array_out);
+    });
+}
+
+void metric_merge(JNIEnv* env, jclass, jlong metric, jlong other) {
+    shim(env, [&] {
+        check(env, tsr_metric_merge(as<tsr_metric>(metric), as<tsr_metric>(other)));
+    });
+}
+
+void metric_gather(JNIEnv* env, jclass, jlong metric, jlong comm) {
+    shim(env, [&] {
+        blocking(env, [&] { return tsr_metric_gather(as<tsr_metric>(metric), as<tsr_comm>(comm)); });
+    });
+}
+
+void metric_reset(JNIEnv* env, jclass, jlong metric) {
+    shim(env, [&] {
+        check(env, tsr_metric_reset(as<tsr_metric>(metric)));
+    });
+}
+
+void metric_destroy(JNIEnv*, jclass, jlong metric) {
+    tsr_metric_destroy(as<tsr_metric>(metric));
+}
+
 void sgd_options_init(JNIEnv* env, jclass, jobject options) {
     shim(env, [&] {
         check(env, tsr_sgd_options_init(options_of<tsr_sgd_options>(env, options), sizeof(tsr_sgd_options)));
@@ -1313,6 +1393,13 @@ void state_add_sampler(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlon
     shim(env, [&] {
         const Text prefix_text(env, prefix);
         check(env, tsr_state_add_sampler(as<tsr_state>(state), prefix_text.c_str(), as<tsr_sampler>(sampler)));
+    });
+}
+
+void state_add_metric(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong metric, jlong comm) {
+    shim(env, [&] {
+        const Text prefix_text(env, prefix);
+        check(env, tsr_state_add_metric(as<tsr_state>(state), prefix_text.c_str(), as<tsr_metric>(metric), as<tsr_comm>(comm)));
     });
 }
 
@@ -1787,6 +1874,15 @@ Methods plain_methods() {
         method<mesh_comm>("meshComm"),
         method<mesh_flatten>("meshFlatten"),
         method<mesh_destroy>("meshDestroy"),
+        method<metric_options_init>("metricOptionsInit"),
+        method<metric_create>("metricCreate"),
+        method<metric_update>("metricUpdate"),
+        method<metric_compute>("metricCompute"),
+        method<metric_result>("metricResult"),
+        method<metric_merge>("metricMerge"),
+        method<metric_gather>("metricGather"),
+        method<metric_reset>("metricReset"),
+        method<metric_destroy>("metricDestroy"),
         method<sgd_options_init>("sgdOptionsInit"),
         method<sgd_create>("sgdCreate"),
         method<ddp_sgd>("ddpSgd"),
@@ -1835,6 +1931,7 @@ Methods plain_methods() {
         method<state_add_optimizer>("stateAddOptimizer"),
         method<state_add_grad_scaler>("stateAddGradScaler"),
         method<state_add_sampler>("stateAddSampler"),
+        method<state_add_metric>("stateAddMetric"),
         method<state_set_int64>("stateSetInt64"),
         method<state_get_int64>("stateGetInt64"),
         method<state_set_double>("stateSetDouble"),

@@ -3,8 +3,9 @@
 `tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint on Tessera's engine; `tessera.torch.c10d` is the
 backend "tessera" of `torch.distributed`; `DistributedDataParallel` and `tessera.torch.fsdp.fully_shard` have PyTorch's
 API on Tessera's implementation; `tessera.torch.pipelining` has PyTorch's pipeline schedules on Tessera's executor;
-`tessera.torch.tensor.parallel` is PyTorch's tensor parallelism with more checks; `clip_grad_norm_` clips gradients that
-ranks hold in different ways; `allreduce_hook` averages gradients of PyTorch's own DDP, whatever its backend.
+`tessera.torch.tensor.parallel` is PyTorch's tensor parallelism with more checks; `tessera.torch.metrics` has metrics of
+tensors; `clip_grad_norm_` clips gradients that ranks hold in different ways; `allreduce_hook` averages gradients of
+PyTorch's own DDP, whatever its backend.
 """
 
 import importlib
@@ -17,7 +18,7 @@ except ModuleNotFoundError as _missing:
         "tessera.torch requires PyTorch, which is not installed; run pip install torch", name=_missing.name
     ) from _missing
 
-from . import c10d
+from . import c10d, metrics
 from .ddp import DistributedDataParallel, GradBucket
 from .ddp_hook import allreduce_hook, register_allreduce_hook
 from .norm import clip_grad_norm_
@@ -35,6 +36,7 @@ __all__ = [
     "checkpoint",
     "clip_grad_norm_",
     "fsdp",
+    "metrics",
     "pipelining",
     "register_allreduce_hook",
     "tensor",

@@ -89,6 +89,7 @@ final class Native extends PlainNatives {
     // data.cc
     static native long[] samplerNext(long sampler, int size);
     static native long[] samplerPosition(long sampler);
+    static native void samplerValid(long sampler, long address, long size);
 
     // state.cc
     static native void stateAddSharded(long state, byte[] name, long layout, int dtype, long[] pieces, int rank);

@@ -157,6 +157,17 @@ abstract class PlainNatives {
     static native long meshFlatten(long mesh, long comm, byte[] name);
     static native void meshDestroy(long mesh);
 
+    // metrics.h
+    static native void metricOptionsInit(Object options);
+    static native long metricCreate(int kind, Object options);
+    static native void metricUpdate(long metric, long[] predictions, long[] targets, long[] weights, long[] valid);
+    static native double metricCompute(long metric, long comm);
+    static native long[] metricResult(long metric, byte[] name);
+    static native void metricMerge(long metric, long other);
+    static native void metricGather(long metric, long comm);
+    static native void metricReset(long metric);
+    static native void metricDestroy(long metric);
+
     // optim.h
     static native void sgdOptionsInit(Object options);
     static native long sgdCreate(byte[][] names, long[] params, long[] grads, Object options);
@@ -214,6 +225,7 @@ abstract class PlainNatives {
     static native void stateAddOptimizer(long state, byte[] prefix, long optimizer);
     static native void stateAddGradScaler(long state, byte[] prefix, long scaler);
     static native void stateAddSampler(long state, byte[] prefix, long sampler);
+    static native void stateAddMetric(long state, byte[] prefix, long metric, long comm);
     static native void stateSetInt64(long state, byte[] name, long value);
     static native long stateGetInt64(long state, byte[] name);
     static native void stateSetDouble(long state, byte[] name, double value);

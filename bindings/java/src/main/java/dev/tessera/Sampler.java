@@ -1,5 +1,7 @@
 package dev.tessera;
 
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.util.Objects;
 
 /**
@@ -9,6 +11,7 @@ import java.util.Objects;
  */
 public final class Sampler extends NativeObject {
     private final long length;
+    private int last; // the size of the last batch
 
     private Sampler(long handle, long length) {
         super(new Ref("Sampler", handle, Native::samplerDestroy));
@@ -59,7 +62,26 @@ public final class Sampler extends NativeObject {
             throw new IllegalArgumentException("the batch size is " + size + "; it must be at least 1");
         }
         final int possible = (int) Math.min(size, length); // the native side has room for no more than can come
-        return ref.callExclusive(h -> Native.samplerNext(h, possible));
+        return ref.callExclusive(h -> {
+            final long[] indices = Native.samplerNext(h, possible);
+            last = indices.length;
+            return indices;
+        });
+    }
+
+    /**
+     * Which samples of the last batch are not padding. Where the samples do not divide by the ranks, the last step of an
+     * epoch is filled up with samples that some rank has taken already, which metrics leave out
+     * ({@link Metric#update(Tensor, Tensor, Tensor, Tensor)}).
+     *
+     * @return U8, as long as the last batch, empty before the first: 1 for a sample, 0 for padding
+     */
+    public Tensor valid() {
+        return ref.callExclusive(h -> {
+            final Tensor valid = Tensor.of(ByteBuffer.allocateDirect(last).order(ByteOrder.nativeOrder()), DType.U8);
+            Native.samplerValid(h, valid.address(), last);
+            return valid;
+        });
     }
 
     /**

@@ -146,6 +146,22 @@ public final class State extends NativeObject {
     }
 
     /**
+     * Add the samples of a metric as {@code <prefix>.*}. Rank 0 saves all of them: call {@link Metric#gather} before a save.
+     * A load gives them to rank 0 and resets the metric on the other ranks, whatever their number. A save or load while
+     * another rank has samples throws {@link TesseraInvalidStateException}.
+     *
+     * @param prefix "auroc"
+     * @param metric the metric
+     * @param comm the ranks that compute the metric
+     * @return this
+     */
+    public State with(String prefix, Metric metric, Comm comm) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(metric, metric.ref,
+                h -> metric.ref.run(m -> comm.ref.run(c -> Native.stateAddMetric(h, text, m, c))));
+    }
+
+    /**
      * Add the values of a custom object as {@code <prefix>.<name>}. Each save asks the object for them, and each load
      * gives them back.
      *

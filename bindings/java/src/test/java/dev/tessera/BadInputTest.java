@@ -32,7 +32,7 @@ class BadInputTest {
             "Checkpoint.export 0", "Mesh.flatten 1", "Comm.abort 0", "Comm.reduce 1", "Comm.reduceAsync 1", "Comm.gather 1", "Comm.gatherAsync 1",
             "Comm.scatter 0", "Comm.scatterAsync 0", "Store.compareSet 1", "Saver.at 0", "State.put 1",
             "Pipeline.step 0", "Pipeline.step 1", "Pipeline.step 2", "Pipeline.eval 0", "Pipeline.eval 1", "Pipeline.eval 2",
-            "Log.setHandler 0", "Ddp.setHook 0", "TensorParallel.crossEntropy 4",
+            "Log.setHandler 0", "Ddp.setHook 0", "Metric.update 1", "Metric.update 2", "Metric.update 3", "TensorParallel.crossEntropy 4",
             "TensorParallel.crossEntropyAsync 4", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
 
     /** What a closed object still answers. */
@@ -42,6 +42,7 @@ class BadInputTest {
     private static final List<Class<?>> TYPES = List.of(Buffer.class, Box.class, Checkpoint.class, Comm.class,
             CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Fsdp.class, Fsdp.Pass.class, FsdpOptions.class,
             FsdpUnit.class, GradScaler.class, Launch.class, Layout.class, LoadOptions.class, Log.class, Mesh.class, Mesh.Builder.class,
+            Metric.class, Metric.Builder.class,
             Optimizer.class, Params.class, Pipeline.class, Pipeline.Builder.class, Placement.class, Plan.class, Sampler.class, Saver.class, State.class, Store.class,
             StoreOptions.class, StoreServer.class, Tensor.class, TensorParallel.class, TensorParallel.Builder.class,
             TensorParallel.Style.class, TpOptions.class, CrossEntropyOptions.class, Version.class, Work.class);
@@ -67,6 +68,7 @@ class BadInputTest {
                     GradScaler scaler = GradScaler.builder().build();
                     Pipeline pipe = Pipeline.on(comm).stage(0, call -> {}, call -> {}).microbatches(1).build();
                     Sampler sampler = Sampler.of(comm, 10).build();
+                    Metric metric = Metric.of(Metric.Kind.MEAN).build();
                     Saver saver = Saver.at(comm, root).open();
                     State state = State.of("m", Tensor.zeros(DType.F32, 2));
                     Work work = comm.barrierAsync()) {
@@ -75,7 +77,7 @@ class BadInputTest {
                 final Checkpoint checkpoint = Checkpoint.open(root);
                 final Map<Class<?>, Object> instances = new LinkedHashMap<>();
                 for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, fsdp, pass, tp, optimizer,
-                        scaler, sampler, saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
+                        scaler, sampler, metric, Metric.of(Metric.Kind.MEAN), saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
                         pipe, Pipeline.on(comm), FsdpUnit.of("y"), new StoreOptions(), new LoadOptions(), Mesh.over(comm), ddp.params(),
                         TensorParallel.over(mesh), TensorParallel.Style.ROW, new TpOptions(), new CrossEntropyOptions(),
                         Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(), new Box(new long[0], new long[0])}) {

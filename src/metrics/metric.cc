@@ -1,0 +1,158 @@
+#include "metrics/metric.hpp"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "base/attempt.hpp"
+
+namespace tsr::metrics {
+
+Tensor Result::tensor() const {
+    const auto view = [&](const auto& values, DType dtype) {
+        using T = std::remove_cvref_t<decltype(values[0])>;
+        Tensor tensor =
+            tensor_of(std::span(const_cast<T*>(values.data()), values.size()), dtype);  // NOLINT: to be read
+        tensor.shape = shape;
+        return tensor;
+    };
+    return counts.empty() ? view(numbers, DType::f64) : view(counts, DType::i64);
+}
+
+void Computed::add(std::string name, std::vector<double> numbers) {
+    const auto size = static_cast<int64_t>(numbers.size());
+    results.push_back({std::move(name), Dims{size}, std::move(numbers), {}});
+}
+
+std::shared_ptr<Metric> Metric::create(Kind kind, const Options& options) {
+    check(kind, options);
+    switch (kind) {
+        case Kind::mean:
+        case Kind::sum:
+        case Kind::mean_absolute_error:
+        case Kind::mean_squared_error:
+        case Kind::root_mean_squared_error:
+        case Kind::r2_score: return make_regression(kind, options);
+        case Kind::log_loss:
+        case Kind::perplexity: return make_likelihood(kind, options);
+        case Kind::roc_curve:
+        case Kind::precision_recall_curve:
+        case Kind::average_precision:
+        case Kind::auroc: return make_curve(kind, options);
+        case Kind::binned_roc_curve:
+        case Kind::binned_precision_recall_curve:
+        case Kind::binned_average_precision:
+        case Kind::binned_auroc: return make_binned(kind, options);
+        default: return make_labels(kind, options);
+    }
+}
+
+void Metric::update(const Inputs& inputs) {
+    refused_ = attempt([&] {
+        const Batch batch(inputs, form(), scratch_);
+        batch.check_values();
+        check_rows(batch);
+        add(batch);
+        samples_ += static_cast<int64_t>(batch.rows());
+    });
+    if (refused_) throw Error(*refused_);
+}
+
+double Metric::compute(const std::shared_ptr<Communicator>& comm) {
+    const auto body = [&] {
+        Ranks ranks(comm);
+        ranks.agree(std::exchange(refused_, std::nullopt), description());
+        Computed found;
+        find(ranks, found);
+        computed_ = std::move(found);
+    };
+    computed_ = {};
+    if (comm) {
+        comm->in_one_call(body);
+    } else {
+        body();
+    }
+    return computed_.value;
+}
+
+const Result& Metric::result(std::string_view name) const {
+    const auto found = std::ranges::find(computed_.results, name, &Result::name);
+    if (found != computed_.results.end()) return *found;
+    std::vector<std::string_view> names;
+    for (const Result& result : computed_.results) names.push_back(result.name);
+    throw Error(Code::not_found, names.empty() ? fmt::format("the metric {} has computed no arrays", name_of(kind_))
+                                               : fmt::format("the metric {} has computed no '{}', but {}",
+                                                             name_of(kind_), name, fmt::join(names, ", ")));
+}
+
+void Metric::merge(const Metric& other) {
+    if (&other == this) throw Error(Code::invalid_argument, "a metric cannot be merged with itself");
+    if (other.description() != description()) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("a metric {} cannot be merged into a metric {}", other.description(), description()));
+    }
+    add_from(other);
+    samples_ += other.samples_;
+}
+
+void Metric::gather(const std::shared_ptr<Communicator>& comm) {
+    if (!comm || comm->world_size() == 1) return;
+    comm->in_one_call([&] {
+        Ranks ranks(comm);
+        ranks.agree(std::exchange(refused_, std::nullopt), description());
+        std::array<int64_t, 1> samples{samples_};
+        ranks.sum(samples);
+        move_to_first(ranks);
+        samples_ = ranks.rank() == 0 ? samples[0] : 0;
+    });
+}
+
+void Metric::reset() {
+    clear();
+    samples_ = 0;
+    refused_.reset();
+    computed_ = {};
+}
+
+std::string Metric::save() const {
+    ByteWriter out;
+    out.number(static_cast<uint64_t>(samples_));
+    write(out);
+    return out.take();
+}
+
+void Metric::load(std::string_view bytes) {
+    ByteReader in(bytes);
+    const uint64_t samples = in.number();
+    if (samples > uint64_t{1} << 62) ByteReader::refuse();
+    const std::shared_ptr<Metric> loaded = empty_copy();
+    loaded->read(in);
+    in.end();
+    reset();
+    add_from(*loaded);
+    samples_ = static_cast<int64_t>(samples);
+}
+
+double averaged(Average average, std::span<const double> values, std::span<const double> weights, bool keep_nan) {
+    if (average == Average::none) return std::numeric_limits<double>::quiet_NaN();
+    double sum = 0;
+    double weight = 0;
+    double plain = 0;
+    double count = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+        if (std::isnan(values[i]) && !keep_nan) continue;
+        plain += values[i];
+        count += 1;
+        if (average == Average::weighted && weights[i] != 0) {  // without samples, NaN does not matter
+            sum += weights[i] * values[i];
+            weight += weights[i];
+        }
+    }
+    return average == Average::weighted && weight != 0 ? sum / weight : plain / count;
+}
+
+}  // namespace tsr::metrics
