@@ -76,6 +76,7 @@ struct Handles {
     api::Owned<tsr_pipeline> pipeline;
     api::Owned<tsr_optimizer> optimizer;
     api::Owned<tsr_grad_scaler> scaler;
+    api::Owned<tsr_lr_schedule> schedule;
     api::Owned<tsr_sampler> sampler;
     api::Owned<tsr_state> state;
     api::Owned<tsr_saver> saver;
@@ -119,6 +120,7 @@ struct Handles {
         const tsr_tensor gradient = grad.tensor();
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
+        EXPECT_OK(tsr_lr_exponential(0.5, schedule.out()));
         EXPECT_OK(tsr_sampler_create(comm, 10, nullptr, sampler.out()));
         EXPECT_OK(tsr_state_create(state.out()));
         EXPECT_OK(tsr_state_add_tensor(state, "w", &tensor));
@@ -144,6 +146,7 @@ struct Handles {
         if constexpr (std::is_same_v<T, tsr_pipeline>) return pipeline;
         if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
         if constexpr (std::is_same_v<T, tsr_grad_scaler>) return scaler;
+        if constexpr (std::is_same_v<T, tsr_lr_schedule>) return schedule;
         if constexpr (std::is_same_v<T, tsr_sampler>) return sampler;
         if constexpr (std::is_same_v<T, tsr_state>) return state;
         if constexpr (std::is_same_v<T, tsr_saver>) return saver;
@@ -158,8 +161,9 @@ constexpr bool is_handle =
     std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
     std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
     std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_tp> || std::is_same_v<T, tsr_pipeline> ||
-    std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_grad_scaler> || std::is_same_v<T, tsr_sampler> ||
-    std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
+    std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_grad_scaler> || std::is_same_v<T, tsr_lr_schedule> ||
+    std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> ||
+    std::is_same_v<T, tsr_checkpoint>;
 
 // Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
 // that can be written to for each pointer after it.
@@ -223,15 +227,25 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
     std::map<std::string, void*> dead;
     {
         Handles handles;
-        dead = {{"server", handles.server},   {"store", handles.store},
-                {"comm", handles.comm},       {"work", handles.work},
-                {"buffer", handles.buffer},   {"mesh", handles.mesh},
-                {"plan", handles.plan},       {"layout", handles.layout},
-                {"ddp", handles.ddp},         {"optimizer", handles.optimizer},
-                {"sampler", handles.sampler}, {"state", handles.state},
-                {"saver", handles.saver},     {"checkpoint", handles.checkpoint},
-                {"fsdp", handles.fsdp},       {"scaler", handles.scaler},
-                {"tp", handles.tp},           {"pipeline", handles.pipeline}};
+        dead = {{"server", handles.server},
+                {"store", handles.store},
+                {"comm", handles.comm},
+                {"work", handles.work},
+                {"buffer", handles.buffer},
+                {"mesh", handles.mesh},
+                {"plan", handles.plan},
+                {"layout", handles.layout},
+                {"ddp", handles.ddp},
+                {"optimizer", handles.optimizer},
+                {"sampler", handles.sampler},
+                {"state", handles.state},
+                {"saver", handles.saver},
+                {"checkpoint", handles.checkpoint},
+                {"fsdp", handles.fsdp},
+                {"scaler", handles.scaler},
+                {"tp", handles.tp},
+                {"pipeline", handles.pipeline},
+                {"schedule", handles.schedule}};
     }
     const auto destroyed = [&]<class T>() -> T* {
         const char* key = std::is_same_v<T, tsr_store_server>  ? "server"
@@ -247,6 +261,7 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                           : std::is_same_v<T, tsr_tp>          ? "tp"
                           : std::is_same_v<T, tsr_optimizer>   ? "optimizer"
                           : std::is_same_v<T, tsr_grad_scaler> ? "scaler"
+                          : std::is_same_v<T, tsr_lr_schedule> ? "schedule"
                           : std::is_same_v<T, tsr_pipeline>    ? "pipeline"
                           : std::is_same_v<T, tsr_sampler>     ? "sampler"
                           : std::is_same_v<T, tsr_state>       ? "state"
@@ -400,6 +415,7 @@ TEST(ForkedChild, MayReadAndDestroyWhatItInherits) {
                   handles->state.reset();
                   handles->sampler.reset();
                   handles->scaler.reset();
+                  handles->schedule.reset();
                   handles->optimizer.reset();
                   handles->fsdp.reset();
                   handles->tp.reset();

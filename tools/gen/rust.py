@@ -65,6 +65,7 @@ ENUMS = {
     "tsr_busy": "WhenBusy",
     "tsr_loss_reduction": "LossReduction",
     "tsr_schedule": "PipelineSchedule",
+    "tsr_lr_warmup_type": "LrWarmup",
 }
 # Their variants that are not the C name in CamelCase.
 VARIANTS = {
@@ -166,7 +167,7 @@ def settings(api: Api, spellings: dict[str, str]) -> str:
         "",
         "use tessera_sys as sys;",
         "",
-        "use crate::choices::{DdpHook, DdpJoin, LossReduction, PipelineSchedule, WhenBusy};",
+        "use crate::choices::{DdpHook, DdpJoin, LossReduction, LrWarmup, PipelineSchedule, WhenBusy};",
         "use crate::element::{DType, ReduceOp};",
         "use crate::error::Result;",
         "use crate::raw;",

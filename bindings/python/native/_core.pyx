@@ -24,6 +24,7 @@ import gc
 import threading
 import weakref
 from operator import index
+from struct import pack
 
 from numpy import generic
 
@@ -66,6 +67,7 @@ include "fsdp.pxi"
 include "pipeline.pxi"
 include "optim.pxi"
 include "grad_scaler.pxi"
+include "lr_schedule.pxi"
 include "data.pxi"
 include "state.pxi"
 include "storage.pxi"
