@@ -183,6 +183,14 @@ tsr_status tsr_state_add_grad_scaler(tsr_state* state, const char* prefix, tsr_g
     });
 }
 
+tsr_status tsr_state_add_lr_schedule(tsr_state* state, const char* prefix, tsr_lr_schedule* schedule) {
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(schedule, "schedule");
+        add_lr_schedule(to, prefix_in(prefix), added);
+    });
+}
+
 tsr_status tsr_state_add_sampler(tsr_state* state, const char* prefix, tsr_sampler* sampler) {
     return guard([&] {
         State& to = *object_of(state, "state");

@@ -26,6 +26,7 @@ class Adam final : public Optimizer {
     void update(int64_t step, std::span<const ParamSlice> slices) override;
     [[nodiscard]] Settings own_settings() const override;
     void load_own_settings(const Settings& settings) override;
+    void set_own_momentum(double momentum) override { options_.beta1 = momentum; }
 
     AdamOptions options_;  // except lr, which the base class owns
 };

@@ -275,6 +275,16 @@ void Optimizer::set_lr(double lr) {
     lr_ = lr;
 }
 
+void Optimizer::set_momentum(double momentum) {
+    check_momentum();
+    if (!(momentum > 0 && momentum < 1)) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("the momentum is {}; while training it must be above 0 and below 1", momentum));
+    }
+    if (others_step_ && gate_) gate_();
+    set_own_momentum(momentum);
+}
+
 Settings Optimizer::settings() const {
     Settings result{{"lr", lr_}};
     for (auto& own : own_settings()) result.push_back(std::move(own));

@@ -86,6 +86,10 @@ class Optimizer {
     [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
     [[nodiscard]] double lr() const { return lr_; }
     void set_lr(double lr);
+    // Of SGD, or Adam's beta1. Throws INVALID_ARGUMENT if it is out of range, or for an SGD that has none: it keeps no
+    // buffer for it.
+    void set_momentum(double momentum);
+    virtual void check_momentum() const {}  // throws as set_momentum() if there is none
     [[nodiscard]] int64_t steps() const { return steps_; }
 
     // Ordered by parameter, then by name; the same list for the life of the optimizer.
@@ -152,6 +156,7 @@ class Optimizer {
     // The settings of the kind besides lr and step; load_own_settings restores all of them or none.
     [[nodiscard]] virtual Settings own_settings() const = 0;
     virtual void load_own_settings(const Settings& settings) = 0;
+    virtual void set_own_momentum(double momentum) = 0;
 
     // nullptr: on the CPU.
     [[nodiscard]] OnDevice* on_device() const { return on_device_.get(); }

@@ -62,6 +62,12 @@ void Sgd::update(int64_t step, std::span<const ParamSlice> slices) {
     }
 }
 
+void Sgd::check_momentum() const {
+    if (options_.momentum != 0) return;
+    throw Error(Code::invalid_argument,
+                "this SGD has no momentum that could change; create it with one, or a schedule without cycle_momentum");
+}
+
 Settings Sgd::own_settings() const {
     return {{"momentum", options_.momentum},
             {"dampening", options_.dampening},

@@ -18,11 +18,13 @@ class Sgd final : public Optimizer {
    public:
     Sgd(std::vector<OptimizerParam> params, const SgdOptions& options, std::shared_ptr<SharedCopy> copy = {});
     [[nodiscard]] std::string_view kind() const override { return "sgd"; }
+    void check_momentum() const override;
 
    private:
     void update(int64_t step, std::span<const ParamSlice> slices) override;
     [[nodiscard]] Settings own_settings() const override;
     void load_own_settings(const Settings& settings) override;
+    void set_own_momentum(double momentum) override { options_.momentum = momentum; }
 
     SgdOptions options_;  // except lr, which the base class owns
 };

@@ -216,6 +216,44 @@ class MetricValues final : public StateSource {
     int rank_;
 };
 
+// "<prefix>.schedule", which identifies it, "<prefix>.steps" and "<prefix>.base_lrs".
+class LrScheduleValues final : public StateSource {
+   public:
+    LrScheduleValues(std::string prefix, std::shared_ptr<LrSchedule> schedule)
+        : prefix_(std::move(prefix)), schedule_(std::move(schedule)) {}
+
+    const std::string& prefix() const override { return prefix_; }
+
+    Values collect() const override {
+        const LrScheduleState state = schedule_->state();
+        Values values;
+        values.emplace(full("schedule"), state.text);
+        values.emplace(full("steps"), state.steps);
+        values.emplace(full("base_lrs"), to_value(state.base_lrs));
+        return values;
+    }
+
+    void check(const Values& values) const override { schedule_->check_state(state_in(values)); }
+    void apply(const Values& values) override { schedule_->load_state(state_in(values)); }
+
+   private:
+    std::string full(const char* name) const { return prefix_ + "." + name; }
+
+    LrScheduleState state_in(const Values& values) const {
+        const Json& text = values.at(full("schedule"));
+        if (!text.is(Json::Kind::string)) {
+            throw Error(Code::mismatch,
+                        fmt::format("the saved '{}' is {}, not a string", full("schedule"), text.dump()));
+        }
+        const Setting base_lrs = to_setting(values.at(full("base_lrs")), std::vector<double>{}, full("base_lrs"));
+        return {text.as_string(), int_of(values.at(full("steps")), full("steps")),
+                std::get<std::vector<double>>(base_lrs)};
+    }
+
+    std::string prefix_;
+    std::shared_ptr<LrSchedule> schedule_;
+};
+
 // Adds this rank's boxes of a larger tensor, stored one after another in `tensor`; none if it is empty.
 void add_held(State& state, const std::string& name, const Tensor& tensor, const Held& held) {
     std::vector<Tensor> pieces;
@@ -292,6 +330,10 @@ void add_optimizer(State& state, const std::string& prefix, const std::shared_pt
 
 void add_grad_scaler(State& state, const std::string& prefix, const std::shared_ptr<GradScaler>& scaler) {
     state.add_source(std::make_shared<SettingsOf<GradScaler>>(prefix, ".", scaler));
+}
+
+void add_lr_schedule(State& state, const std::string& prefix, const std::shared_ptr<LrSchedule>& schedule) {
+    state.add_source(std::make_shared<LrScheduleValues>(prefix, schedule));
 }
 
 void add_sampler(State& state, const std::string& prefix, const std::shared_ptr<Sampler>& sampler) {

@@ -60,6 +60,7 @@ TSR_TEST_HANDLE(tsr_tp);
 TSR_TEST_HANDLE(tsr_pipeline);
 TSR_TEST_HANDLE(tsr_optimizer);
 TSR_TEST_HANDLE(tsr_grad_scaler);
+TSR_TEST_HANDLE(tsr_lr_schedule);
 TSR_TEST_HANDLE(tsr_sampler);
 TSR_TEST_HANDLE(tsr_metric);
 TSR_TEST_HANDLE(tsr_state);

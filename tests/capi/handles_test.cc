@@ -57,26 +57,27 @@ TEST(Nothing, IsRefusedByEveryFunctionThatNeedsSomething) {
 }
 
 // Each type of handle, and its member of Handles.
-#define ALL_HANDLES(X)          \
-    X(tsr_store_server, server) \
-    X(tsr_store, store)         \
-    X(tsr_comm, comm)           \
-    X(tsr_work, work)           \
-    X(tsr_buffer, buffer)       \
-    X(tsr_mesh, mesh)           \
-    X(tsr_plan, plan)           \
-    X(tsr_turn, turn)           \
-    X(tsr_layout, layout)       \
-    X(tsr_ddp, ddp)             \
-    X(tsr_fsdp, fsdp)           \
-    X(tsr_tp, tp)               \
-    X(tsr_pipeline, pipeline)   \
-    X(tsr_optimizer, optimizer) \
-    X(tsr_grad_scaler, scaler)  \
-    X(tsr_sampler, sampler)     \
-    X(tsr_metric, metric)       \
-    X(tsr_state, state)         \
-    X(tsr_saver, saver)         \
+#define ALL_HANDLES(X)           \
+    X(tsr_store_server, server)  \
+    X(tsr_store, store)          \
+    X(tsr_comm, comm)            \
+    X(tsr_work, work)            \
+    X(tsr_buffer, buffer)        \
+    X(tsr_mesh, mesh)            \
+    X(tsr_plan, plan)            \
+    X(tsr_turn, turn)            \
+    X(tsr_layout, layout)        \
+    X(tsr_ddp, ddp)              \
+    X(tsr_fsdp, fsdp)            \
+    X(tsr_tp, tp)                \
+    X(tsr_pipeline, pipeline)    \
+    X(tsr_optimizer, optimizer)  \
+    X(tsr_grad_scaler, scaler)   \
+    X(tsr_lr_schedule, schedule) \
+    X(tsr_sampler, sampler)      \
+    X(tsr_metric, metric)        \
+    X(tsr_state, state)          \
+    X(tsr_saver, saver)          \
     X(tsr_checkpoint, checkpoint)
 
 // One live handle of each type, in a job of one rank.
@@ -100,6 +101,7 @@ struct Handles {
     api::Owned<tsr_pipeline> pipeline;
     api::Owned<tsr_optimizer> optimizer;
     api::Owned<tsr_grad_scaler> scaler;
+    api::Owned<tsr_lr_schedule> schedule;
     api::Owned<tsr_sampler> sampler;
     api::Owned<tsr_metric> metric;
     api::Owned<tsr_state> state;
@@ -145,6 +147,7 @@ struct Handles {
         const tsr_tensor gradient = grad.tensor();
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
+        EXPECT_OK(tsr_lr_exponential(0.5, schedule.out()));
         EXPECT_OK(tsr_sampler_create(comm, 10, nullptr, sampler.out()));
         EXPECT_OK(tsr_metric_create(TSR_METRIC_AUROC, nullptr, metric.out()));
         EXPECT_OK(tsr_state_create(state.out()));
@@ -389,6 +392,7 @@ TEST(ForkedChild, MayReadAndDestroyWhatItInherits) {
                   handles->state.reset();
                   handles->sampler.reset();
                   handles->scaler.reset();
+                  handles->schedule.reset();
                   handles->optimizer.reset();
                   handles->fsdp.reset();
                   handles->tp.reset();

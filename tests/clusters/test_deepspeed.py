@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,6 +53,13 @@ def test_deepspeed_trains_beside_a_communicator(
     assert [fact["same"] for fact in found] == [True, True], output
     losses = found[0]["losses"]
     assert losses == found[1]["losses"] and losses[-1] < 0.5 * losses[0], losses
+
+
+def test_schedules_have_deepspeeds_values() -> None:
+    command = [sys.executable, str(HERE / "deepspeed_schedules.py")]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(200), check=False)
+    assert done.returncode == 0 and "8 schedules are equal" in done.stdout, done.stdout + done.stderr
 
 
 def torchrun(node: int, *command: str) -> list[str]:

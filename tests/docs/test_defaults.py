@@ -55,6 +55,21 @@ PLACES = {
         ("GradScaler.java", "class Builder"),
         ("grad_scaler.rs", "impl GradScalerBuilder"),
     ),
+    "tsr_lr_warmup_options": (
+        ts.LRSchedule.warmup,
+        ("LrSchedule.java", "class Warmup "),
+        ("lr_schedule.rs", "    LrWarmupBuilder, "),
+    ),
+    "tsr_lr_warmup_cosine_options": (
+        ts.LRSchedule.warmup_cosine,
+        ("LrSchedule.java", "class WarmupCosine "),
+        ("lr_schedule.rs", "    LrWarmupCosineBuilder, "),
+    ),
+    "tsr_lr_one_cycle_options": (
+        ts.LRSchedule.one_cycle,
+        ("LrSchedule.java", "class OneCycle "),
+        ("lr_schedule.rs", "    LrOneCycleBuilder, "),
+    ),
     "tsr_load_options": (ts.Checkpoint.load, ("LoadOptions.java", ""), ("checkpoint.rs", "impl<'a> LoadOptions")),
     "tsr_open_options": (ts.Checkpoint, ("Checkpoint.java", ""), ("checkpoint.rs", "impl Checkpoint {")),
     "tsr_export_options": (ts.Checkpoint.export, ("ExportOptions.java", ""), ("checkpoint.rs", "impl ExportOptions")),
@@ -154,6 +169,12 @@ def wanted(struct: str, field: str) -> list[str]:
     if field == "reduction":
         assert value == 1
         return ["TSR_LOSS_MEAN", '"mean"', "MEAN", "Mean"]
+    if field == "warmup_type":
+        assert value == 0
+        return ["TSR_LR_WARMUP_LOG", '"log"', "LOG", "Log"]
+    if field in ("total_num_steps", "cycle_max_lr") and "required" in comment:
+        assert value == 0
+        return []
     if field == "op":
         assert value == 2
         return ["TSR_REDUCE_AVG", '"avg"', "AVG", "Avg"]

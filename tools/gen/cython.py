@@ -93,6 +93,9 @@ CLASSES = {
     "tsr_metric_options": ("Metric", ()),
     "tsr_grad_scaler_options": ("GradScaler", ()),
     "tsr_sgd_options": ("SGD", ()),
+    "tsr_lr_warmup_options": ("LRWarmup", ()),
+    "tsr_lr_warmup_cosine_options": ("LRWarmupCosine", ()),
+    "tsr_lr_one_cycle_options": ("LROneCycle", ()),
 }
 ANNOTATIONS = {"flag": "bool", "double": "float", "dtype": "DTypeLike", "text": "str", "tsr_reduce_op": "ReduceOp"}
 

@@ -32,6 +32,7 @@ NUMBERS = {  # C type -> (JNI, Java, what the argument becomes)
     "tsr_dtype": ("jint", "int", "{}"),
     "tsr_reduce_op": ("jint", "int", "{}"),
     "tsr_metric_kind": ("jint", "int", "{}"),
+    "tsr_lr_decay": ("jint", "int", "{}"),
 }
 JAVA = {
     "jlong": "long",
@@ -44,7 +45,7 @@ JAVA |= {jni: java for jni, java, _ in NUMBERS.values()} | {"void": "void"}
 # The Java types of enumerations.
 ENUMS = {"tsr_reduce_op": "ReduceOp", "tsr_ddp_hook_kind": "DdpOptions.Hook", "tsr_ddp_join_kind": "DdpOptions.Join"}
 ENUMS |= {"tsr_busy": "Saver.WhenBusy", "tsr_loss_reduction": "CrossEntropyOptions.Reduction"}
-ENUMS |= {"tsr_schedule": "Pipeline.Schedule"}
+ENUMS |= {"tsr_schedule": "Pipeline.Schedule", "tsr_lr_warmup_type": "LrSchedule.WarmupType"}
 ENUMS |= {"tsr_metric_task": "Metric.Task", "tsr_metric_average": "Metric.Average"}
 ENUMS |= {"tsr_metric_normalize": "Metric.Normalize"}
 
@@ -276,7 +277,9 @@ def setter(api: Api, option: Option, spellings: dict[str, str]) -> list[str]:
         "double": ("double", f"with({at}, value)"),
     }.get(kind) or (ENUMS[kind], f"with({at}, value.{'number' if kind == 'tsr_reduce_op' else 'ordinal'}())")
     constants = {
-        c.name: re.sub(r"^TSR_(REDUCE|DDP_HOOK|DDP_JOIN|BUSY|LOSS|SCHEDULE|TASK|AVERAGE|NORMALIZE)_", "", c.name)
+        c.name: re.sub(
+            r"^TSR_(REDUCE|DDP_HOOK|DDP_JOIN|BUSY|LOSS|SCHEDULE|LR_WARMUP|TASK|AVERAGE|NORMALIZE)_", "", c.name
+        )
         for c in api.constants
     }
     constants["TSR_SCHEDULE_1F1B"] = "ONE_F_ONE_B"

@@ -24,6 +24,7 @@ import gc
 import threading
 import weakref
 from operator import index
+from struct import pack
 
 from numpy import generic
 
@@ -67,6 +68,7 @@ include "fsdp.pxi"
 include "pipeline.pxi"
 include "optim.pxi"
 include "grad_scaler.pxi"
+include "lr_schedule.pxi"
 include "data.pxi"
 include "metrics.pxi"
 include "state.pxi"

@@ -23,6 +23,7 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_pipeline
     ctypedef struct tsr_optimizer
     ctypedef struct tsr_grad_scaler
+    ctypedef struct tsr_lr_schedule
     ctypedef struct tsr_sampler
     ctypedef struct tsr_metric
     ctypedef struct tsr_state
@@ -445,6 +446,70 @@ cdef extern from "tessera/log.h" nogil:
     tsr_status tsr_interrupt_set(tsr_interrupt_fn fn, void *user_data)
 
 
+cdef extern from "tessera/lr_schedule.h" nogil:
+    ctypedef int32_t tsr_lr_decay
+    ctypedef int32_t tsr_lr_warmup_type
+    int TSR_LR_DECAY_LINEAR
+    int TSR_LR_DECAY_COSINE
+    int TSR_LR_DECAY_SQRT
+    int TSR_LR_WARMUP_LOG
+    int TSR_LR_WARMUP_LINEAR
+    ctypedef struct tsr_lr_warmup_options:
+        size_t struct_size
+        double warmup_min_lr
+        double warmup_max_lr
+        int64_t warmup_num_steps
+        tsr_lr_warmup_type warmup_type
+        int64_t total_num_steps
+    ctypedef struct tsr_lr_warmup_cosine_options:
+        size_t struct_size
+        int64_t total_num_steps
+        double warmup_min_ratio
+        int64_t warmup_num_steps
+        double cos_min_ratio
+        tsr_lr_warmup_type warmup_type
+    ctypedef struct tsr_lr_one_cycle_options:
+        size_t struct_size
+        double cycle_min_lr
+        double cycle_max_lr
+        double decay_lr_rate
+        int64_t cycle_first_step_size
+        int64_t cycle_second_step_size
+        int64_t cycle_first_stair_count
+        int64_t cycle_second_stair_count
+        int64_t decay_step_size
+        tsr_flag cycle_momentum
+        double cycle_min_mom
+        double cycle_max_mom
+        double decay_mom_rate
+    tsr_status tsr_lr_constant(double factor, int64_t total_steps, tsr_lr_schedule **out)
+    tsr_status tsr_lr_linear(double start_factor, double end_factor, int64_t total_steps, tsr_lr_schedule **out)
+    tsr_status tsr_lr_step_decay(int64_t step_size, double gamma, tsr_lr_schedule **out)
+    tsr_status tsr_lr_multi_step_decay(const int64_t *milestones, size_t n, double gamma, tsr_lr_schedule **out)
+    tsr_status tsr_lr_exponential(double gamma, tsr_lr_schedule **out)
+    tsr_status tsr_lr_polynomial(int64_t total_steps, double power, tsr_lr_schedule **out)
+    tsr_status tsr_lr_cosine(int64_t total_steps, double min_lr, tsr_lr_schedule **out)
+    tsr_status tsr_lr_cosine_restarts(int64_t first_steps, int64_t multiplier, double min_lr, tsr_lr_schedule **out)
+    tsr_status tsr_lr_inverse_sqrt(int64_t warmup_steps, tsr_lr_schedule **out)
+    tsr_status tsr_lr_wsd(int64_t warmup_steps, int64_t stable_steps, int64_t decay_steps, tsr_lr_decay decay, double min_ratio, tsr_lr_schedule **out)
+    tsr_status tsr_lr_warmup_options_init(tsr_lr_warmup_options *options, size_t struct_size)
+    tsr_status tsr_lr_warmup(const tsr_lr_warmup_options *options, tsr_lr_schedule **out)
+    tsr_status tsr_lr_warmup_cosine_options_init(tsr_lr_warmup_cosine_options *options, size_t struct_size)
+    tsr_status tsr_lr_warmup_cosine(const tsr_lr_warmup_cosine_options *options, tsr_lr_schedule **out)
+    tsr_status tsr_lr_one_cycle_options_init(tsr_lr_one_cycle_options *options, size_t struct_size)
+    tsr_status tsr_lr_one_cycle(const tsr_lr_one_cycle_options *options, tsr_lr_schedule **out)
+    tsr_status tsr_lr_range_test(double min_lr, int64_t step_size, double step_rate, tsr_flag staircase, tsr_lr_schedule **out)
+    tsr_status tsr_lr_sequential(const tsr_lr_schedule *const *schedules, size_t n, const int64_t *milestones, size_t n_milestones, tsr_lr_schedule **out)
+    tsr_status tsr_lr_chained(const tsr_lr_schedule *const *schedules, size_t n, tsr_lr_schedule **out)
+    tsr_status tsr_lr_schedule_lr_at(const tsr_lr_schedule *schedule, int64_t step, double base_lr, double *lr)
+    tsr_status tsr_lr_schedule_momentum_at(const tsr_lr_schedule *schedule, int64_t step, double *momentum)
+    tsr_status tsr_lr_schedule_attach(tsr_lr_schedule *schedule, tsr_optimizer *optimizer)
+    tsr_status tsr_lr_schedule_step(tsr_lr_schedule *schedule)
+    tsr_status tsr_lr_schedule_steps(const tsr_lr_schedule *schedule, int64_t *steps)
+    tsr_status tsr_lr_schedule_set_steps(tsr_lr_schedule *schedule, int64_t steps)
+    void tsr_lr_schedule_destroy(tsr_lr_schedule *schedule)
+
+
 cdef extern from "tessera/memory.h" nogil:
     tsr_status tsr_buffer_create(tsr_comm *comm, size_t size, tsr_buffer **out)
     tsr_status tsr_buffer_data(const tsr_buffer *buffer, void **data, size_t *size)
@@ -704,6 +769,7 @@ cdef extern from "tessera/state.h" nogil:
     tsr_status tsr_state_add_tp(tsr_state *state, const char *prefix, tsr_tp *tp)
     tsr_status tsr_state_add_optimizer(tsr_state *state, const char *prefix, tsr_optimizer *optimizer)
     tsr_status tsr_state_add_grad_scaler(tsr_state *state, const char *prefix, tsr_grad_scaler *scaler)
+    tsr_status tsr_state_add_lr_schedule(tsr_state *state, const char *prefix, tsr_lr_schedule *schedule)
     tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler)
     tsr_status tsr_state_add_metric(tsr_state *state, const char *prefix, tsr_metric *metric, const tsr_comm *comm)
     tsr_status tsr_state_add_source(tsr_state *state, const char *prefix, const tsr_state_source *source)

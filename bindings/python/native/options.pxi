@@ -233,6 +233,83 @@ cdef list grad_scaler_options(tsr_grad_scaler_options *o, dict given):
     return keep
 
 
+cdef list lr_warmup_options(tsr_lr_warmup_options *o, dict given):
+    cdef list keep = []
+    check(tsr_lr_warmup_options_init(o, sizeof(tsr_lr_warmup_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "warmup_min_lr":
+            o.warmup_min_lr = real(value, "warmup_min_lr")
+        elif name == "warmup_max_lr":
+            o.warmup_max_lr = real(value, "warmup_max_lr")
+        elif name == "warmup_num_steps":
+            o.warmup_num_steps = int64(value, "warmup_num_steps")
+        elif name == "warmup_type":
+            o.warmup_type = int32(value, "warmup_type")
+        elif name == "total_num_steps":
+            o.total_num_steps = int64(value, "total_num_steps")
+        else:
+            no_option(name, "tsr_lr_warmup_options")
+    return keep
+
+
+cdef list lr_warmup_cosine_options(tsr_lr_warmup_cosine_options *o, dict given):
+    cdef list keep = []
+    check(tsr_lr_warmup_cosine_options_init(o, sizeof(tsr_lr_warmup_cosine_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "total_num_steps":
+            o.total_num_steps = int64(value, "total_num_steps")
+        elif name == "warmup_min_ratio":
+            o.warmup_min_ratio = real(value, "warmup_min_ratio")
+        elif name == "warmup_num_steps":
+            o.warmup_num_steps = int64(value, "warmup_num_steps")
+        elif name == "cos_min_ratio":
+            o.cos_min_ratio = real(value, "cos_min_ratio")
+        elif name == "warmup_type":
+            o.warmup_type = int32(value, "warmup_type")
+        else:
+            no_option(name, "tsr_lr_warmup_cosine_options")
+    return keep
+
+
+cdef list lr_one_cycle_options(tsr_lr_one_cycle_options *o, dict given):
+    cdef list keep = []
+    check(tsr_lr_one_cycle_options_init(o, sizeof(tsr_lr_one_cycle_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "cycle_min_lr":
+            o.cycle_min_lr = real(value, "cycle_min_lr")
+        elif name == "cycle_max_lr":
+            o.cycle_max_lr = real(value, "cycle_max_lr")
+        elif name == "decay_lr_rate":
+            o.decay_lr_rate = real(value, "decay_lr_rate")
+        elif name == "cycle_first_step_size":
+            o.cycle_first_step_size = int64(value, "cycle_first_step_size")
+        elif name == "cycle_second_step_size":
+            o.cycle_second_step_size = int64(value, "cycle_second_step_size")
+        elif name == "cycle_first_stair_count":
+            o.cycle_first_stair_count = int64(value, "cycle_first_stair_count")
+        elif name == "cycle_second_stair_count":
+            o.cycle_second_stair_count = int64(value, "cycle_second_stair_count")
+        elif name == "decay_step_size":
+            o.decay_step_size = int64(value, "decay_step_size")
+        elif name == "cycle_momentum":
+            o.cycle_momentum = bool(value)
+        elif name == "cycle_min_mom":
+            o.cycle_min_mom = real(value, "cycle_min_mom")
+        elif name == "cycle_max_mom":
+            o.cycle_max_mom = real(value, "cycle_max_mom")
+        elif name == "decay_mom_rate":
+            o.decay_mom_rate = real(value, "decay_mom_rate")
+        else:
+            no_option(name, "tsr_lr_one_cycle_options")
+    return keep
+
+
 cdef list metric_options(tsr_metric_options *o, dict given):
     cdef list keep = []
     check(tsr_metric_options_init(o, sizeof(tsr_metric_options)))

@@ -96,6 +96,14 @@ def state_add_metric(State state not None, object prefix, Metric metric not None
     pin(state, metric)
 
 
+def state_add_lr_schedule(State state not None, object prefix, LRSchedule schedule not None):
+    cdef Lease lease = use(state)
+    cdef Lease schedule_lease = use(schedule)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_lr_schedule(<tsr_state *>lease.ptr, encoded, <tsr_lr_schedule *>schedule_lease.ptr))
+    pin(state, schedule)
+
+
 def state_add_sampler(State state not None, object prefix, Sampler sampler not None):
     cdef Lease lease = use(state)
     cdef Lease sampler_lease = use(sampler)

@@ -166,6 +166,7 @@ def test_a_forked_child_may_use_no_object_of_its_parent(tmp_path):
         fsdp = ts.FSDP(comm, {"u": {"w": np.ones(2, np.float32)}})
         optimizer = ts.SGD(ddp)
         scaler = ts.GradScaler()
+        schedule = ts.LRSchedule.exponential(0.5)
         plan = comm.prepare("all_reduce", outputs=[np.ones(2, np.float32)])
         mesh = ts.Mesh(comm, {"dp": 1})
         pipeline = ts.Pipeline(comm, [0], lambda call: None, lambda call: None, microbatches=1)
@@ -182,6 +183,7 @@ def test_a_forked_child_may_use_no_object_of_its_parent(tmp_path):
             "forward": lambda: fsdp.forward("u").__enter__(),
             "step": optimizer.step,
             "scaled step": lambda: scaler.step(optimizer),
+            "schedule": schedule.step,
             "plan": plan.run,
             "mesh": lambda: mesh["dp"].barrier(),
             "pipeline": pipeline.step,

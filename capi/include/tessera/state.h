@@ -94,6 +94,18 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_optimizer(tsr_state *state, const 
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_grad_scaler(tsr_state *state, const char *prefix,
                                                           tsr_grad_scaler *scaler);
 
+/** Add a learning-rate schedule's position as `<prefix>.steps`, the base rates of the attached optimizers as
+ *  `<prefix>.base_lrs`, and a text that identifies the schedule as `<prefix>.schedule`. A load sets steps and base rates,
+ *  and the optimizers accordingly. It is MISMATCH if the schedule is not the saved one, or not attached to as many
+ *  optimizers.
+ *  @param state     borrowed for the call
+ *  @param prefix    for example "schedule"; borrowed for the call
+ *  @param schedule  borrowed until destroy of the state
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_lr_schedule(tsr_state *state, const char *prefix,
+                                                          tsr_lr_schedule *schedule);
+
 /** Add a sampler's position as `<prefix>.*`.
  *  @param state    borrowed for the call
  *  @param prefix   for example "data"; borrowed for the call

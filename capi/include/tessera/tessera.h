@@ -12,6 +12,7 @@
 #include "launch.h"
 #include "layout.h"
 #include "log.h"
+#include "lr_schedule.h"
 #include "memory.h"
 #include "mesh.h"
 #include "metrics.h"

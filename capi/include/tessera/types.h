@@ -42,6 +42,7 @@ typedef struct tsr_tp tsr_tp;
 typedef struct tsr_pipeline tsr_pipeline;
 typedef struct tsr_optimizer tsr_optimizer;
 typedef struct tsr_grad_scaler tsr_grad_scaler;
+typedef struct tsr_lr_schedule tsr_lr_schedule;
 typedef struct tsr_sampler tsr_sampler;
 typedef struct tsr_metric tsr_metric;
 typedef struct tsr_state tsr_state;

@@ -36,6 +36,7 @@ from .fsdp import FSDP, Deferred
 from .grad_scaler import GradScaler
 from .launch import preempt_requested, record
 from .layout import Box, Layout, Replicate, Shard
+from .lr_schedule import LRSchedule
 from .mesh import Mesh
 from .metrics import Metric
 from .optim import SGD, Adam, AdamW, Optimizer
@@ -66,6 +67,7 @@ __all__ = [
     "DType",
     "Deferred",
     "GradScaler",
+    "LRSchedule",
     "Layout",
     "LoadReport",
     "Mesh",

@@ -45,12 +45,14 @@ def raw(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name].raw(name, value) for name, value in given.items()}
 
 
-def takes(options: Options) -> Callable[[type[_T]], type[_T]]:
-    """Decorates a class whose last parameter is ``**options``: adds the options to its signature, and their
+def takes(options: Options) -> Callable[[_T], _T]:
+    """Decorates a class or function whose last parameter is ``**options``: adds the options to its signature, and their
     descriptions to its docstring at ``<options>``."""
 
-    def named(cls: type[_T]) -> type[_T]:
-        init: Any = cls.__init__
+    def named(taker: _T) -> _T:
+        init: Any = taker
+        if isinstance(taker, type):
+            init = init.__init__
         signature = inspect.signature(init)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         more = [
@@ -62,9 +64,11 @@ def takes(options: Options) -> Callable[[type[_T]], type[_T]]:
         init.__signature__ = signature.replace(parameters=[*own, *more])
         lines = []
         for name, option in options.items():
-            lines.append(f"    {name} : {option.annotation}, optional")
-            lines += textwrap.wrap(option.doc, 112, initial_indent=" " * 8, subsequent_indent=" " * 8)
-        cls.__doc__ = (cls.__doc__ or "").replace("    <options>", "\n".join(lines))
-        return cls
+            lines.append(f"{name} : {option.annotation}, optional")
+            lines += textwrap.wrap(option.doc, 112, initial_indent="    ", subsequent_indent="    ")
+        doc = taker.__doc__ or ""
+        indent = doc.partition("<options>")[0].rpartition("\n")[2]
+        taker.__doc__ = doc.replace("<options>", f"\n{indent}".join(lines))
+        return taker
 
     return named

@@ -96,6 +96,71 @@ GRAD_SCALER = {
 }
 
 
+class LRWarmupOptions(TypedDict, total=False):
+    warmup_min_lr: float | None
+    warmup_max_lr: float | None
+    warmup_num_steps: int | None
+    warmup_type: Literal["log", "linear"] | None
+    total_num_steps: int | None
+
+
+LR_WARMUP = {
+    'warmup_min_lr': Option('float', 'The first rate; default 0.'),
+    'warmup_max_lr': Option('float', "The rate after the warm-up; -1 (default): the optimizer's own."),
+    'warmup_num_steps': Option('int', 'How long the warm-up lasts; 1 counts as 2; default 1000.'),
+    'warmup_type': Option('Literal["log", "linear"]', 'How the rate rises; default "log".', {'log': 0, 'linear': 1}),
+    'total_num_steps': Option('int', 'The step at which a linear decay has reached warmup_min_lr (WarmupDecayLR); 0 (default): the rate stays (WarmupLR).'),
+}
+
+
+class LRWarmupCosineOptions(TypedDict, total=False):
+    total_num_steps: int | None
+    warmup_min_ratio: float | None
+    warmup_num_steps: int | None
+    cos_min_ratio: float | None
+    warmup_type: Literal["log", "linear"] | None
+
+
+LR_WARMUP_COSINE = {
+    'total_num_steps': Option('int', 'Required: the step at which the cosine ends.'),
+    'warmup_min_ratio': Option('float', "Where the warm-up begins, as a share of the optimizer's own rate; default 0."),
+    'warmup_num_steps': Option('int', 'How long the warm-up lasts; 1 counts as 2; default 1000.'),
+    'cos_min_ratio': Option('float', 'Where the cosine ends, likewise; default 0.0001.'),
+    'warmup_type': Option('Literal["log", "linear"]', 'How the rate rises; default "log".', {'log': 0, 'linear': 1}),
+}
+
+
+class LROneCycleOptions(TypedDict, total=False):
+    cycle_min_lr: float | None
+    cycle_max_lr: float | None
+    decay_lr_rate: float | None
+    cycle_first_step_size: int | None
+    cycle_second_step_size: int | None
+    cycle_first_stair_count: int | None
+    cycle_second_stair_count: int | None
+    decay_step_size: int | None
+    cycle_momentum: bool | None
+    cycle_min_mom: float | None
+    cycle_max_mom: float | None
+    decay_mom_rate: float | None
+
+
+LR_ONE_CYCLE = {
+    'cycle_min_lr': Option('float', 'The rate at the beginning and end of the cycle; default 0.'),
+    'cycle_max_lr': Option('float', 'Required: the rate between its two halves.'),
+    'decay_lr_rate': Option('float', 'After the cycle, how much the rate shrinks per decay_step_size; default 0.'),
+    'cycle_first_step_size': Option('int', 'Steps of the first half; default 2000.'),
+    'cycle_second_step_size': Option('int', 'Steps of the second half; -1 (default): as many as the first.'),
+    'cycle_first_stair_count': Option('int', 'Stairs of the first half, within which nothing changes; 0 (default): none.'),
+    'cycle_second_stair_count': Option('int', 'Stairs of the second half; -1 (default): as many as the first.'),
+    'decay_step_size': Option('int', 'Steps of a decay; 0 (default): neither rate nor momentum decays.'),
+    'cycle_momentum': Option('bool', 'True (default): momentum falls while the rate rises, and rises again; False: it stays.'),
+    'cycle_min_mom': Option('float', 'The momentum between the two halves; default 0.8.'),
+    'cycle_max_mom': Option('float', 'The momentum at the beginning and end; default 0.9.'),
+    'decay_mom_rate': Option('float', 'After the cycle, how much the momentum grows per decay_step_size; default 0.'),
+}
+
+
 class MetricOptions(TypedDict, total=False):
     task: Literal["binary", "multiclass", "multilabel"] | None
     average: Literal["none", "micro", "macro", "weighted", "samples"] | None

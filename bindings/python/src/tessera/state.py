@@ -24,6 +24,7 @@ from .errors import InvalidArgument
 from .fsdp import FSDP
 from .grad_scaler import GradScaler
 from .layout import Layout
+from .lr_schedule import LRSchedule
 from .metrics import Metric
 from .optim import Optimizer
 from .tensor import ArrayLike, DType, DTypeLike, dtype_of, has_other_bits, is_array, tensor
@@ -150,7 +151,7 @@ class State(MutableMapping[str, Any]):
 
     A part is
 
-    - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, a `Sampler`, a `MetricPart` or a `Sharded`
+    - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, an `LRSchedule`, a `Sampler`, a `MetricPart` or a `Sharded`
     - an array as for `Comm`, on the CPU or a CUDA device, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, or a list, tuple or dict of them), or a `PerRank` of one; read
       it from the state after a load
@@ -468,7 +469,7 @@ def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, A
 
 
 # What the library itself adds to a state.
-_OBJECTS = (DDP, FSDP, GradScaler, MetricPart, Optimizer, Sampler, Sharded, TensorParallel)
+_OBJECTS = (DDP, FSDP, GradScaler, LRSchedule, MetricPart, Optimizer, Sampler, Sharded, TensorParallel)
 
 
 def _is_leaf(part: Any) -> bool:
@@ -501,6 +502,8 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
         _core.state_add_optimizer(handle, name, part._handle)
     elif isinstance(part, GradScaler):
         _core.state_add_grad_scaler(handle, name, part._handle)
+    elif isinstance(part, LRSchedule):
+        _core.state_add_lr_schedule(handle, name, part._handle)
     elif isinstance(part, Sampler):
         _core.state_add_sampler(handle, name, part._handle)
     elif isinstance(part, MetricPart):

@@ -17,6 +17,10 @@ pub type tsr_busy = i32;
 pub type tsr_ddp_hook_kind = i32;
 /// `tsr_ddp_join_kind`.
 pub type tsr_ddp_join_kind = i32;
+/// `tsr_lr_decay`.
+pub type tsr_lr_decay = i32;
+/// `tsr_lr_warmup_type`.
+pub type tsr_lr_warmup_type = i32;
 /// `tsr_metric_kind`.
 pub type tsr_metric_kind = i32;
 /// `tsr_metric_task`.
@@ -168,6 +172,7 @@ handles! {
     tsr_pipeline
     tsr_optimizer
     tsr_grad_scaler
+    tsr_lr_schedule
     tsr_sampler
     tsr_metric
     tsr_state
@@ -256,6 +261,11 @@ constants! {
     TSR_LOG_WARNING: i32 = 3;
     TSR_LOG_ERROR: i32 = 4;
     TSR_LOG_OFF: i32 = 5;
+    TSR_LR_DECAY_LINEAR: i32 = 0;
+    TSR_LR_DECAY_COSINE: i32 = 1;
+    TSR_LR_DECAY_SQRT: i32 = 2;
+    TSR_LR_WARMUP_LOG: i32 = 0;
+    TSR_LR_WARMUP_LINEAR: i32 = 1;
     TSR_METRIC_MEAN: i32 = 0;
     TSR_METRIC_SUM: i32 = 1;
     TSR_METRIC_MEAN_ABSOLUTE_ERROR: i32 = 2;
@@ -491,6 +501,37 @@ structs! {
     struct tsr_box {
         offsets: [i64; 8],
         sizes: [i64; 8],
+    }
+    struct tsr_lr_warmup_options {
+        struct_size: usize,
+        warmup_min_lr: f64,
+        warmup_max_lr: f64,
+        warmup_num_steps: i64,
+        warmup_type: tsr_lr_warmup_type,
+        total_num_steps: i64,
+    }
+    struct tsr_lr_warmup_cosine_options {
+        struct_size: usize,
+        total_num_steps: i64,
+        warmup_min_ratio: f64,
+        warmup_num_steps: i64,
+        cos_min_ratio: f64,
+        warmup_type: tsr_lr_warmup_type,
+    }
+    struct tsr_lr_one_cycle_options {
+        struct_size: usize,
+        cycle_min_lr: f64,
+        cycle_max_lr: f64,
+        decay_lr_rate: f64,
+        cycle_first_step_size: i64,
+        cycle_second_step_size: i64,
+        cycle_first_stair_count: i64,
+        cycle_second_stair_count: i64,
+        decay_step_size: i64,
+        cycle_momentum: tsr_flag,
+        cycle_min_mom: f64,
+        cycle_max_mom: f64,
+        decay_mom_rate: f64,
     }
     struct tsr_metric_options {
         struct_size: usize,
@@ -792,6 +833,34 @@ const _: () = {
     assert!(size_of::<tsr_box>() == 128 && align_of::<tsr_box>() == 8);
     assert!(offset_of!(tsr_box, offsets) == 0);
     assert!(offset_of!(tsr_box, sizes) == 64);
+    assert!(size_of::<tsr_lr_warmup_options>() == 48 && align_of::<tsr_lr_warmup_options>() == 8);
+    assert!(offset_of!(tsr_lr_warmup_options, struct_size) == 0);
+    assert!(offset_of!(tsr_lr_warmup_options, warmup_min_lr) == 8);
+    assert!(offset_of!(tsr_lr_warmup_options, warmup_max_lr) == 16);
+    assert!(offset_of!(tsr_lr_warmup_options, warmup_num_steps) == 24);
+    assert!(offset_of!(tsr_lr_warmup_options, warmup_type) == 32);
+    assert!(offset_of!(tsr_lr_warmup_options, total_num_steps) == 40);
+    assert!(size_of::<tsr_lr_warmup_cosine_options>() == 48 && align_of::<tsr_lr_warmup_cosine_options>() == 8);
+    assert!(offset_of!(tsr_lr_warmup_cosine_options, struct_size) == 0);
+    assert!(offset_of!(tsr_lr_warmup_cosine_options, total_num_steps) == 8);
+    assert!(offset_of!(tsr_lr_warmup_cosine_options, warmup_min_ratio) == 16);
+    assert!(offset_of!(tsr_lr_warmup_cosine_options, warmup_num_steps) == 24);
+    assert!(offset_of!(tsr_lr_warmup_cosine_options, cos_min_ratio) == 32);
+    assert!(offset_of!(tsr_lr_warmup_cosine_options, warmup_type) == 40);
+    assert!(size_of::<tsr_lr_one_cycle_options>() == 104 && align_of::<tsr_lr_one_cycle_options>() == 8);
+    assert!(offset_of!(tsr_lr_one_cycle_options, struct_size) == 0);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_min_lr) == 8);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_max_lr) == 16);
+    assert!(offset_of!(tsr_lr_one_cycle_options, decay_lr_rate) == 24);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_first_step_size) == 32);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_second_step_size) == 40);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_first_stair_count) == 48);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_second_stair_count) == 56);
+    assert!(offset_of!(tsr_lr_one_cycle_options, decay_step_size) == 64);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_momentum) == 72);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_min_mom) == 80);
+    assert!(offset_of!(tsr_lr_one_cycle_options, cycle_max_mom) == 88);
+    assert!(offset_of!(tsr_lr_one_cycle_options, decay_mom_rate) == 96);
     assert!(size_of::<tsr_metric_options>() == 104 && align_of::<tsr_metric_options>() == 8);
     assert!(offset_of!(tsr_metric_options, struct_size) == 0);
     assert!(offset_of!(tsr_metric_options, task) == 8);
@@ -1311,6 +1380,67 @@ functions! {
     fn tsr_log_set_level(level: i32) -> tsr_status;
     fn tsr_log_set_callback(r#fn: tsr_log_fn, user_data: *mut c_void, destroy: tsr_destroy_fn) -> tsr_status;
     fn tsr_interrupt_set(r#fn: tsr_interrupt_fn, user_data: *mut c_void) -> tsr_status;
+    "lr_schedule.h":
+    fn tsr_lr_constant(factor: f64, total_steps: i64, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_linear(
+        start_factor: f64,
+        end_factor: f64,
+        total_steps: i64,
+        out: *mut *mut tsr_lr_schedule,
+    ) -> tsr_status;
+    fn tsr_lr_step_decay(step_size: i64, gamma: f64, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_multi_step_decay(
+        milestones: *const i64,
+        n: usize,
+        gamma: f64,
+        out: *mut *mut tsr_lr_schedule,
+    ) -> tsr_status;
+    fn tsr_lr_exponential(gamma: f64, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_polynomial(total_steps: i64, power: f64, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_cosine(total_steps: i64, min_lr: f64, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_cosine_restarts(
+        first_steps: i64,
+        multiplier: i64,
+        min_lr: f64,
+        out: *mut *mut tsr_lr_schedule,
+    ) -> tsr_status;
+    fn tsr_lr_inverse_sqrt(warmup_steps: i64, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_wsd(
+        warmup_steps: i64,
+        stable_steps: i64,
+        decay_steps: i64,
+        decay: tsr_lr_decay,
+        min_ratio: f64,
+        out: *mut *mut tsr_lr_schedule,
+    ) -> tsr_status;
+    fn tsr_lr_warmup_options_init(options: *mut tsr_lr_warmup_options, struct_size: usize) -> tsr_status;
+    fn tsr_lr_warmup(options: *const tsr_lr_warmup_options, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_warmup_cosine_options_init(options: *mut tsr_lr_warmup_cosine_options, struct_size: usize) -> tsr_status;
+    fn tsr_lr_warmup_cosine(options: *const tsr_lr_warmup_cosine_options, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_one_cycle_options_init(options: *mut tsr_lr_one_cycle_options, struct_size: usize) -> tsr_status;
+    fn tsr_lr_one_cycle(options: *const tsr_lr_one_cycle_options, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_range_test(
+        min_lr: f64,
+        step_size: i64,
+        step_rate: f64,
+        staircase: tsr_flag,
+        out: *mut *mut tsr_lr_schedule,
+    ) -> tsr_status;
+    fn tsr_lr_sequential(
+        schedules: *const *const tsr_lr_schedule,
+        n: usize,
+        milestones: *const i64,
+        n_milestones: usize,
+        out: *mut *mut tsr_lr_schedule,
+    ) -> tsr_status;
+    fn tsr_lr_chained(schedules: *const *const tsr_lr_schedule, n: usize, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_schedule_lr_at(schedule: *const tsr_lr_schedule, step: i64, base_lr: f64, lr: *mut f64) -> tsr_status;
+    fn tsr_lr_schedule_momentum_at(schedule: *const tsr_lr_schedule, step: i64, momentum: *mut f64) -> tsr_status;
+    fn tsr_lr_schedule_attach(schedule: *mut tsr_lr_schedule, optimizer: *mut tsr_optimizer) -> tsr_status;
+    fn tsr_lr_schedule_step(schedule: *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_lr_schedule_steps(schedule: *const tsr_lr_schedule, steps: *mut i64) -> tsr_status;
+    fn tsr_lr_schedule_set_steps(schedule: *mut tsr_lr_schedule, steps: i64) -> tsr_status;
+    fn tsr_lr_schedule_destroy(schedule: *mut tsr_lr_schedule);
     "memory.h":
     fn tsr_buffer_create(comm: *mut tsr_comm, size: usize, out: *mut *mut tsr_buffer) -> tsr_status;
     fn tsr_buffer_data(buffer: *const tsr_buffer, data: *mut *mut c_void, size: *mut usize) -> tsr_status;
@@ -1526,6 +1656,11 @@ functions! {
         state: *mut tsr_state,
         prefix: *const c_char,
         scaler: *mut tsr_grad_scaler,
+    ) -> tsr_status;
+    fn tsr_state_add_lr_schedule(
+        state: *mut tsr_state,
+        prefix: *const c_char,
+        schedule: *mut tsr_lr_schedule,
     ) -> tsr_status;
     fn tsr_state_add_sampler(state: *mut tsr_state, prefix: *const c_char, sampler: *mut tsr_sampler) -> tsr_status;
     fn tsr_state_add_metric(

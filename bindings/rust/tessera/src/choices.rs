@@ -51,6 +51,28 @@ pub enum LossReduction {
     Sum = sys::TSR_LOSS_SUM as isize,
 }
 
+/// How the rate of [`LrSchedule::wsd`](crate::LrSchedule::wsd) decays, by the share u of the decay that is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LrDecay {
+    /// 1 - u.
+    Linear = sys::TSR_LR_DECAY_LINEAR as isize,
+    /// (1 + cos(pi u)) / 2.
+    Cosine = sys::TSR_LR_DECAY_COSINE as isize,
+    /// 1 - sqrt(u).
+    Sqrt = sys::TSR_LR_DECAY_SQRT as isize,
+}
+
+/// How the warm-ups of DeepSpeed rise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LrWarmup {
+    /// With the logarithm of the step.
+    Log = sys::TSR_LR_WARMUP_LOG as isize,
+    /// In a line.
+    Linear = sys::TSR_LR_WARMUP_LINEAR as isize,
+}
+
 /// The order in which a rank of a [`Pipeline`](crate::Pipeline) computes, and which stages it has. P is the number of
 /// ranks, m the number of micro-batches. In a loop, stage i is on rank i modulo P. In a V, rank r has the stages r and
 /// 2P - 1 - r. A split backward computes the gradients of the inputs first, and those of the weights later.

@@ -71,6 +71,7 @@ mod library;
 mod lifetimes;
 mod loader;
 mod log;
+mod lr_schedule;
 mod mesh;
 mod metrics;
 #[cfg(feature = "ndarray")]
@@ -102,8 +103,8 @@ mod work;
 pub use buffer::{Buffer, OwnedSlice};
 pub use callback::CallbackResult;
 pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, Verify};
-pub use choices::{DdpHook, DdpJoin, LossReduction, MetricAverage, MetricKind, MetricNormalize, MetricTask};
-pub use choices::{PipelineSchedule, WhenBusy};
+pub use choices::{DdpHook, DdpJoin, LossReduction, LrDecay, LrWarmup, MetricAverage, MetricKind};
+pub use choices::{MetricNormalize, MetricTask, PipelineSchedule, WhenBusy};
 pub use comm::{AbortHandle, AfterStream, Comm, CommOptions, CudaTensor, OnStream};
 pub use cuda_params::CudaParams;
 pub use data::{Sampler, SamplerBuilder};
@@ -116,6 +117,7 @@ pub use launch::{preempt_requested, record, record_error, record_error_about};
 pub use layout::{Layout, Placement, Region};
 pub use library::{abi_version, library_path, load, version, ABI_VERSION};
 pub use log::{reset_log_callback, set_log_callback, set_log_level, with_interrupt, Level};
+pub use lr_schedule::{LrOneCycleBuilder, LrSchedule, LrWarmupBuilder, LrWarmupCosineBuilder};
 pub use mesh::{Mesh, MeshSlice};
 pub use metrics::{Metric, MetricBuilder, MetricPart};
 #[cfg(feature = "object_store")]

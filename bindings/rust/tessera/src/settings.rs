@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-use crate::choices::{DdpHook, DdpJoin, LossReduction, MetricAverage, MetricNormalize, MetricTask};
+use crate::choices::{DdpHook, DdpJoin, LossReduction, LrWarmup, MetricAverage, MetricNormalize, MetricTask};
 use crate::choices::{PipelineSchedule, WhenBusy};
 use crate::element::{DType, ReduceOp};
 use crate::error::Result;
@@ -660,6 +660,239 @@ macro_rules! grad_scaler_setters {
     };
 }
 pub(crate) use grad_scaler_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LrWarmupSettings {
+    pub(crate) warmup_min_lr: Option<f64>,
+    pub(crate) warmup_max_lr: Option<f64>,
+    pub(crate) warmup_num_steps: Option<u64>,
+    pub(crate) warmup_type: Option<LrWarmup>,
+    pub(crate) total_num_steps: Option<u64>,
+}
+
+impl LrWarmupSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_lr_warmup_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_lr_warmup_options_init) }?;
+        raw::set(&mut raw.warmup_min_lr, self.warmup_min_lr);
+        raw::set(&mut raw.warmup_max_lr, self.warmup_max_lr);
+        raw::set(&mut raw.warmup_num_steps, raw::fitting("warmup_num_steps", self.warmup_num_steps)?);
+        raw::set(&mut raw.warmup_type, self.warmup_type.map(|value| value as i32));
+        raw::set(&mut raw.total_num_steps, raw::fitting("total_num_steps", self.total_num_steps)?);
+        body(&mut raw)
+    }
+}
+
+macro_rules! lr_warmup_setters {
+    () => {
+        #[doc = "The first rate; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn warmup_min_lr(mut self, value: f64) -> Self {
+            self.settings.warmup_min_lr = Some(value);
+            self
+        }
+        #[doc = "The rate after the warm-up; -1 (default): the optimizer's own."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn warmup_max_lr(mut self, value: f64) -> Self {
+            self.settings.warmup_max_lr = Some(value);
+            self
+        }
+        #[doc = "How long the warm-up lasts; 1 counts as 2; default 1000."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn warmup_num_steps(mut self, value: u64) -> Self {
+            self.settings.warmup_num_steps = Some(value);
+            self
+        }
+        #[doc = "How the rate rises; default `Log`."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn warmup_type(mut self, value: LrWarmup) -> Self {
+            self.settings.warmup_type = Some(value);
+            self
+        }
+        #[doc = "The step at which a linear decay has reached warmup_min_lr (WarmupDecayLR); 0 (default): the rate stays (WarmupLR)."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn total_num_steps(mut self, value: u64) -> Self {
+            self.settings.total_num_steps = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use lr_warmup_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LrWarmupCosineSettings {
+    pub(crate) total_num_steps: Option<u64>,
+    pub(crate) warmup_min_ratio: Option<f64>,
+    pub(crate) warmup_num_steps: Option<u64>,
+    pub(crate) cos_min_ratio: Option<f64>,
+    pub(crate) warmup_type: Option<LrWarmup>,
+}
+
+impl LrWarmupCosineSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_lr_warmup_cosine_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_lr_warmup_cosine_options_init) }?;
+        raw::set(&mut raw.total_num_steps, raw::fitting("total_num_steps", self.total_num_steps)?);
+        raw::set(&mut raw.warmup_min_ratio, self.warmup_min_ratio);
+        raw::set(&mut raw.warmup_num_steps, raw::fitting("warmup_num_steps", self.warmup_num_steps)?);
+        raw::set(&mut raw.cos_min_ratio, self.cos_min_ratio);
+        raw::set(&mut raw.warmup_type, self.warmup_type.map(|value| value as i32));
+        body(&mut raw)
+    }
+}
+
+macro_rules! lr_warmup_cosine_setters {
+    () => {
+        #[doc = "Required: the step at which the cosine ends."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn total_num_steps(mut self, value: u64) -> Self {
+            self.settings.total_num_steps = Some(value);
+            self
+        }
+        #[doc = "Where the warm-up begins, as a share of the optimizer's own rate; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn warmup_min_ratio(mut self, value: f64) -> Self {
+            self.settings.warmup_min_ratio = Some(value);
+            self
+        }
+        #[doc = "How long the warm-up lasts; 1 counts as 2; default 1000."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn warmup_num_steps(mut self, value: u64) -> Self {
+            self.settings.warmup_num_steps = Some(value);
+            self
+        }
+        #[doc = "Where the cosine ends, likewise; default 0.0001."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cos_min_ratio(mut self, value: f64) -> Self {
+            self.settings.cos_min_ratio = Some(value);
+            self
+        }
+        #[doc = "How the rate rises; default `Log`."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn warmup_type(mut self, value: LrWarmup) -> Self {
+            self.settings.warmup_type = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use lr_warmup_cosine_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LrOneCycleSettings {
+    pub(crate) cycle_min_lr: Option<f64>,
+    pub(crate) cycle_max_lr: Option<f64>,
+    pub(crate) decay_lr_rate: Option<f64>,
+    pub(crate) cycle_first_step_size: Option<u64>,
+    pub(crate) cycle_second_step_size: Option<u64>,
+    pub(crate) cycle_first_stair_count: Option<u64>,
+    pub(crate) cycle_second_stair_count: Option<u64>,
+    pub(crate) decay_step_size: Option<u64>,
+    pub(crate) cycle_momentum: Option<bool>,
+    pub(crate) cycle_min_mom: Option<f64>,
+    pub(crate) cycle_max_mom: Option<f64>,
+    pub(crate) decay_mom_rate: Option<f64>,
+}
+
+impl LrOneCycleSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_lr_one_cycle_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_lr_one_cycle_options_init) }?;
+        raw::set(&mut raw.cycle_min_lr, self.cycle_min_lr);
+        raw::set(&mut raw.cycle_max_lr, self.cycle_max_lr);
+        raw::set(&mut raw.decay_lr_rate, self.decay_lr_rate);
+        raw::set(&mut raw.cycle_first_step_size, raw::fitting("cycle_first_step_size", self.cycle_first_step_size)?);
+        raw::set(&mut raw.cycle_second_step_size, raw::fitting("cycle_second_step_size", self.cycle_second_step_size)?);
+        raw::set(&mut raw.cycle_first_stair_count, raw::fitting("cycle_first_stair_count", self.cycle_first_stair_count)?);
+        raw::set(&mut raw.cycle_second_stair_count, raw::fitting("cycle_second_stair_count", self.cycle_second_stair_count)?);
+        raw::set(&mut raw.decay_step_size, raw::fitting("decay_step_size", self.decay_step_size)?);
+        raw::set(&mut raw.cycle_momentum, self.cycle_momentum.map(i32::from));
+        raw::set(&mut raw.cycle_min_mom, self.cycle_min_mom);
+        raw::set(&mut raw.cycle_max_mom, self.cycle_max_mom);
+        raw::set(&mut raw.decay_mom_rate, self.decay_mom_rate);
+        body(&mut raw)
+    }
+}
+
+macro_rules! lr_one_cycle_setters {
+    () => {
+        #[doc = "The rate at the beginning and end of the cycle; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_min_lr(mut self, value: f64) -> Self {
+            self.settings.cycle_min_lr = Some(value);
+            self
+        }
+        #[doc = "Required: the rate between its two halves."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_max_lr(mut self, value: f64) -> Self {
+            self.settings.cycle_max_lr = Some(value);
+            self
+        }
+        #[doc = "After the cycle, how much the rate shrinks per decay_step_size; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn decay_lr_rate(mut self, value: f64) -> Self {
+            self.settings.decay_lr_rate = Some(value);
+            self
+        }
+        #[doc = "Steps of the first half; default 2000."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_first_step_size(mut self, value: u64) -> Self {
+            self.settings.cycle_first_step_size = Some(value);
+            self
+        }
+        #[doc = "Steps of the second half; -1 (default): as many as the first."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_second_step_size(mut self, value: u64) -> Self {
+            self.settings.cycle_second_step_size = Some(value);
+            self
+        }
+        #[doc = "Stairs of the first half, within which nothing changes; 0 (default): none."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_first_stair_count(mut self, value: u64) -> Self {
+            self.settings.cycle_first_stair_count = Some(value);
+            self
+        }
+        #[doc = "Stairs of the second half; -1 (default): as many as the first."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_second_stair_count(mut self, value: u64) -> Self {
+            self.settings.cycle_second_stair_count = Some(value);
+            self
+        }
+        #[doc = "Steps of a decay; 0 (default): neither rate nor momentum decays."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn decay_step_size(mut self, value: u64) -> Self {
+            self.settings.decay_step_size = Some(value);
+            self
+        }
+        #[doc = "True (default): momentum falls while the rate rises, and rises again; false: it stays."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_momentum(mut self, value: bool) -> Self {
+            self.settings.cycle_momentum = Some(value);
+            self
+        }
+        #[doc = "The momentum between the two halves; default 0.8."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_min_mom(mut self, value: f64) -> Self {
+            self.settings.cycle_min_mom = Some(value);
+            self
+        }
+        #[doc = "The momentum at the beginning and end; default 0.9."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn cycle_max_mom(mut self, value: f64) -> Self {
+            self.settings.cycle_max_mom = Some(value);
+            self
+        }
+        #[doc = "After the cycle, how much the momentum grows per decay_step_size; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn decay_mom_rate(mut self, value: f64) -> Self {
+            self.settings.decay_mom_rate = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use lr_one_cycle_setters;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MetricSettings {

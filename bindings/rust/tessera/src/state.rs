@@ -20,6 +20,7 @@ use crate::error::{check, Error, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::grad_scaler::{GradScaler, GradScalerInner};
 use crate::layout::Layout;
+use crate::lr_schedule::{LrSchedule, LrScheduleInner};
 use crate::metrics::{MetricInner, MetricPart};
 use crate::optim::{Optimizer, OptimizerInner};
 use crate::params::Local;
@@ -64,6 +65,7 @@ enum Kept {
     TensorParallel(Rc<TpInner>),
     Optimizer { _kept: Rc<OptimizerInner> },
     GradScaler { _kept: Rc<GradScalerInner> },
+    LrSchedule { _kept: Rc<LrScheduleInner> },
     Metric { _kept: Rc<MetricInner> },
     Sampler(Arc<SamplerInner>),
 }
@@ -84,7 +86,8 @@ mod sealed {
 }
 
 /// Objects that a [`State`] takes: a [`Ddp`], [`Fsdp`], [`TensorParallel`] or [`Local`] model, an [`Optimizer`], a
-/// [`GradScaler`], a [`Sampler`], a [`MetricPart`], a [`Tensor`], a [`CudaTensor`], and any [`Stateful`] object in an `Rc<RefCell<_>>`.
+/// [`GradScaler`], an [`LrSchedule`], a [`Sampler`], a [`MetricPart`], a [`Tensor`], a [`CudaTensor`], and any [`Stateful`]
+/// object in an `Rc<RefCell<_>>`.
 pub trait StatePart<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
 
@@ -207,6 +210,15 @@ impl<'c> sealed::Sealed<'c> for MetricPart<'_> {
             sys::tsr_state_add_metric(state.as_ptr()?, name.as_ptr(), inner.as_ptr(), self.comm().as_ptr())
         })?;
         state.kept.push(Kept::Metric { _kept: Rc::clone(inner) });
+        Ok(())
+    }
+}
+
+impl<'c> sealed::Sealed<'c> for LrSchedule {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        check(unsafe { sys::tsr_state_add_lr_schedule(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
+        state.kept.push(Kept::LrSchedule { _kept: Rc::clone(inner) });
         Ok(())
     }
 }
@@ -610,7 +622,8 @@ impl<'c> State<'c> {
                 Kept::Ddp(inner) => tensors.extend(inner.group.named_params()),
                 Kept::Fsdp(inner) => tensors.extend(inner.named_shards()), // the library loads into none that is whole
                 Kept::TensorParallel(inner) => tensors.extend(inner.named_slices()),
-                Kept::Optimizer { .. } | Kept::GradScaler { .. } | Kept::Metric { .. } => {} // no view of what they have exists
+                // No view of what they have exists.
+                Kept::Optimizer { .. } | Kept::GradScaler { .. } | Kept::LrSchedule { .. } | Kept::Metric { .. } => {}
                 Kept::Sampler(inner) => samplers.push(inner),
             }
         }

@@ -11,9 +11,9 @@ use std::time::Duration;
 use common::{deadline, options, ranks, serve};
 use tessera::{
     params, random, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpJoin,
-    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, Metric, MetricKind,
-    ObjectStorage, Pipeline, Placement, ReduceOp, Region, Sampler, Saver, Sgd, StageCall, Stages, State, StateDict,
-    Stateful, Store, Style, Tensor, TensorParallel, Verify,
+    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, LrDecay, LrSchedule, Mesh, Metric,
+    MetricKind, ObjectStorage, Optimizer, Pipeline, Placement, ReduceOp, Region, Sampler, Saver, Sgd, StageCall,
+    Stages, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
 };
 
 #[test]
@@ -196,6 +196,7 @@ fn training(comm: &Comm) {
     assert!(scaler.step(&mut opt).unwrap());
     scaler.update().unwrap();
     assert_eq!(scaler.scale().unwrap(), 2.0);
+    schedules(&mut opt);
     let mut sampler = Sampler::new(comm, 10).build().unwrap();
     sampler.set_epoch(1).unwrap();
     assert_eq!((sampler.batch(2).unwrap().len(), sampler.epoch().unwrap()), (2, 1));
@@ -209,6 +210,31 @@ fn training(comm: &Comm) {
     assert!(matrix.compute(Some(comm)).unwrap().is_nan());
     assert_eq!(matrix.counts("matrix").unwrap(), [2, 0, 0, 2]);
     matrix.reset().unwrap();
+}
+
+fn schedules(opt: &mut Optimizer<'_>) {
+    let kinds = [
+        LrSchedule::constant(0.5, 2).unwrap(),
+        LrSchedule::linear(0.5, 1.0, 2).unwrap(),
+        LrSchedule::step_decay(2, 0.5).unwrap(),
+        LrSchedule::multi_step_decay(&[1, 2], 0.5).unwrap(),
+        LrSchedule::exponential(0.5).unwrap(),
+        LrSchedule::polynomial(9, 2.0).unwrap(),
+        LrSchedule::cosine(9, 0.1).unwrap(),
+        LrSchedule::cosine_restarts(9, 2, 0.1).unwrap(),
+        LrSchedule::inverse_sqrt(2).unwrap(),
+        LrSchedule::wsd(1, 1, 9, LrDecay::Sqrt, 0.1).unwrap(),
+        LrSchedule::warmup().build().unwrap(),
+        LrSchedule::warmup_cosine().total_num_steps(1000).build().unwrap(),
+    ];
+    let cycle = LrSchedule::one_cycle().cycle_max_lr(1.0).build().unwrap();
+    let range = LrSchedule::range_test(0.1, 2, 1.0, false).unwrap();
+    let mut schedule = LrSchedule::sequential([&LrSchedule::chained(&kinds).unwrap(), &range], &[2]).unwrap();
+    schedule.attach(opt).unwrap();
+    schedule.step().unwrap();
+    schedule.set_steps(4).unwrap();
+    assert_eq!((schedule.steps().unwrap(), opt.lr().unwrap()), (4, schedule.lr_at(4, 1.0).unwrap()));
+    assert_eq!(cycle.momentum_at(0).unwrap(), Some(0.9));
 }
 
 fn training_with_options(comm: &Comm) {
@@ -348,6 +374,7 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     assert!(matches!(refused.code(), Code::Unsupported | Code::InvalidArgument), "{refused}");
     state.add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank).unwrap();
     state.add("scaler", &GradScaler::builder().build().unwrap()).unwrap();
+    state.add("schedule", &LrSchedule::exponential(0.5).unwrap()).unwrap();
     state.add("own", &Rc::new(RefCell::new(Epoch(1)))).unwrap();
     state.set("int", 1i64).unwrap();
     state.set("double", 0.5).unwrap();

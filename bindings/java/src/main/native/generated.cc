@@ -77,6 +77,31 @@ static_assert(offsetof(tsr_grad_scaler_options, init_scale) == 8);
 static_assert(offsetof(tsr_grad_scaler_options, growth_factor) == 16);
 static_assert(offsetof(tsr_grad_scaler_options, backoff_factor) == 24);
 static_assert(offsetof(tsr_grad_scaler_options, growth_interval) == 32);
+static_assert(sizeof(tsr_lr_warmup_options) == 48);
+static_assert(offsetof(tsr_lr_warmup_options, warmup_min_lr) == 8);
+static_assert(offsetof(tsr_lr_warmup_options, warmup_max_lr) == 16);
+static_assert(offsetof(tsr_lr_warmup_options, warmup_num_steps) == 24);
+static_assert(offsetof(tsr_lr_warmup_options, warmup_type) == 32);
+static_assert(offsetof(tsr_lr_warmup_options, total_num_steps) == 40);
+static_assert(sizeof(tsr_lr_warmup_cosine_options) == 48);
+static_assert(offsetof(tsr_lr_warmup_cosine_options, total_num_steps) == 8);
+static_assert(offsetof(tsr_lr_warmup_cosine_options, warmup_min_ratio) == 16);
+static_assert(offsetof(tsr_lr_warmup_cosine_options, warmup_num_steps) == 24);
+static_assert(offsetof(tsr_lr_warmup_cosine_options, cos_min_ratio) == 32);
+static_assert(offsetof(tsr_lr_warmup_cosine_options, warmup_type) == 40);
+static_assert(sizeof(tsr_lr_one_cycle_options) == 104);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_min_lr) == 8);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_max_lr) == 16);
+static_assert(offsetof(tsr_lr_one_cycle_options, decay_lr_rate) == 24);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_first_step_size) == 32);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_second_step_size) == 40);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_first_stair_count) == 48);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_second_stair_count) == 56);
+static_assert(offsetof(tsr_lr_one_cycle_options, decay_step_size) == 64);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_momentum) == 72);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_min_mom) == 80);
+static_assert(offsetof(tsr_lr_one_cycle_options, cycle_max_mom) == 88);
+static_assert(offsetof(tsr_lr_one_cycle_options, decay_mom_rate) == 96);
 static_assert(sizeof(tsr_metric_options) == 104);
 static_assert(offsetof(tsr_metric_options, task) == 8);
 static_assert(offsetof(tsr_metric_options, average) == 12);
@@ -949,6 +974,174 @@ void log_set_level(JNIEnv* env, jclass, jint level) {
     });
 }
 
+jlong lr_constant(JNIEnv* env, jclass, jdouble factor, jlong total_steps) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_constant(factor, total_steps, &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_linear(JNIEnv* env, jclass, jdouble start_factor, jdouble end_factor, jlong total_steps) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_linear(start_factor, end_factor, total_steps, &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_step_decay(JNIEnv* env, jclass, jlong step_size, jdouble gamma) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_step_decay(step_size, gamma, &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_exponential(JNIEnv* env, jclass, jdouble gamma) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_exponential(gamma, &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_polynomial(JNIEnv* env, jclass, jlong total_steps, jdouble power) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_polynomial(total_steps, power, &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_cosine(JNIEnv* env, jclass, jlong total_steps, jdouble min_lr) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_cosine(total_steps, min_lr, &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_cosine_restarts(JNIEnv* env, jclass, jlong first_steps, jlong multiplier, jdouble min_lr) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_cosine_restarts(first_steps, multiplier, min_lr, &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_inverse_sqrt(JNIEnv* env, jclass, jlong warmup_steps) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_inverse_sqrt(warmup_steps, &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_wsd(JNIEnv* env, jclass, jlong warmup_steps, jlong stable_steps, jlong decay_steps, jint decay, jdouble min_ratio) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_wsd(warmup_steps, stable_steps, decay_steps, decay, min_ratio, &out_out));
+        return as_long(out_out);
+    });
+}
+
+void lr_warmup_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_lr_warmup_options_init(options_of<tsr_lr_warmup_options>(env, options), sizeof(tsr_lr_warmup_options)));
+    });
+}
+
+jlong lr_warmup(JNIEnv* env, jclass, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_warmup(options_of<tsr_lr_warmup_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+void lr_warmup_cosine_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_lr_warmup_cosine_options_init(options_of<tsr_lr_warmup_cosine_options>(env, options), sizeof(tsr_lr_warmup_cosine_options)));
+    });
+}
+
+jlong lr_warmup_cosine(JNIEnv* env, jclass, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_warmup_cosine(options_of<tsr_lr_warmup_cosine_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+void lr_one_cycle_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_lr_one_cycle_options_init(options_of<tsr_lr_one_cycle_options>(env, options), sizeof(tsr_lr_one_cycle_options)));
+    });
+}
+
+jlong lr_one_cycle(JNIEnv* env, jclass, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_one_cycle(options_of<tsr_lr_one_cycle_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong lr_range_test(JNIEnv* env, jclass, jdouble min_lr, jlong step_size, jdouble step_rate, jboolean staircase) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_lr_range_test(min_lr, step_size, step_rate, (staircase ? 1 : 0), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jdouble lr_schedule_lr_at(JNIEnv* env, jclass, jlong schedule, jlong step, jdouble base_lr) {
+    return shim(env, [&]() -> jdouble {
+        double lr_out = 0;
+        check(env, tsr_lr_schedule_lr_at(as<tsr_lr_schedule>(schedule), step, base_lr, &lr_out));
+        return static_cast<jdouble>(lr_out);
+    });
+}
+
+jdouble lr_schedule_momentum_at(JNIEnv* env, jclass, jlong schedule, jlong step) {
+    return shim(env, [&]() -> jdouble {
+        double momentum_out = 0;
+        check(env, tsr_lr_schedule_momentum_at(as<tsr_lr_schedule>(schedule), step, &momentum_out));
+        return static_cast<jdouble>(momentum_out);
+    });
+}
+
+void lr_schedule_attach(JNIEnv* env, jclass, jlong schedule, jlong optimizer) {
+    shim(env, [&] {
+        check(env, tsr_lr_schedule_attach(as<tsr_lr_schedule>(schedule), as<tsr_optimizer>(optimizer)));
+    });
+}
+
+void lr_schedule_step(JNIEnv* env, jclass, jlong schedule) {
+    shim(env, [&] {
+        check(env, tsr_lr_schedule_step(as<tsr_lr_schedule>(schedule)));
+    });
+}
+
+jlong lr_schedule_steps(JNIEnv* env, jclass, jlong schedule) {
+    return shim(env, [&]() -> jlong {
+        int64_t steps_out = 0;
+        check(env, tsr_lr_schedule_steps(as<tsr_lr_schedule>(schedule), &steps_out));
+        return static_cast<jlong>(steps_out);
+    });
+}
+
+void lr_schedule_set_steps(JNIEnv* env, jclass, jlong schedule, jlong steps) {
+    shim(env, [&] {
+        check(env, tsr_lr_schedule_set_steps(as<tsr_lr_schedule>(schedule), steps));
+    });
+}
+
+void lr_schedule_destroy(JNIEnv*, jclass, jlong schedule) {
+    tsr_lr_schedule_destroy(as<tsr_lr_schedule>(schedule));
+}
+
 jlong buffer_create(JNIEnv* env, jclass, jlong comm, jlong size) {
     return shim(env, [&]() -> jlong {
         tsr_buffer* out_out = nullptr;
@@ -1386,6 +1579,13 @@ void state_add_grad_scaler(JNIEnv* env, jclass, jlong state, jbyteArray prefix, 
     shim(env, [&] {
         const Text prefix_text(env, prefix);
         check(env, tsr_state_add_grad_scaler(as<tsr_state>(state), prefix_text.c_str(), as<tsr_grad_scaler>(scaler)));
+    });
+}
+
+void state_add_lr_schedule(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong schedule) {
+    shim(env, [&] {
+        const Text prefix_text(env, prefix);
+        check(env, tsr_state_add_lr_schedule(as<tsr_state>(state), prefix_text.c_str(), as<tsr_lr_schedule>(schedule)));
     });
 }
 
@@ -1868,6 +2068,29 @@ Methods plain_methods() {
         method<layout_box_count>("layoutBoxCount"),
         method<layout_destroy>("layoutDestroy"),
         method<log_set_level>("logSetLevel"),
+        method<lr_constant>("lrConstant"),
+        method<lr_linear>("lrLinear"),
+        method<lr_step_decay>("lrStepDecay"),
+        method<lr_exponential>("lrExponential"),
+        method<lr_polynomial>("lrPolynomial"),
+        method<lr_cosine>("lrCosine"),
+        method<lr_cosine_restarts>("lrCosineRestarts"),
+        method<lr_inverse_sqrt>("lrInverseSqrt"),
+        method<lr_wsd>("lrWsd"),
+        method<lr_warmup_options_init>("lrWarmupOptionsInit"),
+        method<lr_warmup>("lrWarmup"),
+        method<lr_warmup_cosine_options_init>("lrWarmupCosineOptionsInit"),
+        method<lr_warmup_cosine>("lrWarmupCosine"),
+        method<lr_one_cycle_options_init>("lrOneCycleOptionsInit"),
+        method<lr_one_cycle>("lrOneCycle"),
+        method<lr_range_test>("lrRangeTest"),
+        method<lr_schedule_lr_at>("lrScheduleLrAt"),
+        method<lr_schedule_momentum_at>("lrScheduleMomentumAt"),
+        method<lr_schedule_attach>("lrScheduleAttach"),
+        method<lr_schedule_step>("lrScheduleStep"),
+        method<lr_schedule_steps>("lrScheduleSteps"),
+        method<lr_schedule_set_steps>("lrScheduleSetSteps"),
+        method<lr_schedule_destroy>("lrScheduleDestroy"),
         method<buffer_create>("bufferCreate"),
         method<buffer_destroy>("bufferDestroy"),
         method<mesh_ndim>("meshNdim"),
@@ -1930,6 +2153,7 @@ Methods plain_methods() {
         method<state_add_tp>("stateAddTp"),
         method<state_add_optimizer>("stateAddOptimizer"),
         method<state_add_grad_scaler>("stateAddGradScaler"),
+        method<state_add_lr_schedule>("stateAddLrSchedule"),
         method<state_add_sampler>("stateAddSampler"),
         method<state_add_metric>("stateAddMetric"),
         method<state_set_int64>("stateSetInt64"),

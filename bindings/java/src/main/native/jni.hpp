@@ -248,6 +248,7 @@ Methods ddp_methods();
 Methods fsdp_methods();
 Methods tp_methods();
 Methods pipeline_methods();
+Methods lr_schedule_methods();
 Methods data_methods();
 Methods state_methods();
 Methods checkpoint_methods();

@@ -86,6 +86,11 @@ final class Native extends PlainNatives {
     static native void pipelineSumTied(long pipeline, long[] gradient, int[] stages);
     static native long[] pipelineStats(long pipeline);
 
+    // lr_schedule.cc
+    static native long lrMultiStepDecay(long[] milestones, double gamma);
+    static native long lrSequential(long[] schedules, long[] milestones);
+    static native long lrChained(long[] schedules);
+
     // data.cc
     static native long[] samplerNext(long sampler, int size);
     static native long[] samplerPosition(long sampler);

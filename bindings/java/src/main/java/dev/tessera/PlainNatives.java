@@ -147,6 +147,31 @@ abstract class PlainNatives {
     // log.h
     static native void logSetLevel(int level);
 
+    // lr_schedule.h
+    static native long lrConstant(double factor, long totalSteps);
+    static native long lrLinear(double startFactor, double endFactor, long totalSteps);
+    static native long lrStepDecay(long stepSize, double gamma);
+    static native long lrExponential(double gamma);
+    static native long lrPolynomial(long totalSteps, double power);
+    static native long lrCosine(long totalSteps, double minLr);
+    static native long lrCosineRestarts(long firstSteps, long multiplier, double minLr);
+    static native long lrInverseSqrt(long warmupSteps);
+    static native long lrWsd(long warmupSteps, long stableSteps, long decaySteps, int decay, double minRatio);
+    static native void lrWarmupOptionsInit(Object options);
+    static native long lrWarmup(Object options);
+    static native void lrWarmupCosineOptionsInit(Object options);
+    static native long lrWarmupCosine(Object options);
+    static native void lrOneCycleOptionsInit(Object options);
+    static native long lrOneCycle(Object options);
+    static native long lrRangeTest(double minLr, long stepSize, double stepRate, boolean staircase);
+    static native double lrScheduleLrAt(long schedule, long step, double baseLr);
+    static native double lrScheduleMomentumAt(long schedule, long step);
+    static native void lrScheduleAttach(long schedule, long optimizer);
+    static native void lrScheduleStep(long schedule);
+    static native long lrScheduleSteps(long schedule);
+    static native void lrScheduleSetSteps(long schedule, long steps);
+    static native void lrScheduleDestroy(long schedule);
+
     // memory.h
     static native long bufferCreate(long comm, long size);
     static native void bufferDestroy(long buffer);
@@ -224,6 +249,7 @@ abstract class PlainNatives {
     static native void stateAddTp(long state, byte[] prefix, long tp);
     static native void stateAddOptimizer(long state, byte[] prefix, long optimizer);
     static native void stateAddGradScaler(long state, byte[] prefix, long scaler);
+    static native void stateAddLrSchedule(long state, byte[] prefix, long schedule);
     static native void stateAddSampler(long state, byte[] prefix, long sampler);
     static native void stateAddMetric(long state, byte[] prefix, long metric, long comm);
     static native void stateSetInt64(long state, byte[] name, long value);

@@ -134,6 +134,20 @@ public final class State extends NativeObject {
     }
 
     /**
+     * Add a learning-rate schedule's step and the base rates of its optimizers as {@code <prefix>.*}. A load sets both,
+     * and the optimizers accordingly. It throws {@link TesseraMismatchException} if the schedule is not the saved one, or
+     * not attached to as many optimizers.
+     *
+     * @param prefix "schedule"
+     * @param schedule the schedule
+     * @return this
+     */
+    public State with(String prefix, LrSchedule schedule) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(schedule, schedule.ref, h -> schedule.ref.run(s -> Native.stateAddLrSchedule(h, text, s)));
+    }
+
+    /**
      * Add a sampler's position as {@code <prefix>.*}.
      *
      * @param prefix "data"

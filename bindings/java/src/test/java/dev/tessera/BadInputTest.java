@@ -41,7 +41,8 @@ class BadInputTest {
 
     private static final List<Class<?>> TYPES = List.of(Buffer.class, Box.class, Checkpoint.class, Comm.class,
             CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Fsdp.class, Fsdp.Pass.class, FsdpOptions.class,
-            FsdpUnit.class, GradScaler.class, Launch.class, Layout.class, LoadOptions.class, Log.class, Mesh.class, Mesh.Builder.class,
+            FsdpUnit.class, GradScaler.class, Launch.class, Layout.class, LoadOptions.class, Log.class, LrSchedule.class, Mesh.class,
+            Mesh.Builder.class,
             Metric.class, Metric.Builder.class,
             Optimizer.class, Params.class, Pipeline.class, Pipeline.Builder.class, Placement.class, Plan.class, Sampler.class, Saver.class, State.class, Store.class,
             StoreOptions.class, StoreServer.class, Tensor.class, TensorParallel.class, TensorParallel.Builder.class,
@@ -66,6 +67,7 @@ class BadInputTest {
                     TensorParallel tp = TensorParallel.over(mesh).deferred("x", DType.F32, 2).build();
                     Optimizer optimizer = Optimizer.sgd(ddp).build();
                     GradScaler scaler = GradScaler.builder().build();
+                    LrSchedule schedule = LrSchedule.exponential(0.5);
                     Pipeline pipe = Pipeline.on(comm).stage(0, call -> {}, call -> {}).microbatches(1).build();
                     Sampler sampler = Sampler.of(comm, 10).build();
                     Metric metric = Metric.of(Metric.Kind.MEAN).build();
@@ -77,7 +79,7 @@ class BadInputTest {
                 final Checkpoint checkpoint = Checkpoint.open(root);
                 final Map<Class<?>, Object> instances = new LinkedHashMap<>();
                 for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, fsdp, pass, tp, optimizer,
-                        scaler, sampler, metric, Metric.of(Metric.Kind.MEAN), saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
+                        scaler, schedule, sampler, metric, Metric.of(Metric.Kind.MEAN), saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
                         pipe, Pipeline.on(comm), FsdpUnit.of("y"), new StoreOptions(), new LoadOptions(), Mesh.over(comm), ddp.params(),
                         TensorParallel.over(mesh), TensorParallel.Style.ROW, new TpOptions(), new CrossEntropyOptions(),
                         Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(), new Box(new long[0], new long[0])}) {
