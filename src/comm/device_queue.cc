@@ -313,6 +313,22 @@ void DeviceQueue::forget_graphs() {
     state_->in_graphs = nullptr;
 }
 
+// In a completion callback, on the watching thread, what is done is seen when the callback returns.
+void DeviceQueue::settle() const {
+    if (thread_.get_id() == std::this_thread::get_id()) return;
+    const auto is_seen = [this] {
+        const std::lock_guard lock(state_->mutex);
+        return state_->pending.empty() || std::ranges::any_of(state_->pending, [](const State::PendingPtr& one) {
+                   try {
+                       return !one->event || !one->event->done();
+                   } catch (const Error&) {
+                       return true;  // which the watch finds, too
+                   }
+               });
+    };
+    while (!is_seen()) std::this_thread::sleep_for(longest_pause);
+}
+
 uint64_t DeviceQueue::launched() const {
     const std::lock_guard lock(state_->mutex);
     return state_->last_collective;

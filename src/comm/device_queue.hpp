@@ -58,6 +58,8 @@ class DeviceQueue {
     // Returns when all that was launched is done. Throws TIMEOUT, INTERRUPTED or why the queue was aborted.
     void drain(Deadline deadline);
     [[nodiscard]] bool is_idle() const;
+    // Returns once the watch has seen the end of what the device has done. Does not throw.
+    void settle() const;
     [[nodiscard]] uint64_t launched() const;  // the number of the last collective; 0: none
     // Peers may leave from now on: no graph with operations of this queue runs again.
     void forget_graphs();

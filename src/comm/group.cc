@@ -278,7 +278,8 @@ void Group::set_timeout(milliseconds timeout) {
 }
 
 void Group::leave() {
-    if (fork_.in_child()) return;  // a forked child's copy: its parent stays
+    if (fork_.in_child()) return;    // a forked child's copy: its parent stays
+    if (device_) device_->settle();  // a rank that waited for its stream has no work
     if (unfinished_.load(std::memory_order_acquire) > 0 || (device_ && !device_->is_idle())) {
         abort("the communicator was destroyed while it had work");
     }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -537,6 +538,23 @@ TEST_F(Nccl, WhatWaitsForAPeerThatLeavesEndsAtOnce) {
         EXPECT_EQ(error.record()->peer, 1);
         EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce #"), HasSubstr("left the communicator")));
         EXPECT_FALSE(outcomes[1]);
+    }
+}
+
+// A rank that has waited for its stream has no work, even if the communicator's watch has not looked yet.
+TEST_F(Nccl, ARankMayLeaveAsSoonAsItsStreamIsDone) {
+    for (int round = 0; round < 20; ++round) {
+        std::atomic<int> failures{0};
+        CommOptions options = nccl_options();
+        options.on_failure = [&](const ErrorRecord* failure) { failures += failure != nullptr ? 1 : 0; };
+        expect_all_well(run_ranks(2, options, [](Communicator& comm) {
+            const int rank = comm.rank();
+            DeviceMemory memory(rank, 4);
+            const Tensor tensor = on_device(memory, 1, DType::i32, rank);
+            comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum});
+            static_cast<void>(memory.read());
+        }));
+        ASSERT_EQ(failures, 0) << "round " << round;
     }
 }
 
