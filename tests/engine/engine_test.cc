@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "optim/adam.hpp"
+#include "parallel/ddp/ddp.hpp"
 #include "parallel/fsdp/fsdp.hpp"
 #include "toy.hpp"
 
@@ -83,6 +85,12 @@ Values trained(Engine& engine, const Communicator& comm, int steps) {
     return out;
 }
 
+// How many passes were reduced.
+int64_t reductions_of(const Engine& engine) {
+    const auto ddp = engine.model().ddp();
+    return ddp ? ddp->synced_steps() : engine.model().fsdp()->synced_steps();
+}
+
 class EngineAtStages : public ::testing::TestWithParam<int> {};
 
 TEST_P(EngineAtStages, TrainsAsOneRankAloneDoes) {
@@ -142,6 +150,7 @@ TEST_P(EngineAtStages, AccumulatesTheSameBits) {
                 pass_with<double>(engine, [&](size_t, std::span<double> grad) {
                     for (double& g : grad) g = gradient(pass) * engine.loss_factor();
                 });
+                EXPECT_EQ(reductions_of(engine), GetParam() >= 2 ? pass + 1 : pass + 1 == accumulation ? 1 : 0);
                 (void)engine.step();
             }
             return Values{values_of<double>(engine, 0), values_of<double>(engine, 1)};
@@ -207,6 +216,31 @@ TEST_P(EngineAtStages, AMissingGradientCountsAsZeros) {
     }));
 }
 
+// Rank 1 lacks the gradient in the second of two passes: what the first one had stays.
+TEST_P(EngineAtStages, AMissingGradientKeepsWhatAccumulated) {
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Params<double> params;
+        params.add(0, "w", {5}, 0.0);
+        Engine engine(shared(comm), params.in_units(),
+                      fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
+                          "gradient_clipping": 0, "optimizer": {{"type": "SGD", "params": {{"lr": 1}}}},
+                          "zero_optimization": {{"stage": {}}}}})",
+                                  GetParam()));
+        pass_with<double>(engine, [](size_t, std::span<double> grad) { std::ranges::fill(grad, 2); });
+        EXPECT_FALSE(engine.step());
+        if (comm.rank() == 0) {
+            pass_with<double>(engine, [](size_t, std::span<double> grad) { std::ranges::fill(grad, 2); });
+        } else {
+            engine.forward(0);
+            engine.forward_done(0);
+            engine.backward(0);
+            engine.backward_done();
+        }
+        EXPECT_TRUE(engine.step());
+        EXPECT_EQ(values_of<double>(engine, 0), std::vector<double>(5, -3));  // the mean of 4 and 2
+    }));
+}
+
 TEST_P(EngineAtStages, WithoutFillingAMissingGradientIsAnError) {
     expect_all_well(run_ranks(1, test_options(), [&](Communicator& comm) {
         Params<double> params = Toy::initial(1);
@@ -249,6 +283,68 @@ TEST_P(EngineAtStages, DividesAsTheConfigurationSays) {
     }));
 }
 
+// Sums that f64 cannot hold, unless each rank divides first.
+TEST_P(EngineAtStages, DividesBeforeTheSumIfTheConfigurationSays) {
+    constexpr double large = 1.5e308;
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        for (const char* option : {"", R"("prescale_gradients": true,)", R"("gradient_predivide_factor": 2,)"}) {
+            Params<double> params;
+            params.add(0, "w", {5}, 0.0);
+            Engine engine(shared(comm), params.in_units(),
+                          fmt::format(R"({{"train_batch_size": 2, {} "gradient_clipping": 0,
+                              "optimizer": {{"type": "SGD", "params": {{"lr": 1}}}}, "zero_optimization": {{"stage": {}}}}})",
+                                      option, GetParam()));
+            pass_with<double>(engine, [&](size_t, std::span<double> grad) { std::ranges::fill(grad, large); });
+            EXPECT_TRUE(engine.step());
+            const bool divides = *option != '\0';
+            EXPECT_EQ(values_of<double>(engine, 0)[0], divides ? -large : -HUGE_VAL) << option;
+        }
+    }));
+}
+
+TEST_P(EngineAtStages, ReducesInTheDtypeOfTheConfiguration) {
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Params<double> params;
+        params.add(0, "w", {4}, 0.0);
+        Engine engine(shared(comm), params.in_units(),
+                      fmt::format(R"({{"train_batch_size": 2, "gradient_clipping": 0, "communication_data_type": "fp32",
+                          "optimizer": {{"type": "SGD", "params": {{"lr": 1}}}}, "zero_optimization": {{"stage": {}}}}})",
+                                  GetParam()));
+        constexpr double value = 1 + 0x1p-40;
+        if (GetParam() == 0) {  // gradients are written in the dtype of their parameters
+            pass_with<double>(engine, [&](size_t, std::span<double> grad) { std::ranges::fill(grad, value); });
+        } else {
+            pass_with<float>(
+                engine, [&](size_t, std::span<float> grad) { std::ranges::fill(grad, static_cast<float>(value)); });
+        }
+        EXPECT_TRUE(engine.step());
+        EXPECT_EQ(values_of<double>(engine, 0), std::vector<double>(4, -1));
+    }));
+}
+
+// What is whole between the forward and the backward of a unit.
+TEST_P(EngineAtStages, ShardsWhatTheStageSays) {
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Params<double> params = Toy::initial(1);
+        Engine engine(shared(comm), params.in_units(), config_of(GetParam(), 1, 1));
+        const auto fsdp = engine.model().fsdp();
+        EXPECT_EQ(fsdp == nullptr, GetParam() == 0);
+        EXPECT_EQ(engine.model().ddp() != nullptr, GetParam() == 0);
+        EXPECT_EQ(engine.model().params(), 4U);
+        EXPECT_EQ(engine.model().units(), 2U);
+        EXPECT_EQ(engine.model().find("fc2.weight"), 2U);
+        EXPECT_EQ(engine.model().name_of_param(2), "fc2.weight");
+        (void)testing::expect_error([&] { (void)engine.model().find("fc3.weight"); }, Code::invalid_argument);
+        engine.forward(0);
+        engine.forward_done(0);
+        if (!fsdp) return;
+        EXPECT_EQ(fsdp->phase(0), GetParam() == 3 ? UnitPhase::sharded : UnitPhase::whole);
+        int64_t elements = 0;
+        for (size_t i = 0; i < 4; ++i) elements += fsdp->shard(i).numel();
+        EXPECT_LT(elements, 20 + 5 + 15 + 3);
+    }));
+}
+
 TEST_P(EngineAtStages, AnEvaluationBetweenStepsChangesNothing) {
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
         const auto run = [&](bool evaluates) {
@@ -264,6 +360,8 @@ TEST_P(EngineAtStages, AnEvaluationBetweenStepsChangesNothing) {
                     engine.forward(unit);
                     EXPECT_TRUE(std::isfinite(engine.model().param(2 * unit).as<double>()[0]));
                     engine.forward_done(unit);
+                    const auto fsdp = engine.model().fsdp();
+                    EXPECT_TRUE(!fsdp || fsdp->phase(unit) == UnitPhase::sharded);
                 }
                 engine.train();
             }
@@ -285,6 +383,17 @@ TEST(EngineStage3, KeepsParametersOverSecondaryPartitions) {
         const Values found = trained(engine, comm, 5);
         for (size_t i = 0; i < found.size(); ++i) expect_near(found[i], wanted[i], 1e-10);
     }));
+}
+
+TEST(EngineStage3, SecondaryPartitionsMustDivideTheRanks) {
+    const auto outcomes = run_ranks(4, test_options(), [](Communicator& comm) {
+        Params<double> params = Toy::initial(1);
+        Engine(shared(comm), params.in_units(), R"({"train_batch_size": 24, "optimizer": {"type": "Adam"},
+            "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}})");
+    });
+    for (size_t rank = 0; rank < 4; ++rank) {
+        EXPECT_EQ(testing::only_error(outcomes, rank).code(), Code::invalid_argument);
+    }
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 
 #include "base/log.hpp"
 #include "engine/engine.hpp"
+#include "parallel/ddp/ddp.hpp"
+#include "parallel/fsdp/fsdp.hpp"
 #include "toy.hpp"
 
 namespace tsr {
@@ -128,6 +130,8 @@ TEST(EngineSteps, PassesInNoSyncAreReducedByTheNextOne) {
             pass_of(engine, static_cast<float>(comm.rank()));
             EXPECT_TRUE(engine.step());
             EXPECT_EQ(engine.counters().micro_steps, 1);
+            const auto ddp = engine.model().ddp();
+            EXPECT_EQ(ddp ? ddp->synced_steps() : engine.model().fsdp()->synced_steps(), 1);
             expect_values(engine, -2);  // the mean of 0 and 4
         }));
     }
@@ -256,6 +260,8 @@ TEST_P(EngineInF16, AnOverflowOfOneRankSkipsTheStepOfAll) {
         // Two steps with gradients of 1, in f32 masters of the f16 parameters.
         const auto shard = engine.model().fsdp()->shard(0).as<float>();
         for (const float value : shard) EXPECT_EQ(value, -2);
+        EXPECT_TRUE(comm.rank() == 0 || (shard.size() == 6) == (GetParam() == 0))
+            << "each rank has all masters at stage 0";
         EXPECT_EQ(engine.model().fsdp()->param(0).whole_dtype, DType::f16);
     }));
 }
@@ -285,6 +291,24 @@ TEST(EngineInBf16, SkipsStepsUnlessToldNotTo) {
             pass_of(engine, comm.rank() == 1 ? std::numeric_limits<float>::infinity() : 1.0F);
             EXPECT_EQ(engine.step(), !checks);
             EXPECT_EQ(engine.counters().skipped_steps, checks ? 1 : 0);
+        }));
+    }
+}
+
+TEST(EngineSteps, OverflowsAreFoundWithoutANorm) {
+    for (const char* precision : {"fp16", "bf16"}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            auto params = one_tensor();
+            Engine engine(shared(comm), params.in_units(),
+                          sgd(1, fmt::format(R"(, "{}": {{"enabled": true}}, "communication_data_type": "fp32",
+                              "zero_optimization": {{"stage": 1, "compute_grad_norm": false}})",
+                                             precision)));
+            for (const float value : {std::numeric_limits<float>::infinity(), 1.0F}) {
+                pass_of(engine, comm.rank() == 1 ? value : 1.0F);
+                EXPECT_EQ(engine.step(), value == 1.0F);
+                EXPECT_EQ(engine.grad_norm(), std::nullopt);
+            }
+            EXPECT_EQ(engine.counters().skipped_steps, 1);
         }));
     }
 }
