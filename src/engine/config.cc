@@ -1,0 +1,419 @@
+#include "engine/config.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+using Auto = ConfigSection::Auto;
+
+struct Note {
+    std::string_view key;
+    std::string_view why;
+};
+
+std::string lower_case(std::string text) {
+    std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return text;
+}
+
+template <class T>
+void take(T& into, const std::optional<T>& value) {
+    if (value) into = *value;
+}
+
+void refuse_all(ConfigSection& section, std::span<const Note> notes) {
+    for (const auto& [key, why] : notes) section.refuse(key, why);
+}
+
+bool is_enabled(ConfigSection& section) { return section.flag("enabled").value_or(false); }
+
+std::optional<DType> dtype_in(ConfigSection& section, std::string_view key) {
+    const std::optional<std::string> name = section.text(key);
+    if (!name) return std::nullopt;
+    if (*name == "fp32" || *name == "float32" || *name == "float") return DType::f32;
+    if (*name == "fp16" || *name == "float16" || *name == "half") return DType::f16;
+    if (*name == "bf16" || *name == "bfloat16") return DType::bf16;
+    section.fail(key, Code::invalid_argument, "it must be \"fp32\", \"fp16\" or \"bf16\"");
+}
+
+// --- optimizer
+
+constexpr std::string_view optimizers_there_are = "Tessera's engine has Adam, AdamW and SGD";
+
+void take_common(ConfigSection& params, double& lr, double& weight_decay) {
+    params.refuse("max_grad_norm",
+                  "it is not a parameter of optimizers; set \"gradient_clipping\" at the top level instead");
+    params.refuse("maximize", "gradients are descended; negate the loss instead");
+    take(lr, params.number("lr", 0));
+    take(weight_decay, params.number("weight_decay", 0));
+    constexpr std::string_view one_form = "Tessera's optimizers have one implementation per device";
+    for (const std::string_view key : {"foreach", "fused", "capturable", "differentiable"}) {
+        params.note_no_effect(key, one_form);
+    }
+}
+
+AdamOptions adam_of(ConfigSection* params, bool is_adamw) {
+    AdamOptions options;
+    options.decay = Decay::decoupled;
+    if (params == nullptr) return options;
+    const std::optional<bool> decoupled = params->flag("adam_w_mode");
+    if (is_adamw) {
+        params->note_no_effect("adam_w_mode", "AdamW always decays weights decoupled");
+    } else if (decoupled == false) {
+        options.decay = Decay::in_gradient;
+    }
+    const bool torch_adam = params->flag("torch_adam").value_or(false);
+    params->note_no_effect("torch_adam", "Tessera's Adam has PyTorch's formulas");
+    // The default of the implementation that DeepSpeed would take.
+    if (torch_adam && options.decay == Decay::decoupled) options.weight_decay = 0.01;
+    take_common(*params, options.lr, options.weight_decay);
+    take(options.eps, params->number("eps", 0));
+    params->refuse("amsgrad", "Tessera's Adam has no amsgrad; set it to false");
+    if (params->flag("bias_correction") == false) {
+        params->fail("bias_correction", Code::unsupported, "Tessera's Adam corrects its moments; leave it out");
+    }
+    if (const Json* betas = params->value("betas")) {
+        const auto is_beta = [](const Json& beta) {
+            const bool is_number = beta.is(Json::Kind::number) || beta.is(Json::Kind::int64);
+            return is_number && beta.as_double() >= 0 && beta.as_double() < 1;
+        };
+        if (!betas->is(Json::Kind::array) || betas->as_array().size() != 2 ||
+            !std::ranges::all_of(betas->as_array(), is_beta)) {
+            params->fail("betas", Code::invalid_argument, "it must be two numbers of at least 0 and below 1");
+        }
+        options.beta1 = betas->as_array()[0].as_double();
+        options.beta2 = betas->as_array()[1].as_double();
+    }
+    return options;
+}
+
+SgdOptions sgd_of(ConfigSection* params) {
+    SgdOptions options;
+    if (params == nullptr) return options;
+    take_common(*params, options.lr, options.weight_decay);
+    take(options.momentum, params->number("momentum", 0));
+    take(options.dampening, params->number("dampening", 0));
+    take(options.nesterov, params->flag("nesterov"));
+    if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
+        params->fail("nesterov", Code::invalid_argument, "it needs a \"momentum\" above 0 and a \"dampening\" of 0");
+    }
+    return options;
+}
+
+void take_optimizer(ConfigSection& top, EngineConfig& config) {
+    auto section = top.section("optimizer", Auto::is_refused);
+    if (!section) return;
+    const std::optional<std::string> type = section->text("type");
+    if (!type) section->fail("type", Code::invalid_argument, fmt::format("{}; name one", optimizers_there_are));
+    const std::string name = lower_case(*type);
+    auto params = section->section("params", Auto::is_refused);
+    ConfigSection* const given = params ? &*params : nullptr;
+    if (name == "adam" || name == "adamw") {
+        config.optimizer = adam_of(given, name == "adamw");
+    } else if (name == "sgd") {
+        config.optimizer = sgd_of(given);
+    } else {
+        section->fail("type", Code::unsupported, fmt::format("{}; choose one of them", optimizers_there_are));
+    }
+    if (params) params->finish();
+    section->note_no_effect("legacy_fusion", "there is one implementation per device");
+    section->finish();
+}
+
+// --- precision
+
+void take_fp16(ConfigSection& top, EngineConfig& config) {
+    auto section = top.section("fp16");
+    if (!section) return;
+    if (is_enabled(*section)) {
+        config.precision = Precision::f16;
+        config.skips_overflow = true;
+    }
+    LossScaleOptions& scale = config.loss_scale;
+    take(scale.fixed, section->number("loss_scale", 0));
+    const int64_t power = section->integer("initial_scale_power", 0).value_or(16);
+    if (power > 127) {
+        section->fail("initial_scale_power", Code::invalid_argument,
+                      "2 to this power must be an f32 number: at most 127");
+    }
+    scale.initial = std::ldexp(1.0, static_cast<int>(power));
+    take(scale.window, section->integer("loss_scale_window", 1));
+    take(scale.hysteresis, section->integer("hysteresis", 1));
+    take(scale.restores_every_step, section->flag("consecutive_hysteresis"));
+    take(scale.minimum, section->number("min_loss_scale", 0));
+    if (scale.minimum == 0) section->fail("min_loss_scale", Code::invalid_argument, "it must be above 0");
+    section->note_no_effect("auto_cast", "inputs are converted by the program");
+    section->refuse("fp16_master_weights_and_grads", "optimizers update f32 and f64 only; set it to false");
+    section->finish();
+}
+
+void take_bf16(ConfigSection& top, EngineConfig& config) {
+    const bool has_both = top.value("bf16") != nullptr && top.value("bfloat16") != nullptr;
+    if (has_both) top.fail("bfloat16", Code::invalid_argument, "it is another name of \"bf16\"; remove one of the two");
+    auto section = top.section(top.value("bfloat16") != nullptr ? "bfloat16" : "bf16");
+    if (!section) return;
+    const bool checks = section->flag("check_grad_overflow").value_or(true);
+    if (is_enabled(*section)) {
+        if (config.precision == Precision::f16) {
+            section->fail(
+                "enabled", Code::invalid_argument,
+                "\"fp16.enabled\" is true as well; a model has one of the two precisions, so disable the other");
+        }
+        config.precision = Precision::bf16;
+        config.skips_overflow = checks;
+    }
+    section->note_no_effect("immediate_grad_update", "gradients are reduced as soon as they are ready");
+    section->refuse("bf16_master_weights_and_grads", "optimizers update f32 and f64 only; set it to false");
+    section->refuse("bf16_optimizer_states",
+                    "optimizers keep their moments in the dtype of the parameters; set it to false");
+    section->finish();
+}
+
+// The dtype of gradients has two names: they are reduced in the one in which they accumulate.
+void take_grad_dtype(ConfigSection& top, EngineConfig& config) {
+    config.grad_dtype = dtype_in(top, "communication_data_type");
+    auto section = top.section("data_types");
+    if (!section) return;
+    const std::optional<DType> accumulated = dtype_in(*section, "grad_accum_dtype");
+    if (accumulated && config.grad_dtype.value_or(*accumulated) != *accumulated) {
+        section->fail(
+            "grad_accum_dtype", Code::unsupported,
+            "gradients are reduced in the dtype in which they accumulate; set \"communication_data_type\" to the "
+            "same, or leave one of them out");
+    }
+    if (accumulated) config.grad_dtype = accumulated;
+    section->finish();
+}
+
+// --- zero_optimization
+
+constexpr std::string_view of_units = "memory and prefetching follow from the units of the model";
+constexpr std::string_view always_so = "Tessera always works this way or needs no such setting";
+constexpr std::string_view in_saves = "checkpoints are complete in every layout and load at any stage and world size";
+
+constexpr std::array zero_notes{
+    Note{"contiguous_gradients", always_so},
+    Note{"reduce_scatter", always_so},
+    Note{"reduce_bucket_size", of_units},
+    Note{"allgather_partitions", always_so},
+    Note{"allgather_bucket_size", of_units},
+    Note{"overlap_comm", "reductions always overlap with the backward pass"},
+    Note{"use_multi_rank_bucket_allreduce", always_so},
+    Note{"load_from_fp32_weights", in_saves},
+    Note{"elastic_checkpoint", in_saves},
+    Note{"sub_group_size", of_units},
+    Note{"round_robin_gradients", of_units},
+    Note{"legacy_stage1", always_so},
+    Note{"parameter_alignment", "parameters are aligned to 64 bytes"},
+    Note{"stage3_prefetch_bucket_size", of_units},
+    Note{"stage3_param_persistence_threshold", of_units},
+    Note{"stage3_model_persistence_threshold", of_units},
+    Note{"stage3_max_live_parameters", of_units},
+    Note{"stage3_max_reuse_distance", of_units},
+    Note{"stage3_gather_16bit_weights_on_model_save", in_saves},
+    Note{"stage3_gather_fp16_weights_on_model_save", in_saves},
+    Note{"stage3_module_granularity_threshold", of_units},
+    Note{"memory_efficient_linear", "layers are the program's"},
+};
+
+constexpr std::string_view quantised = "Tessera does not quantise what it communicates; set it to false";
+constexpr std::array zero_refused{
+    Note{"zero_quantized_weights", quantised},
+    Note{"zero_quantized_gradients", quantised},
+    Note{"zero_quantized_nontrainable_weights", quantised},
+    Note{"zeropp_loco_param", "it belongs to quantised gradients, which Tessera does not have; remove it"},
+    Note{"mics_shard_size", "the engine shards over all ranks; use FSDP with shard_ranks"},
+    Note{"mics_hierarchical_params_gather", "it belongs to MiCS, which the engine does not have; remove it"},
+};
+
+constexpr std::string_view offload_why = "parameters, gradients and moments are in the memory of the CPU already";
+
+void take_offload(ConfigSection& zero, std::string_view key) {
+    auto section = zero.section(key);
+    if (!section) return;
+    const std::string device = section->text("device").value_or("none");
+    if (device == "nvme") {
+        section->fail("device", Code::unsupported, "Tessera does not offload to files; use \"cpu\" or \"none\"");
+    }
+    if (device != "cpu" && device != "none") {
+        section->fail("device", Code::invalid_argument, "it must be \"none\" or \"cpu\"");
+    }
+    if (device == "cpu") section->note_no_effect("device", offload_why);
+    for (const std::string_view other : {"nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory",
+                                         "pipeline_read", "pipeline_write", "fast_init", "ratio"}) {
+        section->note_no_effect(other, offload_why);
+    }
+    section->finish();
+}
+
+void take_stage(ConfigSection& zero, EngineConfig& config) {
+    const int64_t stage = zero.integer("stage", 0).value_or(0);
+    if (stage > 3) zero.fail("stage", Code::invalid_argument, "stages are 0 to 3");
+    config.stage = static_cast<int>(stage);
+    const int64_t secondary = zero.integer("zero_hpz_partition_size", 1).value_or(1);
+    if (secondary > 4096) zero.fail("zero_hpz_partition_size", Code::invalid_argument, "it must be at most 4096");
+    if (stage == 3) {
+        config.secondary_ranks = static_cast<int>(secondary);
+    } else if (secondary > 1) {
+        zero.note_no_effect("zero_hpz_partition_size",
+                            "only stage 3 shards the parameters between forward and backward");
+    }
+    config.computes_norm = zero.flag("compute_grad_norm").value_or(true);
+    if (config.computes_norm) return;
+    if (stage != 1 && stage != 2) {
+        zero.fail("compute_grad_norm", Code::invalid_argument, "it can be false at stages 1 and 2 only");
+    }
+    if (config.gradient_clipping > 0) {
+        zero.fail(
+            "compute_grad_norm", Code::invalid_argument,
+            fmt::format("gradients are clipped by their norm; set \"gradient_clipping\" to 0 (it is {}), or leave this "
+                        "out",
+                        config.gradient_clipping));
+    }
+}
+
+void take_zero(ConfigSection& top, EngineConfig& config) {
+    const Json* value = top.value("zero_optimization");
+    if (value == nullptr) return;
+    if (value->is(Json::Kind::boolean)) {
+        config.stage = value->as_bool() ? 1 : 0;
+        return top.note_deprecated("zero_optimization",
+                                   fmt::format("write {{\"stage\": {}}}, which it means", config.stage));
+    }
+    ConfigSection zero = *top.section("zero_optimization");
+    take_stage(zero, config);
+    config.fills_missing = zero.flag("ignore_unused_parameters").value_or(true);
+    take_offload(zero, "offload_param");
+    take_offload(zero, "offload_optimizer");
+    for (const std::string_view key : {"cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"}) {
+        if (zero.flag(key)) zero.note_deprecated(key, fmt::format("it has no effect: {}", offload_why));
+    }
+    refuse_all(zero, zero_refused);
+    for (const auto& [key, why] : zero_notes) zero.note_no_effect(key, why);
+    zero.finish();
+}
+
+// --- the rest of the top level
+
+constexpr std::string_view is_off_now = "the engine does not have it; remove it";
+constexpr std::array top_refused{
+    Note{"scheduler",
+         "the engine does not create learning-rate schedules yet; set the rate with set_lr after each step"},
+    Note{"amp", "use \"fp16\" or \"bf16\""},
+    Note{"torch_autocast", "the casts of operations are PyTorch's; use \"fp16\" or \"bf16\""},
+    Note{"nebula", "save checkpoints with a Saver; remove it"},
+    Note{"compression_training", is_off_now},
+    Note{"quantize_training", is_off_now},
+    Note{"weight_quantization", is_off_now},
+    Note{"sparse_gradients", "gradients are dense; set it to false"},
+    Note{"sparse_attention", is_off_now},
+    Note{"eigenvalue", is_off_now},
+    Note{"elasticity", "the launcher restarts jobs at other world sizes (tessera run); remove it"},
+    Note{"graph_harvesting", is_off_now},
+    Note{"curriculum_learning", "data is the program's; remove it"},
+    Note{"data_efficiency", "data is the program's; remove it"},
+    Note{"progressive_layer_drop", "layers are the program's; remove it"},
+    Note{"hybrid_engine", is_off_now},
+    Note{"autotuning", is_off_now},
+    Note{"tensor_parallel", "make a tensor-parallel model with TensorParallel; remove it"},
+};
+
+constexpr std::string_view own_saver = "a Saver saves the model and the optimizer, with its own options";
+constexpr std::string_view own_pipeline = "a Pipeline has its own options";
+constexpr std::string_view not_measured =
+    "the engine does not measure it; tessera trace shows operations and their times";
+constexpr std::string_view not_written = "the program writes its own records; the engine has the numbers";
+constexpr std::array top_notes{
+    Note{"wall_clock_breakdown", not_measured},
+    Note{"memory_breakdown", not_measured},
+    Note{"flops_profiler", not_measured},
+    Note{"comms_logger", not_measured},
+    Note{"tensorboard", not_written},
+    Note{"wandb", not_written},
+    Note{"comet", not_written},
+    Note{"csv_monitor", not_written},
+    Note{"seq_parallel_communication_data_type", "the engine has no sequence parallelism"},
+    Note{"disable_allgather", always_so},
+    Note{"zero_allow_untested_optimizer", "the engine creates its optimizer"},
+    Note{"zero_force_ds_cpu_optimizer", "the engine creates its optimizer"},
+    Note{"dataloader_drop_last", "the program has its own data loader"},
+    Note{"activation_checkpointing", "recomputation of activations is the program's"},
+    Note{"allgather_size", of_units},
+    Note{"aio", "Tessera does not offload to files"},
+    Note{"compile", "compilation is the program's"},
+    Note{"pipeline", own_pipeline},
+};
+
+void take_batch(ConfigSection& top, EngineConfig& config) {
+    config.batch.train = top.integer("train_batch_size");
+    config.batch.micro = top.integer("train_micro_batch_size_per_gpu");
+    config.batch.accumulation = top.integer("gradient_accumulation_steps");
+    config.every_step_is_boundary = !top.flag("managed_gradient_accumulation").value_or(true);
+}
+
+void take_reduction(ConfigSection& top, EngineConfig& config) {
+    take(config.prescales, top.flag("prescale_gradients"));
+    take(config.predivide, top.number("gradient_predivide_factor", 0));
+    if (config.predivide == 0) top.fail("gradient_predivide_factor", Code::invalid_argument, "it must be above 0");
+    const std::string op = top.text("gradient_allreduce_op").value_or("mean");
+    if (op == "mean") return;
+    if (op != "sum") top.fail("gradient_allreduce_op", Code::invalid_argument, "it must be \"mean\" or \"sum\"");
+    config.op = ReduceOp::sum;
+    if (config.stage == 3) {
+        top.fail("gradient_allreduce_op", Code::invalid_argument, "stage 3 averages gradients; use \"mean\"");
+    }
+    if (config.prescales) {
+        top.fail("gradient_allreduce_op", Code::invalid_argument,
+                 "\"prescale_gradients\" divides by the number of ranks; use one of the two");
+    }
+}
+
+void take_checkpoint(ConfigSection& top) {
+    auto section = top.section("checkpoint");
+    if (!section) return;
+    const std::string validation = lower_case(section->text("tag_validation").value_or("warn"));
+    if (validation != "ignore" && validation != "warn" && validation != "fail") {
+        section->fail("tag_validation", Code::invalid_argument, "it must be \"Ignore\", \"Warn\" or \"Fail\"");
+    }
+    for (const std::string_view key :
+         {"tag_validation", "load_universal", "use_node_local_storage", "parallel_write"}) {
+        section->note_no_effect(key, own_saver);
+    }
+    section->finish();
+}
+
+}  // namespace
+
+EngineConfig EngineConfig::of(const ConfigText& text) {
+    EngineConfig config;
+    ConfigSection top(text, text.root(), "", Auto::is_refused, config.reports);
+    take_batch(top, config);
+    take_optimizer(top, config);
+    take(config.gradient_clipping, top.number("gradient_clipping", 0));
+    take_fp16(top, config);
+    take_bf16(top, config);
+    take_zero(top, config);
+    take_reduction(top, config);
+    take_grad_dtype(top, config);
+    take_checkpoint(top);
+    config.steps_per_print = top.integer("steps_per_print", 0).value_or(0);
+    config.dump_state = top.flag("dump_state").value_or(false);
+    refuse_all(top, top_refused);
+    for (const auto& [key, why] : top_notes) top.note_no_effect_if_on(key, why);
+    top.finish();
+    return config;
+}
+
+}  // namespace tsr

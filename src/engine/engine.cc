@@ -1,0 +1,260 @@
+#include "engine/engine.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "comm/fingerprint.hpp"
+#include "optim/adam.hpp"
+#include "optim/sgd.hpp"
+
+namespace tsr {
+
+namespace {
+
+// One line per key, whatever the order of the keys is.
+std::vector<std::string> description(const Json& config) {
+    std::vector<std::string> lines;
+    for (const Json::Member& member : config.as_object()) {
+        lines.push_back(fmt::format("the configuration's {} {}", Json(member.key).dump(), member.value.dump()));
+    }
+    std::ranges::sort(lines);
+    return lines;
+}
+
+void check_units(const std::vector<EngineUnit>& units) {
+    if (units.empty()) throw Error(Code::invalid_argument, "the model has no units");
+    for (const EngineUnit& unit : units) {
+        if (unit.params.empty()) {
+            throw Error(Code::invalid_argument, fmt::format("unit \"{}\" has no parameters", unit.name));
+        }
+        for (const NamedTensor& param : unit.params) {
+            if (param.tensor.device.type == DeviceType::cpu) continue;
+            throw Error(
+                Code::unsupported,
+                fmt::format("parameter \"{}\" is on a CUDA device; the engine trains on the CPU: copy the parameters "
+                            "there, or use DDP or FSDP on the device",
+                            param.name));
+        }
+    }
+}
+
+std::shared_ptr<Optimizer> make_optimizer(EngineModel& model, const OptimizerConfig& config) {
+    return model.make_optimizer([&](std::vector<OptimizerParam> params, std::shared_ptr<SharedCopy> copy) {
+        std::shared_ptr<Optimizer> made;
+        if (const auto* adam = std::get_if<AdamOptions>(&config)) {
+            made = std::make_shared<Adam>(std::move(params), *adam, std::move(copy));
+        } else {
+            made = std::make_shared<Sgd>(std::move(params), std::get<SgdOptions>(config), std::move(copy));
+        }
+        return made;
+    });
+}
+
+int64_t saturated_sum(int64_t a, int64_t b) {
+    int64_t sum = 0;
+    return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<int64_t>::max() : sum;
+}
+
+}  // namespace
+
+Engine::Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit> units, std::string_view config,
+               EngineOptions options)
+    : comm_(comm), options_(std::move(options)) {
+    std::string shown;
+    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
+        const ConfigText text(config);
+        config_ = EngineConfig::of(text);
+        batch_ = solve_batch(config_.batch, comm_->world_size());
+        loss_scale_ =
+            LossScale(config_.precision == Precision::f16 ? config_.loss_scale : LossScaleOptions{.fixed = 1});
+        if (!config_.optimizer) {
+            throw Error(
+                Code::invalid_argument,
+                "the configuration has no \"optimizer\"; the engine creates it: give its \"type\" and \"params\"");
+        }
+        check_units(units);
+        shown = text.root().dump();
+        return description(text.root());
+    });
+    check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' configurations differ");
+    if (comm_->rank() == 0) {
+        for (const ConfigReport& report : config_.reports) log::warning("{}", report.text);
+        if (config_.dump_state) {
+            log::info("the engine's configuration: {}; train batch {} = micro-batch {} * accumulation {} * {} ranks",
+                      shown, batch_.train, batch_.micro, batch_.accumulation, comm_->world_size());
+        }
+    }
+    model_ = EngineModel::make(comm_, std::move(units), config_);
+    optimizer_ = make_optimizer(*model_, *config_.optimizer);
+}
+
+// --- a pass
+
+void Engine::forward(size_t unit) { model_->forward(unit); }
+
+void Engine::forward_done(size_t unit) { model_->forward_done(unit, is_training_); }
+
+void Engine::begin_pass() {
+    if (pass_ == Pass::begun) return;
+    if (pass_ == Pass::due) {
+        throw refusal(
+            "a backward pass begins, but step() was not called after the last one; call it after each pass, or "
+            "run the earlier passes inside no_sync");
+    }
+    const bool reduces = !in_no_sync_ && (config_.reduces_each_pass() || is_boundary());
+    model_->begin_pass(reduces, passes_ > 0);
+    pass_ = Pass::begun;
+}
+
+void Engine::backward(size_t unit) {
+    begin_pass();
+    model_->backward(unit);
+}
+
+void Engine::ready(size_t param) {
+    begin_pass();
+    model_->ready(param);
+}
+
+void Engine::unit_ready(size_t unit) {
+    begin_pass();
+    model_->unit_ready(unit);
+}
+
+void Engine::backward_done() {
+    begin_pass();
+    model_->end_pass(config_.fills_missing);
+    ++passes_;
+    pass_ = in_no_sync_ ? Pass::none : Pass::due;
+}
+
+double Engine::loss_factor() const { return loss_scale_.scale() / static_cast<double>(batch_.accumulation); }
+
+bool Engine::adds_gradients() const { return passes_ > 0 && !config_.reduces_each_pass(); }
+
+// --- boundaries
+
+bool Engine::is_boundary() const {
+    if (boundary_) return *boundary_;
+    return config_.every_step_is_boundary || steps_ + 1 >= batch_.accumulation;
+}
+
+void Engine::check_between_passes(const char* what) const {
+    if (pass_ == Pass::none) return;
+    throw refusal(fmt::format("{} {}", what,
+                              pass_ == Pass::begun
+                                  ? "in a backward pass; call it before the pass"
+                                  : "between a backward pass and its step(); call it before the pass"));
+}
+
+void Engine::check_nothing_accumulated(const char* what) const {
+    check_between_passes(what);
+    if (passes_ == 0) return;
+    throw refusal(
+        fmt::format("{} while the gradients of {} backward passes wait for the optimizer's step; call it after a "
+                    "step at a boundary",
+                    what, passes_));
+}
+
+void Engine::set_boundary(std::optional<bool> boundary) {
+    check_between_passes("the boundary cannot be set");
+    boundary_ = boundary;
+}
+
+void Engine::begin_no_sync() {
+    if (in_no_sync_) throw refusal("no_sync is already on; it cannot be nested");
+    if (config_.reduces_each_pass()) {
+        throw refusal(
+            fmt::format("no_sync is not possible at stage {}: gradients are sharded, so that each backward pass "
+                        "reduces them; use stage 0 or 1",
+                        config_.stage));
+    }
+    check_between_passes("no_sync cannot begin");
+    in_no_sync_ = true;
+}
+
+void Engine::end_no_sync() {
+    if (!in_no_sync_) throw refusal("no_sync is not on");
+    check_between_passes("no_sync cannot end");
+    in_no_sync_ = false;
+}
+
+void Engine::set_train_batch_size(int64_t train) {
+    check_nothing_accumulated("train_batch_size cannot be changed");
+    batch_ = with_train_batch(batch_, train, comm_->world_size());
+}
+
+void Engine::set_train_micro_batch_size(int64_t micro) {
+    check_nothing_accumulated("train_micro_batch_size_per_gpu cannot be changed");
+    batch_ = with_micro_batch(batch_, micro, comm_->world_size());
+}
+
+// --- a step
+
+bool Engine::step() {
+    if (in_no_sync_) throw refusal("step() is not allowed inside no_sync; end no_sync first");
+    if (pass_ == Pass::begun) throw refusal("step() in a backward pass; call backward_done() first");
+    if (pass_ == Pass::none)
+        throw refusal("step() without a backward pass since the last one; run a backward pass first");
+    const bool is_last = is_boundary();
+    const bool is_made = is_last && step_of_optimizer();
+    counters_.micro_steps = saturated_sum(counters_.micro_steps, 1);
+    ++steps_;
+    if (is_last) steps_ = passes_ = 0;
+    pass_ = Pass::none;
+    if (is_made && options_.schedule) options_.schedule(*optimizer_);
+    return is_made;
+}
+
+// Whether the gradients are finite, over all ranks.
+bool Engine::unscale_and_clip() {
+    const bool is_scaled = config_.precision == Precision::f16;
+    bool finite = true;
+    if (is_scaled || (config_.skips_overflow && !config_.computes_norm)) {
+        finite = optimizer_->unscale_grads(loss_scale_.scale());
+    }
+    if (!config_.computes_norm) return finite;
+    double norm = std::numeric_limits<double>::infinity();
+    if (finite) {
+        const double most = config_.gradient_clipping > 0 ? config_.gradient_clipping : DBL_MAX;
+        norm = optimizer_->clip_grad_norm(most, 2);
+    }
+    grad_norm_ = norm;
+    return finite && (!config_.skips_overflow || std::isfinite(norm));
+}
+
+bool Engine::step_of_optimizer() {
+    optimizer_->check_step();
+    const bool finite = unscale_and_clip();
+    loss_scale_.update(!finite);
+    if (finite) {
+        optimizer_->step();
+    } else {
+        ++counters_.skipped_steps;
+    }
+    model_->zero_grad();
+    ++counters_.global_steps;
+    counters_.global_samples = saturated_sum(counters_.global_samples, batch_.train);
+    print_step();
+    return finite;
+}
+
+void Engine::print_step() const {
+    if (config_.steps_per_print == 0 || counters_.global_steps % config_.steps_per_print != 0 || comm_->rank() != 0)
+        return;
+    log::info("step {}, skipped {}, lr {}, loss scale {}", counters_.global_steps, counters_.skipped_steps, lr(),
+              loss_scale_.scale());
+}
+
+Error Engine::refusal(std::string_view why) const {
+    return Error(Code::invalid_state, fmt::format("rank {}: {}", comm_->rank(), why)).with_rank(comm_->rank());
+}
+
+}  // namespace tsr

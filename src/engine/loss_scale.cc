@@ -1,0 +1,79 @@
+#include "engine/loss_scale.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cfloat>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+// Losses are usually f32.
+constexpr double largest = FLT_MAX;
+
+void refuse_unless(bool right, const char* name, double value, const char* wanted) {
+    if (!right) throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be {}", name, value, wanted));
+}
+
+}  // namespace
+
+LossScale::LossScale(const LossScaleOptions& options) : options_(options) {
+    const bool fits = options.fixed == 0 || (options.fixed >= FLT_MIN && options.fixed <= largest);
+    refuse_unless(fits, "loss_scale", options.fixed, "0 (dynamic) or a positive normal f32 number");
+    refuse_unless(options.minimum >= FLT_MIN && options.minimum <= largest, "min_loss_scale", options.minimum,
+                  "a positive normal f32 number");
+    refuse_unless(options.initial >= FLT_MIN && options.initial <= largest, "the initial scale", options.initial,
+                  "a positive normal f32 number");
+    refuse_unless(options.window >= 1, "loss_scale_window", static_cast<double>(options.window), "at least 1");
+    refuse_unless(options.hysteresis >= 1, "hysteresis", static_cast<double>(options.hysteresis), "at least 1");
+    state_.scale = is_dynamic() ? options.initial : options.fixed;
+    state_.hysteresis = options.hysteresis;
+}
+
+void LossScale::shrink() {
+    if (state_.hysteresis > 1) {
+        --state_.hysteresis;
+        return;
+    }
+    if (state_.scale <= options_.minimum) {
+        throw Error(
+            Code::invalid_state,
+            fmt::format("the gradients overflow although the loss scale is at its minimum {}; lower the learning "
+                        "rate, look for a fault in the model, lower fp16.min_loss_scale, or train with bf16",
+                        options_.minimum));
+    }
+    state_.scale = std::max(state_.scale / 2, options_.minimum);
+}
+
+void LossScale::update(bool overflow) {
+    if (!is_dynamic()) return;
+    if (overflow) {
+        shrink();
+        state_.last_overflow = state_.iteration;
+    } else {
+        if (options_.restores_every_step) state_.hysteresis = options_.hysteresis;
+        const int64_t stable = state_.iteration - state_.last_overflow - 1;
+        if (stable > 0 && stable % options_.window == 0) {
+            state_.hysteresis = options_.hysteresis;
+            if (state_.scale <= largest / 2) state_.scale *= 2;
+        }
+    }
+    ++state_.iteration;
+}
+
+void LossScale::restore(const State& state) {
+    refuse_unless(state.scale >= FLT_MIN && state.scale <= largest, "the saved loss scale", state.scale,
+                  "a positive normal f32 number");
+    refuse_unless(state.iteration >= 0, "the saved iteration", static_cast<double>(state.iteration), "at least 0");
+    refuse_unless(state.last_overflow >= -1 && state.last_overflow < state.iteration,
+                  "the saved iteration of the last overflow", static_cast<double>(state.last_overflow),
+                  "at least -1 and before the saved iteration");
+    refuse_unless(state.hysteresis >= 1, "the saved hysteresis", static_cast<double>(state.hysteresis), "at least 1");
+    state_ = state;
+    if (!is_dynamic()) state_.scale = options_.fixed;
+}
+
+}  // namespace tsr
