@@ -1,7 +1,7 @@
 """A step of DDP, whose ranks are processes, beside the same replicas as threads of one process.
 
-The second is what `torch.nn.DataParallel` does on GPUs; on CPUs it would only call the model. Both have as many replicas
-as ranks, a core each, and take their steps in turn.
+The second is what `torch.nn.DataParallel` does on GPUs; on CPUs it would only call the model. Both have as many
+replicas as ranks, a core each, and take their steps in turn.
 """
 
 from __future__ import annotations

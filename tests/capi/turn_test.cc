@@ -8,7 +8,9 @@ TEST(TurnApi, TheOthersWaitAndHearOfAFailure) {
         for (const char* failure : {static_cast<const char*>(nullptr), "no data"}) {
             api::Owned<tsr_turn> turn;
             ASSERT_OK(tsr_turn_create(comm, 1, tsr::testing::patience_ms(20000), turn.out()));
-            if (rank == 1) EXPECT_OK(tsr_turn_progress(turn, 1, 2));
+            if (rank == 1) {
+                EXPECT_OK(tsr_turn_progress(turn, 1, 2));
+            }
             if (rank == 0 && failure != nullptr) {
                 EXPECT_FAILS(tsr_turn_end(turn, nullptr), TSR_E_USER, "rank 1 failed in its turn: no data");
             } else {

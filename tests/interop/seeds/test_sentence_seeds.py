@@ -20,6 +20,7 @@ from patience import patience  # noqa: E402
 from run_torch import run_python  # noqa: E402
 from sampling import sample  # noqa: E402
 from sentences import Model, SentenceDataset  # noqa: E402
+
 from train import EPOCHS  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
