@@ -14,7 +14,10 @@ TITLES = {"transformer": "transformer, large operations", "deep": "64 small laye
 
 def bench(rounds: int, count: int) -> list[results.Case]:
     times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in TITLES}
-    with Ranks("threads_rank.py", ["0"], count, {}) as processes, Ranks("threads_rank.py", [str(count)], 1, {}) as threads:
+    with (
+        Ranks("threads_rank.py", ["0"], count, {}) as processes,
+        Ranks("threads_rank.py", [str(count)], 1, {}) as threads,
+    ):
         sides = [processes, threads]
         for number in range(rounds + 1):  # the first warms up
             for kind in TITLES:
@@ -24,7 +27,12 @@ def bench(rounds: int, count: int) -> list[results.Case]:
                     times[kind].append((slowest[id(processes)], slowest[id(threads)]))
     return [
         results.case(
-            f"step of {count} replicas: {title}", "ms", "threads of one process", times[kind], None, smaller_is_better=True
+            f"step of {count} replicas: {title}",
+            "ms",
+            "threads of one process",
+            times[kind],
+            None,
+            smaller_is_better=True,
         )
         for kind, title in TITLES.items()
     ]

@@ -33,7 +33,9 @@ def write_sentences(path: Path, lines: int, seed: int) -> None:
     text = []
     for _ in range(lines):
         label = draw.randrange(2)
-        text.append(f"{label} " + " ".join(f"word{int(draw.betavariate(2 + label, 3 - label) * 100)}" for _ in range(12)))
+        text.append(
+            f"{label} " + " ".join(f"word{int(draw.betavariate(2 + label, 3 - label) * 100)}" for _ in range(12))
+        )
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
