@@ -25,7 +25,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_turn_create(tsr_comm *comm, int32_t rank, in
  *  while the previous one is on its way.
  *  @param turn   borrowed for the call
  *  @param done   steps that are done
- *  @param total  of so many, or 0 if unknown
+ *  @param total  the number of all steps, or 0 if unknown
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another rank's turn; it has ended), or what a peer failed with while
  *          it waited: PEER_LOST, ABORTED, TIMEOUT, MISMATCH
  *  @threadsafety exclusive turn and its comm  @collective no  @blocking no  @since 0.1 experimental */

@@ -53,7 +53,7 @@ class Turn(Closable):
         done : int
             Steps that are done.
         total : int, default 0
-            Of so many; 0 if unknown.
+            The number of all steps; 0 if unknown.
 
         Raises
         ------

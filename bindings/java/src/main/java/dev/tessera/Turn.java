@@ -36,7 +36,7 @@ public final class Turn extends NativeObject {
      * the last one if they time out. The call does not wait.
      *
      * @param done steps that are done
-     * @param total of so many; 0 if unknown
+     * @param total the number of all steps; 0 if unknown
      * @throws TesseraException what a peer failed with while it waited
      */
     public void progress(long done, long total) {
