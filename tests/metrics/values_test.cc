@@ -9,7 +9,6 @@ namespace {
 
 using ::testing::DoubleEq;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
