@@ -73,7 +73,7 @@ std::unique_ptr<Registered> Registered::of(int descriptor, DeviceApi& device) {
     Description file;
     file.file.descriptor = descriptor;
     Handle handle = nullptr;
-    Status status;
+    Status status{};
     device.in_use([&] { status = library->handle_register(&handle, &file); });
     if (status.error == 0) return std::unique_ptr<Registered>(new Registered(*library, handle));
     log::debug("cuFile does not read this file: cuFileHandleRegister failed (cuFile error {}, CUDA error {})",

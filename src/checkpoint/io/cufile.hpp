@@ -15,8 +15,8 @@ namespace tsr::cufile {
 
 // CUfileError_t
 struct Status {
-    int error = 0;  // CUfileOpError
-    int cuda = 0;   // CUresult
+    int error;  // CUfileOpError
+    int cuda;   // CUresult
 };
 
 // CUfileDescr_t, of a file descriptor

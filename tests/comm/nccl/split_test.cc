@@ -18,15 +18,12 @@ using ::testing::HasSubstr;
 class NcclSplit : public Nccl {
    protected:
     // Calls since the test began.
-    struct Calls {
-        unsigned inits = mock_nccl_calls("ncclCommInitRankConfig");
-        unsigned splits = mock_nccl_calls("ncclCommSplit");
-    };
-    [[nodiscard]] unsigned inits() const { return Calls().inits - before_.inits; }
-    [[nodiscard]] unsigned splits() const { return Calls().splits - before_.splits; }
+    [[nodiscard]] unsigned inits() const { return mock_nccl_calls("ncclCommInitRankConfig") - inits_before_; }
+    [[nodiscard]] unsigned splits() const { return mock_nccl_calls("ncclCommSplit") - splits_before_; }
 
    private:
-    const Calls before_;
+    const unsigned inits_before_ = mock_nccl_calls("ncclCommInitRankConfig");
+    const unsigned splits_before_ = mock_nccl_calls("ncclCommSplit");
 };
 
 CommOptions without_device(const Communicator& comm) {
