@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sklearn.metrics import precision_recall_curve
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tessera")
@@ -101,3 +103,24 @@ def test_it_trains_and_evaluates_as_one_process(tmp_path: Path, launcher: str, r
     assert saved.keys() == {f"module.{name}" for name in parameters}
     for name, value in parameters.items():
         torch.testing.assert_close(saved[f"module.{name}"], value)
+
+
+def test_the_evaluation_finds_the_same_curve_on_several_ranks(tmp_path: Path) -> None:
+    test_file, model_path = tmp_path / "test.txt", tmp_path / "model.pt"
+    write_sentences(test_file, 101, seed=2)  # the ranks' last batches are filled up
+    torch.manual_seed(3)
+    model = Model()
+    torch.save({"model": {f"module.{name}": value for name, value in model.state_dict().items()}}, model_path)
+    alone = run_python(HERE / "eval.py", test_file, model_path, cwd=tmp_path)
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    printed = launched("tessera run", 3, HERE / "eval.py", test_file, model_path, cwd=tmp_path)
+    assert json.loads(printed[printed.index("{") :]) == json.loads(alone.stdout)
+    with torch.no_grad():
+        words, labels = (torch.stack(list(column)) for column in zip(*SentenceDataset(test_file), strict=True))
+        scores = model(words)
+    precision, recall, thresholds = precision_recall_curve(labels.numpy(), scores.numpy())
+    measured = json.loads(alone.stdout)
+    assert measured["error"] == pytest.approx(float(torch.nn.functional.mse_loss(scores.double(), labels.double())))
+    assert measured["precision"] == pytest.approx(list(precision))
+    assert measured["recall"] == pytest.approx(list(recall))
+    assert measured["thresholds"] == pytest.approx(list(thresholds))
