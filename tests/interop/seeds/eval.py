@@ -1,5 +1,6 @@
-"""The evaluation program of the document's part on one host: it reads what `train.py` saved, without the prefix "module.",
-and computes the error and the precision-recall curve. Alone, as in the document, or on several ranks, which share the
+"""The evaluation program of the document's part on one host: it reads what `train.py` saved, without "module.".
+
+It computes the error and the precision-recall curve, alone, as in the document, or on several ranks, which share the
 samples and find the same curve.
 
 What differs from the document is in README.md beside this file. usage: eval.py TEST_FILE MODEL_PATH
