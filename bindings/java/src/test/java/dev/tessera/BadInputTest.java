@@ -120,6 +120,7 @@ class BadInputTest {
         values.put(Pipeline.Callback.class, (Pipeline.Callback) call -> { });
         values.put(TensorParallel.PartCallback.class, (TensorParallel.PartCallback) (begin, part) -> { });
         values.put(Ddp.Hook.class, (Ddp.Hook) bucket -> { });
+        values.put(Turn.Body.class, (Turn.Body<Object, RuntimeException>) turn -> null);
         values.put(Launch.Program.class, (Launch.Program) () -> { });
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });
         values.put(Collectives.class, instances.get(Comm.class));
