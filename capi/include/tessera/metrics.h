@@ -23,26 +23,33 @@ extern "C" {
  *  required. Arrays are the results of tsr_metric_result; without one the result is the number that compute returns. It is NaN
  *  where the metric is not defined, such as without samples. */
 enum {
-    TSR_METRIC_MEAN = 0,                    /* of numbers; no targets */
-    TSR_METRIC_SUM = 1,                     /* of numbers; no targets */
-    TSR_METRIC_MEAN_ABSOLUTE_ERROR = 2,     /* numbers, numbers; `outputs` columns */
-    TSR_METRIC_MEAN_SQUARED_ERROR = 3,      /* likewise */
-    TSR_METRIC_ROOT_MEAN_SQUARED_ERROR = 4, /* likewise: the root of each output's error, then the average */
-    TSR_METRIC_R2_SCORE = 5,                /* likewise: the coefficient of determination */
-    TSR_METRIC_ACCURACY = 6,                /* labels, labels. Multilabel: all labels of a sample must match */
-    TSR_METRIC_TOP_K_ACCURACY = 7,          /* scores of each class, labels. The higher of two classes with equal scores is the larger */
-    TSR_METRIC_BALANCED_ACCURACY = 8,       /* labels, labels: the mean recall of the classes that have samples */
-    TSR_METRIC_CONFUSION_MATRIX = 9,        /* labels, labels. "matrix" [true class, predicted class]: i64, or f64 if weighted
-                                             * or normalized */
-    TSR_METRIC_PRECISION = 10,              /* labels, labels */
-    TSR_METRIC_RECALL = 11,                 /* labels, labels */
-    TSR_METRIC_F_BETA = 12,                 /* labels, labels */
-    TSR_METRIC_ROC_CURVE = 13,              /* scores, labels. "fpr", "tpr", "thresholds", which begin with infinity */
-    TSR_METRIC_PRECISION_RECALL_CURVE = 14, /* scores, labels. "precision", "recall", "thresholds", one shorter, ascending */
-    TSR_METRIC_AVERAGE_PRECISION = 15,      /* scores, labels: the sum of precision times steps of recall */
-    TSR_METRIC_AUROC = 16,                  /* scores, labels: the area under the ROC curve */
-    TSR_METRIC_LOG_LOSS = 17,               /* probabilities or logits, labels. Binary: of class 1 */
-    TSR_METRIC_PERPLEXITY = 18,             /* logits [..., classes], labels [...]: exp of the mean cross entropy */
+    TSR_METRIC_MEAN = 0,                /* of numbers; no targets */
+    TSR_METRIC_SUM = 1,                 /* of numbers; no targets */
+    TSR_METRIC_MEAN_ABSOLUTE_ERROR = 2, /* numbers, numbers; `outputs` columns */
+    TSR_METRIC_MEAN_SQUARED_ERROR = 3,  /* likewise */
+    /* likewise: the root of each output's error, then the average */
+    TSR_METRIC_ROOT_MEAN_SQUARED_ERROR = 4,
+    TSR_METRIC_R2_SCORE = 5, /* likewise: the coefficient of determination */
+    TSR_METRIC_ACCURACY = 6, /* labels, labels. Multilabel: all labels of a sample must match */
+    /* scores of each class, labels. The higher of two classes with equal scores is the larger */
+    TSR_METRIC_TOP_K_ACCURACY = 7,
+    /* labels, labels: the mean recall of the classes that have samples */
+    TSR_METRIC_BALANCED_ACCURACY = 8,
+    /* labels, labels. "matrix" [true class, predicted class]: i64, or f64 if weighted or normalized */
+    TSR_METRIC_CONFUSION_MATRIX = 9,
+    TSR_METRIC_PRECISION = 10, /* labels, labels */
+    TSR_METRIC_RECALL = 11,    /* labels, labels */
+    TSR_METRIC_F_BETA = 12,    /* labels, labels */
+    /* scores, labels. "fpr", "tpr", "thresholds", which begin with infinity */
+    TSR_METRIC_ROC_CURVE = 13,
+    /* scores, labels. "precision", "recall", "thresholds", one shorter, ascending */
+    TSR_METRIC_PRECISION_RECALL_CURVE = 14,
+    /* scores, labels: the sum of precision times steps of recall */
+    TSR_METRIC_AVERAGE_PRECISION = 15,
+    TSR_METRIC_AUROC = 16,    /* scores, labels: the area under the ROC curve */
+    TSR_METRIC_LOG_LOSS = 17, /* probabilities or logits, labels. Binary: of class 1 */
+    /* logits [..., classes], labels [...]: exp of the mean cross entropy */
+    TSR_METRIC_PERPLEXITY = 18,
     /* The same four at `thresholds` evenly spaced thresholds from 0 to 1, for scores from 0 to 1. Their state has constant size,
      * and areas are those of the curve through these points: approximations */
     TSR_METRIC_BINNED_ROC_CURVE = 19,
@@ -54,19 +61,24 @@ typedef int32_t tsr_metric_kind;
 
 /** What labels are. */
 enum {
-    TSR_TASK_BINARY = 0,     /* 0 or 1; predictions have one score. Precision, recall and F-beta are those of class 1 */
-    TSR_TASK_MULTICLASS = 1, /* one of `classes`; predictions have a score for each. Curves are of each class against the rest */
-    TSR_TASK_MULTILABEL = 2  /* `classes` labels of 0 or 1; predictions have a score or label for each */
+    /* 0 or 1; predictions have one score. Precision, recall and F-beta are those of class 1 */
+    TSR_TASK_BINARY = 0,
+    /* one of `classes`; predictions have a score for each. Curves are of each class against the rest */
+    TSR_TASK_MULTICLASS = 1,
+    /* `classes` labels of 0 or 1; predictions have a score or label for each */
+    TSR_TASK_MULTILABEL = 2
 };
 typedef int32_t tsr_metric_task;
 
 /** How the values of classes, labels or outputs become one. */
 enum {
-    TSR_AVERAGE_NONE = 0,     /* not: the array "values" has them, and the number is NaN */
-    TSR_AVERAGE_MICRO = 1,    /* the metric of all decisions together */
-    TSR_AVERAGE_MACRO = 2,    /* the mean */
-    TSR_AVERAGE_WEIGHTED = 3, /* weighted by the samples of each class; r2_score: by the variance of each output */
-    TSR_AVERAGE_SAMPLES = 4   /* precision, recall and F-beta, multilabel: the mean of each sample's value */
+    TSR_AVERAGE_NONE = 0,  /* not: the array "values" has them, and the number is NaN */
+    TSR_AVERAGE_MICRO = 1, /* the metric of all decisions together */
+    TSR_AVERAGE_MACRO = 2, /* the mean */
+    /* weighted by the samples of each class; r2_score: by the variance of each output */
+    TSR_AVERAGE_WEIGHTED = 3,
+    /* precision, recall and F-beta, multilabel: the mean of each sample's value */
+    TSR_AVERAGE_SAMPLES = 4
 };
 typedef int32_t tsr_metric_average;
 
@@ -83,26 +95,33 @@ typedef int32_t tsr_metric_normalize;
  *  refuses options that it has not. */
 typedef struct tsr_metric_options {
     size_t struct_size;
-    tsr_metric_task task;           /* what labels are; default TSR_TASK_BINARY */
-    tsr_metric_average average;     /* how the values of classes, labels or outputs become one; default TSR_AVERAGE_MACRO */
-    tsr_metric_normalize normalize; /* what cells of a confusion matrix are divided by; default TSR_NORMALIZE_NONE */
+    tsr_metric_task task; /* what labels are; default TSR_TASK_BINARY */
+    /* how the values of classes, labels or outputs become one; default TSR_AVERAGE_MACRO */
+    tsr_metric_average average;
+    /* what cells of a confusion matrix are divided by; default TSR_NORMALIZE_NONE */
+    tsr_metric_normalize normalize;
     /* 1: the multiclass AUROC is the mean over pairs of classes (Hand and Till 2001); default 0: of each class against the
      * rest */
     tsr_flag one_vs_one;
-    tsr_flag adjusted;    /* 1: balanced accuracy is 0 for chance and 1 at best; default 0 */
-    tsr_flag all_points;  /* 1: the ROC curve keeps points on straight lines, which scikit-learn drops too; default 0 */
+    tsr_flag adjusted; /* 1: balanced accuracy is 0 for chance and 1 at best; default 0 */
+    /* 1: the ROC curve keeps points on straight lines, which scikit-learn drops too; default 0 */
+    tsr_flag all_points;
     /* 1: a curve stays distributed over the ranks by score, with all its points. In the order of the ranks (precision-recall:
      * from the last rank to the first) their arrays are the curve; default 0: every rank gets it */
     tsr_flag sharded;
-    tsr_flag from_logits; /* 1: predictions of log_loss are logits; default 0: probabilities, which sum to 1 */
-    int64_t classes;      /* of multiclass tasks and perplexity the number of classes, of multilabel that of labels; default 2 */
+    /* 1: predictions of log_loss are logits; default 0: probabilities, which sum to 1 */
+    tsr_flag from_logits;
+    /* of multiclass tasks and perplexity the number of classes, of multilabel that of labels; default 2 */
+    int64_t classes;
     int64_t outputs;      /* columns of predictions and targets of a regression; default 1 */
     int64_t top_k;        /* how many classes a prediction of top_k_accuracy has; default 2 */
     int64_t thresholds;   /* of binned kinds, at least 2; default 100 */
     int64_t ignore_index; /* perplexity leaves out tokens with this target; default -100 */
     double beta;          /* how much more recall counts than precision in F-beta; default 1 */
-    double zero_division; /* precision, recall or F-beta where it is 0/0: 0 (default), 1, or NaN, which averages leave out */
-    double max_fpr;       /* below 1: the standardized partial AUROC up to this false positive rate; default 1 */
+    /* precision, recall or F-beta where it is 0/0: 0 (default), 1, or NaN, which averages leave out */
+    double zero_division;
+    /* below 1: the standardized partial AUROC up to this false positive rate; default 1 */
+    double max_fpr;
 } tsr_metric_options;
 
 /** Write the defaults into `options`.
