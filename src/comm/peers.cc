@@ -69,7 +69,7 @@ std::string Peers::gather_fixed(std::string_view mine) {
     request.collective = Collective::all_gather;
     request.inputs = std::span(&input, 1);
     request.outputs = std::span(&output, 1);
-    request.label = "checkpoint vote";
+    request.label = label_;
     comm_->run(request);
     return out;
 }

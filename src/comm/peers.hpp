@@ -1,4 +1,4 @@
-// Communication between the ranks of a save, in small, fixed-size messages: votes that carry a record, and the exchange
+// Communication between the ranks of a save or a metric, in small, fixed-size messages: votes that carry a record, and the exchange
 // of errors after which every rank has the same one. Uses a private communicator, or none (one rank). Methods throw
 // only if the communicator fails; a rank's "no" is a result.
 #pragma once
@@ -21,9 +21,11 @@ namespace tsr {
 
 class Peers {
    public:
-    // `names`: the number of each rank in messages; empty: the rank itself.
-    explicit Peers(std::shared_ptr<Communicator> comm, std::vector<int> names = {})
-        : comm_(std::move(comm)), names_(std::move(names)) {}
+    // `names`: the number of each rank in messages; empty: the rank itself. `label`: of the collectives; lives as long as
+    // the program.
+    explicit Peers(std::shared_ptr<Communicator> comm, std::vector<int> names = {},
+                   std::string_view label = "checkpoint vote")
+        : comm_(std::move(comm)), names_(std::move(names)), label_(label) {}
 
     [[nodiscard]] int rank() const { return comm_ ? comm_->rank() : 0; }
     [[nodiscard]] int world_size() const { return comm_ ? comm_->world_size() : 1; }
@@ -77,6 +79,7 @@ class Peers {
 
     std::shared_ptr<Communicator> comm_;
     std::vector<int> names_;
+    std::string_view label_;
 };
 
 }  // namespace tsr

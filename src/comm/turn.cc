@@ -49,6 +49,7 @@ Turn::Turn(std::shared_ptr<Communicator> comm, int rank, milliseconds patience)
         throw Error(Code::invalid_argument,
                     fmt::format("the timeout of a turn is {} ms; it must be positive", patience.count()));
     }
+    if (const auto error = comm_->error()) throw Error(*error);  // or in a forked child, by itself
 }
 
 Request Turn::broadcast(const Tensor& bytes) const {
@@ -72,11 +73,10 @@ void Turn::progress(int64_t done, int64_t total) {
             fmt::format("progress of {} of {}: both must not be negative, and the first not larger", done, total));
     }
     if (ended_) throw Error(Code::invalid_state, "this turn has ended");
-    if (on_its_way_) {
-        if (!on_its_way_->done()) return;
-        if (const auto error = on_its_way_->error()) throw Error(*error);
-    }
+    if (const auto error = comm_->error()) throw Error(*error);
+    if (on_its_way_ && !on_its_way_->done()) return;
     *news_ = {Kind::progress, done, total, {}};
+    const Patience patience(*comm_, std::max(patience_, comm_->options().timeout));  // for those that come late
     on_its_way_ = comm_->submit(broadcast(bytes_));
     on_its_way_->on_done([news = news_](const auto&) {});
 }
@@ -104,10 +104,19 @@ void Turn::listen() {
             const Patience patience(*comm_, patience_);
             comm_->run(broadcast(bytes_));
         } catch (const Error& error) {
-            if (error.code() != Code::timeout) throw;
-            throw error.with_advice(fmt::format("rank {} has a turn, and last reported {}", rank_,
-                                                progress_text(news_->done, news_->total)));
+            if (error.code() != Code::timeout || error.record()->peer != rank_) throw;
+            const std::string last = news_->kind == Kind::progress && has_news_
+                                         ? fmt::format("last reported {}", progress_text(news_->done, news_->total))
+                                         : "has not reported anything";
+            throw Error(Code::timeout,
+                        fmt::format("rank {}: rank {} did not end its turn within {} s, and {}; give the turn a longer "
+                                    "timeout, or report progress more often",
+                                    comm_->rank(), rank_, static_cast<double>(patience_.count()) / 1000, last))
+                .with_rank(comm_->rank())
+                .with_peer(rank_)
+                .caused_by(error);
         }
+        has_news_ = true;
         show();
     } while (news_->kind == Kind::progress);
     if (news_->kind == Kind::failure) {
@@ -121,7 +130,7 @@ void Turn::listen() {
 void Turn::show() {
     if (comm_->rank() != (rank_ == 0 ? 1 : 0) || news_->kind != Kind::progress || Clock::now() < next_line_) return;
     next_line_ = Clock::now() + between_lines;
-    log::info("communicator '{}' waits for the turn of rank {}: {}", comm_->name(), rank_,
+    log::info("communicator '{}' waits for the turn of rank {}: {} done", comm_->name(), rank_,
               progress_text(news_->done, news_->total));
 }
 

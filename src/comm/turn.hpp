@@ -19,6 +19,9 @@ class Turn {
    public:
     // Not collective. `patience`: how long the others wait for a sign of `rank`.
     Turn(std::shared_ptr<Communicator> comm, int rank, milliseconds patience);
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
     [[nodiscard]] bool is_own() const { return comm_->rank() == rank_; }
     // On the rank whose turn it is: `done` of `total` steps are made; total 0: unknown. Does not wait: a report is left out
     // while the last one is on its way. Throws what the communicator failed with.
@@ -48,6 +51,7 @@ class Turn {
     const std::shared_ptr<News> news_ = std::make_shared<News>();  // on its way, which keeps it, or the last that came
     const Tensor bytes_;                                           // of it
     WorkPtr on_its_way_;                                           // null: nothing was sent
+    bool has_news_ = false;
     bool ended_ = false;
     Clock::time_point next_line_ = Clock::now();  // of the log
 };

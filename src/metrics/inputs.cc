@@ -231,8 +231,8 @@ void Batch::check_block(const Block& block, size_t begin) const {
     const auto inside = [&](std::span<const int64_t> labels, const char* what, size_t columns) {
         const size_t at = first_outside(labels, form_.classes);
         if (at == labels.size()) return;
-        refuse("{}{} is {}; labels must be 0 to {}", what, place(source(begin, at / columns), at % columns, columns),
-               labels[at], form_.classes - 1);
+        refuse("{}{} is {}; labels must be 0 to {}, since classes is {}", what,
+               place(source(begin, at / columns), at % columns, columns), labels[at], form_.classes - 1, form_.classes);
     };
     const double largest = form_.arithmetic ? largest_number : std::numeric_limits<double>::max();
     finite(block.predictions, "predictions", form_.prediction_columns, largest);

@@ -16,7 +16,7 @@ namespace tsr::metrics {
 
 class Ranks {
    public:
-    explicit Ranks(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)), peers_(comm_) {}
+    explicit Ranks(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)), peers_(comm_, {}, "metric") {}
 
     [[nodiscard]] int rank() const { return peers_.rank(); }
     [[nodiscard]] int size() const { return peers_.world_size(); }

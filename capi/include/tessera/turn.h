@@ -16,13 +16,13 @@ extern "C" {
  *  @param timeout_ms  how long the others wait for the end, or for the next report of progress; positive. The timeout of
  *                     the communicator does not apply to them
  *  @param out         the turn
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE; the error of a communicator that has failed
  *  @threadsafety exclusive comm  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_turn_create(tsr_comm *comm, int32_t rank, int32_t timeout_ms, tsr_turn **out);
 
 /** Report progress, on the rank whose turn it is. The others then wait up to the timeout again, log the report every 10 s
  *  (one rank for all, at level INFO), and name the last one if they time out. The call does not wait: a report is left out
- *  while the previous one is on its way.
+ *  while the previous one is on its way, which it is until all others wait.
  *  @param turn   borrowed for the call
  *  @param done   steps that are done
  *  @param total  the number of all steps, or 0 if unknown

@@ -25,6 +25,7 @@ fn c_type(rust: &str) -> String {
         "c_char" => "char",
         "i32" => "int32_t",
         "i64" => "int64_t",
+        "u8" => "uint8_t",
         "u16" => "uint16_t",
         "u32" => "uint32_t",
         "u64" => "uint64_t",
