@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cfloat>
 
-#include "base/error.hpp"
+#include "base/refuse.hpp"
 
 namespace tsr {
 
@@ -13,10 +13,6 @@ namespace {
 
 // Losses are usually f32.
 constexpr double largest = FLT_MAX;
-
-void refuse_unless(bool right, const char* name, double value, const char* wanted) {
-    if (!right) throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be {}", name, value, wanted));
-}
 
 }  // namespace
 
@@ -27,8 +23,8 @@ LossScale::LossScale(const LossScaleOptions& options) : options_(options) {
                   "a positive normal f32 number");
     refuse_unless(options.initial >= FLT_MIN && options.initial <= largest, "the initial scale", options.initial,
                   "a positive normal f32 number");
-    refuse_unless(options.window >= 1, "loss_scale_window", static_cast<double>(options.window), "at least 1");
-    refuse_unless(options.hysteresis >= 1, "hysteresis", static_cast<double>(options.hysteresis), "at least 1");
+    refuse_unless(options.window >= 1, "loss_scale_window", options.window, "at least 1");
+    refuse_unless(options.hysteresis >= 1, "hysteresis", options.hysteresis, "at least 1");
     state_.scale = is_dynamic() ? options.initial : options.fixed;
     state_.hysteresis = options.hysteresis;
 }

@@ -30,13 +30,7 @@ class Binned final : public TotalsMetric {
         return (2 * column + (positive ? 1 : 0)) * thresholds() + k;
     }
 
-    Form form() const override {
-        return {.predictions = Values::numbers,
-                .prediction_columns = columns(),
-                .targets = Values::labels,
-                .target_columns = is_multilabel() ? columns() : 1,
-                .classes = options().task == Task::multiclass ? options().classes : 2};
-    }
+    Form form() const override { return form_of_scores(); }
 
     void check_rows(const Batch& batch) const override {
         batch.for_each_block([&](const Block& block) {
@@ -105,8 +99,7 @@ class Binned final : public TotalsMetric {
             out.value = values[0];
             return;
         }
-        out.value = averaged(options().average, values, weights, true);
-        if (options().average == Average::none) out.add("values", std::move(values));
+        add_average(out, std::move(values), weights, true);
     }
 
     void add_curve(const std::vector<Point>& points, size_t column, Computed& out) const {

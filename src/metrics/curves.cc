@@ -24,13 +24,7 @@ class Curve final : public Metric {
     // Of one_vs_one: the samples of class `truth`, by their score for class `column`.
     [[nodiscard]] size_t list_of(size_t truth, size_t column) const { return truth * columns() + column; }
 
-    Form form() const override {
-        return {.predictions = Values::numbers,
-                .prediction_columns = columns(),
-                .targets = Values::labels,
-                .target_columns = is_multilabel() ? columns() : 1,
-                .classes = options().task == Task::multiclass ? options().classes : 2};
-    }
+    Form form() const override { return form_of_scores(); }
 
     void add(const Batch& batch) override {
         if (!batch.is_single()) scores_.use_doubles();
@@ -137,14 +131,7 @@ class Curve final : public Metric {
             out.value = values[0];
             return;
         }
-        out.value = averaged(options().average, values, weights, true);
-        if (options().average == Average::none) out.add("values", std::move(values));
-    }
-
-    template <class Key>
-    static void append(Samples<Key>& to, const Samples<Key>& from) {
-        to.keys.insert(to.keys.end(), from.keys.begin(), from.keys.end());
-        to.weights.insert(to.weights.end(), from.weights.begin(), from.weights.end());
+        add_average(out, std::move(values), weights, true);
     }
 
     struct Found {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/refuse.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr::metrics {
@@ -18,11 +19,6 @@ namespace {
 
 constexpr size_t block_numbers = 2048;
 constexpr int64_t exact_integers = int64_t{1} << 53;  // in doubles
-
-template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
-    throw Error(Code::invalid_argument, fmt::format(text, std::forward<Args>(args)...));
-}
 
 bool holds_labels(DType dtype) {
     return dtype == DType::i64 || dtype == DType::i32 || dtype == DType::u8 || dtype == DType::boolean;

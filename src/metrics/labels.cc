@@ -243,8 +243,7 @@ class Ratios final : public ClassTotals {
             values.push_back(of_class(c));
             weights.push_back(totals.value(3 * c + truly));
         }
-        out.value = averaged(options().average, values, weights, false);
-        if (options().average == Average::none) out.add("values", std::move(values));
+        add_average(out, std::move(values), weights, false);
     }
 
     [[nodiscard]] double micro(const Totals& totals, size_t classes) const {

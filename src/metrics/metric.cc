@@ -137,6 +137,20 @@ void Metric::load(std::string_view bytes) {
     samples_ = static_cast<int64_t>(samples);
 }
 
+void Metric::add_average(Computed& out, std::vector<double> values, std::span<const double> weights,
+                         bool keep_nan) const {
+    out.value = averaged(options_.average, values, weights, keep_nan);
+    if (options_.average == Average::none) out.add("values", std::move(values));
+}
+
+Form Metric::form_of_scores() const {
+    return {.predictions = Values::numbers,
+            .prediction_columns = columns(),
+            .targets = Values::labels,
+            .target_columns = is_multilabel() ? columns() : 1,
+            .classes = options_.task == Task::multiclass ? options_.classes : 2};
+}
+
 double averaged(Average average, std::span<const double> values, std::span<const double> weights, bool keep_nan) {
     if (average == Average::none) return std::numeric_limits<double>::quiet_NaN();
     double sum = 0;

@@ -89,6 +89,11 @@ class Metric {
         return options_.task == Task::binary ? 1 : static_cast<size_t>(options_.classes);
     }
 
+    // The average of classes or outputs (averaged()) or, with Average::none, the array "values" of them.
+    void add_average(Computed& out, std::vector<double> values, std::span<const double> weights, bool keep_nan) const;
+    // Of metrics of scores and labels.
+    [[nodiscard]] Form form_of_scores() const;
+
    private:
     Kind kind_;
     Options options_;

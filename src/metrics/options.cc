@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/refuse.hpp"
 
 namespace tsr::metrics {
 
@@ -66,11 +67,6 @@ constexpr std::array<KindTraits, kinds> traits{{
 // The numbers in a metric's state; more are refused before memory is.
 constexpr int64_t most_numbers = int64_t{1} << 26;
 constexpr int64_t list_numbers = 8;  // of an empty list of scores
-
-template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
-    throw Error(Code::invalid_argument, fmt::format(text, std::forward<Args>(args)...));
-}
 
 template <class Enum>
 void check_enum(Enum value, Enum last, const char* name) {

@@ -13,8 +13,6 @@ namespace tsr::metrics {
 
 namespace {
 
-constexpr std::string_view label = "metric";
-
 template <class T>
 Tensor moved(std::span<const T> values) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8);

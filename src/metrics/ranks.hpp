@@ -16,7 +16,7 @@ namespace tsr::metrics {
 
 class Ranks {
    public:
-    explicit Ranks(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)), peers_(comm_, {}, "metric") {}
+    explicit Ranks(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)), peers_(comm_, {}, label) {}
 
     [[nodiscard]] int rank() const { return peers_.rank(); }
     [[nodiscard]] int size() const { return peers_.world_size(); }
@@ -45,6 +45,8 @@ class Ranks {
     [[nodiscard]] Parts<T> exchange(std::span<const T> values, std::span<const size_t> ends);
 
    private:
+    static constexpr std::string_view label = "metric";  // of the collectives
+
     void reduce(std::span<int64_t> values, ReduceOp op);
     void send(const Tensor& tensor, int peer);
     void receive(const Tensor& tensor, int peer);

@@ -39,6 +39,15 @@ class Mean final : public TotalsMetric {
     }
 };
 
+Form form_of_outputs(const Options& options) {
+    const auto outputs = static_cast<size_t>(options.outputs);
+    return {.predictions = Values::numbers,
+            .prediction_columns = outputs,
+            .targets = Values::numbers,
+            .target_columns = outputs,
+            .arithmetic = true};
+}
+
 // Absolute or squared errors of each output.
 class Errors final : public TotalsMetric {
    public:
@@ -46,14 +55,7 @@ class Errors final : public TotalsMetric {
         : TotalsMetric(kind, options, 1 + static_cast<size_t>(options.outputs)) {}
 
    private:
-    Form form() const override {
-        const auto outputs = static_cast<size_t>(options().outputs);
-        return {.predictions = Values::numbers,
-                .prediction_columns = outputs,
-                .targets = Values::numbers,
-                .target_columns = outputs,
-                .arithmetic = true};
-    }
+    Form form() const override { return form_of_outputs(options()); }
 
     void add(const Batch& batch) override {
         const auto outputs = static_cast<size_t>(options().outputs);
@@ -76,8 +78,7 @@ class Errors final : public TotalsMetric {
             const double mean = totals.value(c) / totals.value(0);
             values.push_back(kind() == Kind::root_mean_squared_error ? std::sqrt(mean) : mean);
         }
-        out.value = averaged(options().average, values, {}, true);
-        if (options().average == Average::none) out.add("values", std::move(values));
+        add_average(out, std::move(values), {}, true);
     }
 };
 
@@ -115,14 +116,7 @@ class R2 final : public TotalsMetric {
     enum : size_t { weight, rows, first };
     enum : size_t { residuals, targets, squares };
 
-    Form form() const override {
-        const auto outputs = static_cast<size_t>(options().outputs);
-        return {.predictions = Values::numbers,
-                .prediction_columns = outputs,
-                .targets = Values::numbers,
-                .target_columns = outputs,
-                .arithmetic = true};
-    }
+    Form form() const override { return form_of_outputs(options()); }
 
     void add(const Batch& batch) override {
         const auto outputs = static_cast<size_t>(options().outputs);
@@ -165,8 +159,7 @@ class R2 final : public TotalsMetric {
             values.push_back(totals.value(rows) < 2 ? undefined : score);
             spreads.push_back(spread.high);
         }
-        out.value = averaged(options().average, values, spreads, true);
-        if (options().average == Average::none) out.add("values", std::move(values));
+        add_average(out, std::move(values), spreads, true);
     }
 };
 

@@ -10,12 +10,6 @@ namespace tsr::metrics {
 namespace {
 
 template <class Key>
-void append(Samples<Key>& to, const Samples<Key>& from) {
-    to.keys.insert(to.keys.end(), from.keys.begin(), from.keys.end());
-    to.weights.insert(to.weights.end(), from.weights.begin(), from.weights.end());
-}
-
-template <class Key>
 bool is_score(Key key) {
     return std::isfinite(score_of(key)) && key_of(score_of(key)) == key;
 }

@@ -36,6 +36,12 @@ struct Samples {
     std::vector<double> weights;  // empty: 1 each
 };
 
+template <class Key>
+void append(Samples<Key>& to, const Samples<Key>& from) {
+    to.keys.insert(to.keys.end(), from.keys.begin(), from.keys.end());
+    to.weights.insert(to.weights.end(), from.weights.begin(), from.weights.end());
+}
+
 class Scores {
    public:
     explicit Scores(size_t lists) : single_(lists) {}
