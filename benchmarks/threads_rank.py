@@ -14,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import tessera.torch
 import torch
 import torch.distributed as dist
-from ddp_rank import Transformer
+from ddp_rank import BATCH, LENGTH, Transformer
 from rank_processes import serve_steps
 from torch import nn
 from transformer import WORDS
 
-LENGTH, BATCH = 64, 4
 SMALL_WIDTH, SMALL_LAYERS = 32, 64
 
 

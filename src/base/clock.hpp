@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 
 // A blocking wait sleeps at most this long before it checks for interrupts and peers.
 inline constexpr milliseconds poll_slice{100};
-// Of a wait for something that has a deadline of its own.
+// For a wait that needs no deadline, because what it waits for has one.
 inline constexpr milliseconds no_timeout = std::chrono::hours{24 * 365};
 
 class Deadline {

@@ -42,7 +42,7 @@ class Sampler {
     // beginning of its order; with it, a rest of fewer than world_size samples is dropped.
     size_t next(std::span<int64_t> indices);
 
-    // Writes, for each index of the last batch, whether it is a sample of its own (1) or fills up the epoch's last step (0).
+    // Writes, for each index of the last batch, 1 if it is a new sample of this epoch, 0 if it fills up the epoch's last step.
     // `valid` is as long as that batch.
     void last_valid(std::span<uint8_t> valid) const;
 

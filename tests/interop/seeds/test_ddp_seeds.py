@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,11 +16,10 @@ pytest.importorskip("tessera")
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-from conftest import TESSERA  # noqa: E402
 from ddp_tutorial import ToyModel  # noqa: E402
 from fork_server import server  # noqa: E402
+from launched import run_launched  # noqa: E402
 from observe_ddp import seed  # noqa: E402
-from patience import patience  # noqa: E402
 from run_torch import reserved_port, run_python, run_ranks, run_spawner, wait_for  # noqa: E402
 from sampling import sample  # noqa: E402
 
@@ -111,21 +109,13 @@ TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_id=100", "--rdzv_backend=c10d
     [(name, ranks) for name in ("torchrun", "tessera run") for ranks in sample([2, 4], 1, f"elastic, {name}")],
 )
 def test_the_elastic_program_as_it_is(tmp_path: Path, environment: dict[str, str], launcher: str, ranks: int) -> None:
-    program = str(HERE / "elastic_ddp.py")
+    program = HERE / "elastic_ddp.py"
     if launcher == "torchrun":
         with reserved_port() as port:
             where = ["--nnodes=1", f"--nproc_per_node={ranks}", f"--rdzv_endpoint=localhost:{port}"]
             done = run_python(*TORCHRUN, *where, program, cwd=tmp_path, environment=environment)
     else:
-        done = subprocess.run(
-            [str(TESSERA), "run", "-n", str(ranks), sys.executable, program],
-            capture_output=True,
-            text=True,
-            timeout=patience(280),
-            cwd=tmp_path,
-            env={**os.environ, **environment},
-            check=False,
-        )
+        done = run_launched(ranks, program, cwd=tmp_path, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert finished(done.stdout, "basic DDP") == list(range(ranks))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +12,9 @@ pytest.importorskip("tessera")
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-from conftest import TESSERA  # noqa: E402
 from fsdp2 import Transformer  # noqa: E402
+from launched import run_launched  # noqa: E402
 from observe_fsdp2 import STEPS, loss_of  # noqa: E402
-from patience import patience  # noqa: E402
 from run_torch import reserved_port, run_python, run_ranks  # noqa: E402
 from sampling import sample  # noqa: E402
 
@@ -57,15 +54,7 @@ def test_it_runs_as_it_is(tmp_path: Path, launcher: str) -> None:
             torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", f"--master_port={port}"]
             done = run_python(*torchrun, program, cwd=tmp_path, environment={"OMP_NUM_THREADS": "1"})
     else:
-        done = subprocess.run(
-            [str(TESSERA), "run", "-n", "2", sys.executable, str(program)],
-            capture_output=True,
-            text=True,
-            timeout=patience(280),
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=False,
-        )
+        done = run_launched(2, program, cwd=tmp_path, environment={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("FSDPTransformer(") == 2
     assert done.stdout.count("2 x FSDPTransformerEncoderLayer(") == 2

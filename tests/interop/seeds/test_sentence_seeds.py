@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +15,7 @@ pytest.importorskip("tessera")
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-from conftest import TESSERA  # noqa: E402
-from patience import patience  # noqa: E402
+from launched import run_launched  # noqa: E402
 from run_torch import run_python  # noqa: E402
 from sampling import sample  # noqa: E402
 from sentences import Model, SentenceDataset  # noqa: E402
@@ -67,21 +64,12 @@ def alone(train_file: Path, test_file: Path, ranks: int) -> tuple[list[float], d
 
 
 def launched(launcher: str, ranks: int, program: Path, *arguments: object, cwd: Path) -> str:
-    words = [str(program), *map(str, arguments)]
     environment = {"OMP_NUM_THREADS": "1"}
     if launcher == "torchrun":
         start = ["-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc_per_node={ranks}"]
-        done = run_python(*start, *words, cwd=cwd, environment=environment)
+        done = run_python(*start, program, *arguments, cwd=cwd, environment=environment)
     else:
-        done = subprocess.run(
-            [str(TESSERA), "run", "-n", str(ranks), sys.executable, *words],
-            capture_output=True,
-            text=True,
-            timeout=patience(280),
-            cwd=cwd,
-            env={**os.environ, **environment},
-            check=False,
-        )
+        done = run_launched(ranks, program, *arguments, cwd=cwd, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return str(done.stdout)
 
