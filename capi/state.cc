@@ -11,6 +11,7 @@
 #include "checkpoint/model/state_gather.hpp"
 #include "checkpoint/model/state_join.hpp"
 #include "comm/communicator.hpp"
+#include "engine/state.hpp"
 #include "handles.hpp"
 #include "tensor/layout.hpp"
 #include "train/state_of.hpp"
@@ -188,6 +189,14 @@ tsr_status tsr_state_add_lr_schedule(tsr_state* state, const char* prefix, tsr_l
         State& to = *object_of(state, "state");
         const auto& added = object_of(schedule, "schedule");
         add_lr_schedule(to, prefix_in(prefix), added);
+    });
+}
+
+tsr_status tsr_state_add_engine(tsr_state* state, const char* prefix, tsr_engine* engine) {
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(engine, "engine");
+        add_engine(to, prefix_in(prefix), added);
     });
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/config_schedule.hpp"
 
 namespace tsr {
 
@@ -50,11 +51,7 @@ std::optional<DType> dtype_in(ConfigSection& section, std::string_view key) {
 
 // --- optimizer
 
-constexpr std::string_view optimizers_there_are = "Tessera's engine has Adam, AdamW and SGD";
-
 void take_common(ConfigSection& params, double& lr, double& weight_decay) {
-    params.refuse("max_grad_norm",
-                  "it is not a parameter of optimizers; set \"gradient_clipping\" at the top level instead");
     params.refuse("maximize", "gradients are descended; negate the loss instead");
     take(lr, params.number("lr", 0));
     take(weight_decay, params.number("weight_decay", 0));
@@ -64,34 +61,33 @@ void take_common(ConfigSection& params, double& lr, double& weight_decay) {
     }
 }
 
-AdamOptions adam_of(ConfigSection* params, bool is_adamw) {
+AdamOptions adam_of(ConfigSection& params, bool is_adamw) {
     AdamOptions options;
     options.decay = Decay::decoupled;
-    if (params == nullptr) return options;
-    const std::optional<bool> decoupled = params->flag("adam_w_mode");
+    const std::optional<bool> decoupled = params.flag("adam_w_mode");
     if (is_adamw) {
-        params->note_no_effect("adam_w_mode", "AdamW always decays weights decoupled");
+        params.note_no_effect("adam_w_mode", "AdamW always decays weights decoupled");
     } else if (decoupled == false) {
         options.decay = Decay::in_gradient;
     }
-    const bool torch_adam = params->flag("torch_adam").value_or(false);
-    params->note_no_effect("torch_adam", "Tessera's Adam has PyTorch's formulas");
+    const bool torch_adam = params.flag("torch_adam").value_or(false);
+    params.note_no_effect("torch_adam", "Tessera's Adam has PyTorch's formulas");
     // The default of the implementation that DeepSpeed would take.
     if (torch_adam && options.decay == Decay::decoupled) options.weight_decay = 0.01;
-    take_common(*params, options.lr, options.weight_decay);
-    take(options.eps, params->number("eps", 0));
-    params->refuse("amsgrad", "Tessera's Adam has no amsgrad; set it to false");
-    if (params->flag("bias_correction") == false) {
-        params->fail("bias_correction", Code::unsupported, "Tessera's Adam corrects its moments; leave it out");
+    take_common(params, options.lr, options.weight_decay);
+    take(options.eps, params.number("eps", 0));
+    params.refuse("amsgrad", "Tessera's Adam has no amsgrad; set it to false");
+    if (params.flag("bias_correction") == false) {
+        params.fail("bias_correction", Code::unsupported, "Tessera's Adam corrects its moments; leave it out");
     }
-    if (const Json* betas = params->value("betas")) {
+    if (const Json* betas = params.value("betas")) {
         const auto is_beta = [](const Json& beta) {
             const bool is_number = beta.is(Json::Kind::number) || beta.is(Json::Kind::int64);
             return is_number && beta.as_double() >= 0 && beta.as_double() < 1;
         };
         if (!betas->is(Json::Kind::array) || betas->as_array().size() != 2 ||
             !std::ranges::all_of(betas->as_array(), is_beta)) {
-            params->fail("betas", Code::invalid_argument, "it must be two numbers of at least 0 and below 1");
+            params.fail("betas", Code::invalid_argument, "it must be two numbers of at least 0 and below 1");
         }
         options.beta1 = betas->as_array()[0].as_double();
         options.beta2 = betas->as_array()[1].as_double();
@@ -99,42 +95,77 @@ AdamOptions adam_of(ConfigSection* params, bool is_adamw) {
     return options;
 }
 
-SgdOptions sgd_of(ConfigSection* params) {
+SgdOptions sgd_of(ConfigSection& params) {
     SgdOptions options;
-    if (params == nullptr) return options;
-    take_common(*params, options.lr, options.weight_decay);
-    take(options.momentum, params->number("momentum", 0));
-    take(options.dampening, params->number("dampening", 0));
-    take(options.nesterov, params->flag("nesterov"));
+    take_common(params, options.lr, options.weight_decay);
+    take(options.momentum, params.number("momentum", 0));
+    take(options.dampening, params.number("dampening", 0));
+    take(options.nesterov, params.flag("nesterov"));
     if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
-        params->fail("nesterov", Code::invalid_argument, "it needs a \"momentum\" above 0 and a \"dampening\" of 0");
+        params.fail("nesterov", Code::invalid_argument, "it needs a \"momentum\" above 0 and a \"dampening\" of 0");
     }
     return options;
 }
 
-void take_optimizer(ConfigSection& top, EngineConfig& config) {
+// Reads the part of a configuration that Tessera's engine makes by `read`, which throws UNSUPPORTED for what it does not have.
+template <class Read>
+void read_part(PartConfig& part, EngineConfig& config, ConfigReader reader, Read&& read) {
+    const size_t reported = config.reports.size();
+    try {
+        read();
+    } catch (const Error& error) {
+        if (reader == ConfigReader::own || error.code() != Code::unsupported) throw;
+        part.is_own = false;
+    }
+    if (reader == ConfigReader::other) config.reports.erase(config.reports.begin() + static_cast<std::ptrdiff_t>(reported), config.reports.end());
+}
+
+PartConfig& part_in(std::optional<PartConfig>& part, ConfigSection& section, const ConfigSection& params) {
+    const std::optional<std::string> type = section.text("type");
+    if (!type) section.fail("type", Code::invalid_argument, "name one");
+    return part.emplace(PartConfig{*type, params.object()});
+}
+
+void take_optimizer(ConfigSection& top, EngineConfig& config, ConfigReader reader) {
     auto section = top.section("optimizer", Auto::is_refused);
     if (!section) return;
-    const std::optional<std::string> type = section->text("type");
-    if (!type) section->fail("type", Code::invalid_argument, fmt::format("{}; name one", optimizers_there_are));
-    const std::string name = lower_case(*type);
-    auto params = section->section("params", Auto::is_refused);
-    ConfigSection* const given = params ? &*params : nullptr;
-    if (name == "adam" || name == "adamw") {
-        config.optimizer = adam_of(given, name == "adamw");
-    } else if (name == "sgd") {
-        config.optimizer = sgd_of(given);
-    } else {
-        section->fail("type", Code::unsupported, fmt::format("{}; choose one of them", optimizers_there_are));
-    }
-    if (params) params->finish();
+    ConfigSection params = section->section_or_empty("params", Auto::is_refused);
+    PartConfig& part = part_in(config.optimizer_part, *section, params);
+    params.refuse("max_grad_norm",
+                  "it is not a parameter of optimizers; set \"gradient_clipping\" at the top level instead");
+    read_part(part, config, reader, [&] {
+        const std::string name = lower_case(part.type);
+        if (name == "adam" || name == "adamw") {
+            config.optimizer = adam_of(params, name == "adamw");
+        } else if (name == "sgd") {
+            config.optimizer = sgd_of(params);
+        } else {
+            section->fail("type", Code::unsupported,
+                          "Tessera's engine has Adam, AdamW and SGD; choose one of them");
+        }
+        params.finish();
+    });
     section->note_no_effect("legacy_fusion", "there is one implementation per device");
+    section->finish();
+}
+
+void take_scheduler(ConfigSection& top, EngineConfig& config, ConfigReader reader) {
+    auto section = top.section("scheduler", Auto::is_refused);
+    if (!section || section->object().as_object().empty()) return;
+    ConfigSection params = section->section_or_empty("params", Auto::is_refused);
+    PartConfig& part = part_in(config.scheduler_part, *section, params);
+    AdamOptions* adam = config.optimizer ? std::get_if<AdamOptions>(&*config.optimizer) : nullptr;
+    read_part(part, config, reader, [&] {
+        config.schedule = schedule_of(*section, part.type, params, adam != nullptr || reader == ConfigReader::other);
+        params.finish();
+    });
+    if (adam != nullptr && config.schedule && config.schedule->momentum) adam->beta2 = 0.99;  // as DeepSpeed's OneCycle
     section->finish();
 }
 
 // --- precision
 
-void take_fp16(ConfigSection& top, EngineConfig& config) {
+void take_fp16(ConfigSection& top, EngineConfig& config, ConfigReader reader) {
     auto section = top.section("fp16");
     if (!section) return;
     if (is_enabled(*section)) {
@@ -154,7 +185,8 @@ void take_fp16(ConfigSection& top, EngineConfig& config) {
     take(scale.restores_every_step, section->flag("consecutive_hysteresis"));
     take(scale.minimum, section->number("min_loss_scale", 0));
     if (scale.minimum == 0) section->fail("min_loss_scale", Code::invalid_argument, "it must be above 0");
-    section->note_no_effect("auto_cast", "inputs are converted by the program");
+    take(config.auto_casts, section->flag("auto_cast"));
+    if (reader == ConfigReader::own) section->note_no_effect_if_on("auto_cast", "inputs are converted by the program");
     section->refuse("fp16_master_weights_and_grads", "optimizers update f32 and f64 only; set it to false");
     section->finish();
 }
@@ -309,8 +341,6 @@ void take_zero(ConfigSection& top, EngineConfig& config) {
 
 constexpr std::string_view is_off_now = "the engine does not have it; remove it";
 constexpr std::array top_refused{
-    Note{"scheduler",
-         "the engine does not create learning-rate schedules yet; set the rate with set_lr after each step"},
     Note{"amp", "use \"fp16\" or \"bf16\""},
     Note{"torch_autocast", "the casts of operations are PyTorch's; use \"fp16\" or \"bf16\""},
     Note{"nebula", "save checkpoints with a Saver; remove it"},
@@ -336,7 +366,6 @@ constexpr std::string_view not_measured =
     "the engine does not measure it; tessera trace shows operations and their times";
 constexpr std::string_view not_written = "the program writes its own records; the engine has the numbers";
 constexpr std::array top_notes{
-    Note{"wall_clock_breakdown", not_measured},
     Note{"memory_breakdown", not_measured},
     Note{"flops_profiler", not_measured},
     Note{"comms_logger", not_measured},
@@ -348,7 +377,6 @@ constexpr std::array top_notes{
     Note{"disable_allgather", always_so},
     Note{"zero_allow_untested_optimizer", "the engine creates its optimizer"},
     Note{"zero_force_ds_cpu_optimizer", "the engine creates its optimizer"},
-    Note{"dataloader_drop_last", "the program has its own data loader"},
     Note{"activation_checkpointing", "recomputation of activations is the program's"},
     Note{"allgather_size", of_units},
     Note{"aio", "Tessera does not offload to files"},
@@ -380,36 +408,53 @@ void take_reduction(ConfigSection& top, EngineConfig& config) {
     }
 }
 
-void take_checkpoint(ConfigSection& top) {
+void take_checkpoint(ConfigSection& top, EngineConfig& config, ConfigReader reader) {
     auto section = top.section("checkpoint");
     if (!section) return;
     const std::string validation = lower_case(section->text("tag_validation").value_or("warn"));
-    if (validation != "ignore" && validation != "warn" && validation != "fail") {
+    if (validation == "ignore") {
+        config.tag_validation = TagValidation::ignore;
+    } else if (validation == "fail") {
+        config.tag_validation = TagValidation::fail;
+    } else if (validation != "warn") {
         section->fail("tag_validation", Code::invalid_argument, "it must be \"Ignore\", \"Warn\" or \"Fail\"");
     }
-    for (const std::string_view key :
-         {"tag_validation", "load_universal", "use_node_local_storage", "parallel_write"}) {
+    if (reader == ConfigReader::own) section->note_no_effect("tag_validation", own_saver);
+    for (const std::string_view key : {"load_universal", "use_node_local_storage", "parallel_write"}) {
         section->note_no_effect(key, own_saver);
     }
     section->finish();
 }
 
+void take_output(ConfigSection& top, EngineConfig& config, ConfigReader reader) {
+    take(config.steps_per_print, top.integer("steps_per_print", 0));
+    take(config.dump_state, top.flag("dump_state"));
+    take(config.wall_clock_breakdown, top.flag("wall_clock_breakdown"));
+    if (config.steps_per_print == 0) {
+        top.note_no_effect_if_on("wall_clock_breakdown", "the times are printed with \"steps_per_print\"; set that too");
+    }
+    take(config.drops_last, top.flag("dataloader_drop_last"));
+    if (reader == ConfigReader::own) {
+        top.note_no_effect_if_on("dataloader_drop_last", "the program has its own data loader");
+    }
+}
+
 }  // namespace
 
-EngineConfig EngineConfig::of(const ConfigText& text) {
+EngineConfig EngineConfig::of(const ConfigText& text, ConfigReader reader) {
     EngineConfig config;
     ConfigSection top(text, text.root(), "", Auto::is_refused, config.reports);
     take_batch(top, config);
-    take_optimizer(top, config);
+    take_optimizer(top, config, reader);
+    take_scheduler(top, config, reader);
     take(config.gradient_clipping, top.number("gradient_clipping", 0));
-    take_fp16(top, config);
+    take_fp16(top, config, reader);
     take_bf16(top, config);
     take_zero(top, config);
     take_reduction(top, config);
     take_grad_dtype(top, config);
-    take_checkpoint(top);
-    config.steps_per_print = top.integer("steps_per_print", 0).value_or(0);
-    config.dump_state = top.flag("dump_state").value_or(false);
+    take_checkpoint(top, config, reader);
+    take_output(top, config, reader);
     refuse_all(top, top_refused);
     for (const auto& [key, why] : top_notes) top.note_no_effect_if_on(key, why);
     top.finish();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "engine/config_section.hpp"
 #include "engine/loss_scale.hpp"
 #include "optim/adam.hpp"
+#include "optim/lr_curve.hpp"
 #include "optim/sgd.hpp"
 
 namespace tsr {
@@ -22,9 +24,26 @@ enum class Precision { of_params, f16, bf16 };
 
 using OptimizerConfig = std::variant<AdamOptions, SgdOptions>;
 
+// The optimizer or scheduler of a configuration as it is written.
+struct PartConfig {
+    std::string type;
+    Json params;  // an object
+    bool is_own = true;  // Tessera has it
+};
+
+// Who makes an engine of a configuration. An engine of another library may have optimizers, schedulers and other things that
+// Tessera's has not: they are no error, and not reported as without effect.
+enum class ConfigReader { own, other };
+
+// What a save does if ranks have different tags.
+enum class TagValidation { ignore, warn, fail };
+
 struct EngineConfig {
     BatchConfig batch;
-    std::optional<OptimizerConfig> optimizer;
+    std::optional<PartConfig> optimizer_part;
+    std::optional<OptimizerConfig> optimizer;  // if Tessera has it
+    std::optional<PartConfig> scheduler_part;
+    LrCurvePtr schedule;  // if Tessera has it
 
     int stage = 0;              // zero_optimization.stage: 0 nothing is sharded, 1 to 3
     int secondary_ranks = 1;    // zero_hpz_partition_size: each so many ranks keep parameters from forward to backward
@@ -42,10 +61,14 @@ struct EngineConfig {
     Precision precision = Precision::of_params;
     LossScaleOptions loss_scale;  // with f16
     bool skips_overflow = false;  // steps whose gradients have an infinity or NaN
+    bool auto_casts = false;      // inputs to f16; for other readers
 
     bool every_step_is_boundary = false;  // managed_gradient_accumulation: false
     int64_t steps_per_print = 0;
+    bool wall_clock_breakdown = false;
     bool dump_state = false;
+    bool drops_last = false;  // dataloader_drop_last; for other readers
+    TagValidation tag_validation = TagValidation::warn;  // for other readers
 
     std::vector<ConfigReport> reports;
 
@@ -54,7 +77,7 @@ struct EngineConfig {
 
     // Throws INVALID_ARGUMENT for what is malformed or contradicts itself, UNSUPPORTED for what Tessera does not do. Messages
     // have the key, its line, its value and what to do.
-    [[nodiscard]] static EngineConfig of(const ConfigText& text);
+    [[nodiscard]] static EngineConfig of(const ConfigText& text, ConfigReader reader = ConfigReader::own);
 };
 
 }  // namespace tsr

@@ -107,6 +107,12 @@ std::optional<ConfigSection> ConfigSection::section(std::string_view key, Auto m
     return ConfigSection(text_, *found, fmt::format("{}{}.", path_, key), meaning_of_auto, reports_);
 }
 
+ConfigSection ConfigSection::section_or_empty(std::string_view key, Auto meaning_of_auto) {
+    static const Json empty{Json::Object{}};
+    if (const auto found = section(key, meaning_of_auto)) return *found;
+    return {text_, empty, fmt::format("{}{}.", path_, key), meaning_of_auto, reports_};
+}
+
 void ConfigSection::report(std::string_view key, ReportKind kind, std::string_view text) {
     const std::string full = fmt::format("{}{}", path_, brief(key, shown_bytes));
     reports_.push_back({full, kind, fmt::format("config key \"{}\" ({}) {}", full, text_.place_of(*find(key)), text)});

@@ -41,6 +41,10 @@ class ConfigSection {
     [[nodiscard]] std::optional<int64_t> integer(std::string_view key, int64_t least = INT64_MIN);
     [[nodiscard]] std::optional<std::string> text(std::string_view key);
     [[nodiscard]] std::optional<ConfigSection> section(std::string_view key, Auto meaning_of_auto = Auto::is_default);
+    // Without keys if it is absent.
+    [[nodiscard]] ConfigSection section_or_empty(std::string_view key, Auto meaning_of_auto);
+
+    [[nodiscard]] const Json& object() const { return object_; }
 
     // Reports the key, if it is there; the second one only if it is not a section or a flag that is off.
     void note_no_effect(std::string_view key, std::string_view why);

@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/refuse.hpp"
 #include "comm/fingerprint.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
@@ -65,8 +66,8 @@ int64_t saturated_sum(int64_t a, int64_t b) {
 }  // namespace
 
 Engine::Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit> units, std::string_view config,
-               EngineOptions options)
-    : comm_(comm), options_(std::move(options)) {
+               std::shared_ptr<LrSchedule> schedule)
+    : comm_(comm), schedule_(std::move(schedule)) {
     std::string shown;
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, Compared::models, [&] {
         const ConfigText text(config);
@@ -79,9 +80,16 @@ Engine::Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit
                 Code::invalid_argument,
                 "the configuration has no \"optimizer\"; the engine creates it: give its \"type\" and \"params\"");
         }
+        if (schedule_ && config_.schedule) {
+            throw Error(
+                Code::invalid_argument,
+                "the configuration has a \"scheduler\", and the program gives a schedule; leave one of the two out");
+        }
         check_units(units);
         shown = text.root().dump();
-        return description(text.root());
+        std::vector<std::string> described = description(text.root());
+        if (schedule_) described.push_back(fmt::format("the schedule {}", schedule_->curve()->text));
+        return described;
     });
     check_same_on_all_ranks(*comm_, Compared::models, lines, "the ranks' configurations differ");
     if (comm_->rank() == 0) {
@@ -93,13 +101,22 @@ Engine::Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit
     }
     model_ = EngineModel::make(comm_, std::move(units), config_);
     optimizer_ = make_optimizer(*model_, *config_.optimizer);
+    if (config_.schedule) schedule_ = std::make_shared<LrSchedule>(config_.schedule);
+    if (schedule_) schedule_->attach(optimizer_);
+    if (config_.wall_clock_breakdown && config_.steps_per_print > 0 && comm_->rank() == 0) times_.emplace();
 }
 
 // --- a pass
 
-void Engine::forward(size_t unit) { model_->forward(unit); }
+void Engine::forward(size_t unit) {
+    if (times_ && is_training_) times_->begin(StepTimes::forward);
+    model_->forward(unit);
+}
 
-void Engine::forward_done(size_t unit) { model_->forward_done(unit, is_training_); }
+void Engine::forward_done(size_t unit) {
+    model_->forward_done(unit, is_training_);
+    if (times_) times_->end();
+}
 
 void Engine::begin_pass() {
     if (pass_ == Pass::begun) return;
@@ -109,6 +126,7 @@ void Engine::begin_pass() {
             "run the earlier passes inside no_sync");
     }
     const bool reduces = !in_no_sync_ && (config_.reduces_each_pass() || is_boundary());
+    if (times_) times_->begin(StepTimes::backward);
     model_->begin_pass(reduces, passes_ > 0);
     pass_ = Pass::begun;
 }
@@ -131,6 +149,10 @@ void Engine::unit_ready(size_t unit) {
 void Engine::backward_done() {
     begin_pass();
     model_->end_pass(config_.fills_missing);
+    if (times_) {
+        times_->end();
+        times_->count_pass();
+    }
     ++passes_;
     pass_ = in_no_sync_ ? Pass::none : Pass::due;
 }
@@ -209,7 +231,7 @@ bool Engine::step() {
     ++steps_;
     if (is_last) steps_ = passes_ = 0;
     pass_ = Pass::none;
-    if (is_made && options_.schedule) options_.schedule(*optimizer_);
+    if (is_made && schedule_) schedule_->step();
     return is_made;
 }
 
@@ -232,6 +254,7 @@ bool Engine::unscale_and_clip() {
 
 bool Engine::step_of_optimizer() {
     optimizer_->check_step();
+    if (times_) times_->begin(StepTimes::step);
     const bool finite = unscale_and_clip();
     loss_scale_.update(!finite);
     if (finite) {
@@ -240,17 +263,52 @@ bool Engine::step_of_optimizer() {
         ++counters_.skipped_steps;
     }
     model_->zero_grad();
+    if (times_) {
+        times_->end();
+        times_->count_step();
+    }
     ++counters_.global_steps;
     counters_.global_samples = saturated_sum(counters_.global_samples, batch_.train);
     print_step();
     return finite;
 }
 
-void Engine::print_step() const {
+void Engine::print_step() {
     if (config_.steps_per_print == 0 || counters_.global_steps % config_.steps_per_print != 0 || comm_->rank() != 0)
         return;
     log::info("step {}, skipped {}, lr {}, loss scale {}", counters_.global_steps, counters_.skipped_steps, lr(),
               loss_scale_.scale());
+    if (times_) log::info("step {}, {}", counters_.global_steps, times_->take_means());
+}
+
+// --- the state
+
+Engine::State Engine::state() const {
+    check_nothing_accumulated("the state cannot be saved or loaded");
+    return {counters_, loss_scale_.is_dynamic(), loss_scale_.state()};
+}
+
+bool Engine::continues_scale(const State& state) const { return state.scale_is_dynamic && loss_scale_.is_dynamic(); }
+
+void Engine::check_state(const State& state) const {
+    check_nothing_accumulated("the state cannot be saved or loaded");
+    const auto& [steps, samples, skipped, micro] = state.counters;
+    refuse_unless(steps >= 0, "the saved number of global steps", steps, "at least 0");
+    refuse_unless(samples >= 0, "the saved number of global samples", samples, "at least 0");
+    refuse_unless(skipped >= 0 && skipped <= steps, "the saved number of skipped steps", skipped,
+                  "at least 0 and at most the number of global steps");
+    refuse_unless(micro >= 0, "the saved number of micro-steps", micro, "at least 0");
+    if (!continues_scale(state)) return;
+    LossScale copy = loss_scale_;
+    copy.restore(state.scale);
+}
+
+void Engine::restore(const State& state) {
+    check_state(state);
+    if (continues_scale(state)) loss_scale_.restore(state.scale);
+    counters_ = state.counters;
+    steps_ = 0;
+    grad_norm_.reset();
 }
 
 Error Engine::refusal(std::string_view why) const {

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -23,28 +22,27 @@
 #include "engine/config.hpp"
 #include "engine/loss_scale.hpp"
 #include "engine/model.hpp"
+#include "engine/step_times.hpp"
+#include "optim/lr_schedule.hpp"
 #include "optim/optimizer.hpp"
 
 namespace tsr {
 
-struct EngineOptions {
-    // Called on every rank at the end of a step that was made, not of one that was skipped. May be empty.
-    std::function<void(Optimizer&)> schedule;
-};
-
 class Engine {
    public:
     // Collective: checks that all ranks have the same configuration and model. `comm`: the data-parallel ranks. Tensors are
-    // on the CPU and outlive the engine.
+    // on the CPU and outlive the engine. `schedule`: null, or instead of one that the configuration has.
     Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit> units, std::string_view config,
-           EngineOptions options = {});
+           std::shared_ptr<LrSchedule> schedule = nullptr);
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
     [[nodiscard]] const EngineConfig& config() const { return config_; }
     [[nodiscard]] const EngineModel& model() const { return *model_; }
     [[nodiscard]] const std::shared_ptr<Optimizer>& optimizer() const { return optimizer_; }
-    [[nodiscard]] LossScale& loss_scale() { return loss_scale_; }
+    // Follows the steps that were made, not those that were skipped. Null: there is none.
+    [[nodiscard]] const std::shared_ptr<LrSchedule>& schedule() const { return schedule_; }
+    [[nodiscard]] const LossScale& loss_scale() const { return loss_scale_; }
 
     // A unit's parameters are valid between forward() and forward_done(), and between backward() and its last ready().
     void forward(size_t unit);
@@ -80,8 +78,20 @@ class Engine {
         int64_t global_samples = 0;
         int64_t skipped_steps = 0;
         int64_t micro_steps = 0;
+        friend bool operator==(const Counters&, const Counters&) = default;
     };
     [[nodiscard]] const Counters& counters() const { return counters_; }
+    // What a checkpoint keeps besides the model, the optimizer and the schedule. Both throw INVALID_STATE from a backward
+    // pass to the step of the optimizer.
+    struct State {
+        Counters counters;
+        bool scale_is_dynamic = false;
+        LossScale::State scale;
+    };
+    [[nodiscard]] State state() const;
+    void check_state(const State& state) const;  // throws as restore()
+    // Throws INVALID_ARGUMENT for values out of range, and changes nothing. A loss scale continues if both are dynamic.
+    void restore(const State& state);
     // Of the gradients at the last boundary, before they were clipped and without the loss scale. None: there was no
     // boundary yet, or norms are off; infinite: the step was skipped.
     [[nodiscard]] std::optional<double> grad_norm() const { return grad_norm_; }
@@ -89,6 +99,7 @@ class Engine {
     void set_lr(double lr) { optimizer_->set_lr(lr); }
 
     [[nodiscard]] const BatchSizes& batch() const { return batch_; }
+    [[nodiscard]] int ranks() const { return comm_->world_size(); }
     // Between steps of the optimizer.
     void set_train_batch_size(int64_t train);
     void set_train_micro_batch_size(int64_t micro);
@@ -100,17 +111,18 @@ class Engine {
     void begin_pass();
     void check_between_passes(const char* what) const;
     void check_nothing_accumulated(const char* what) const;
+    [[nodiscard]] bool continues_scale(const State& state) const;
     [[nodiscard]] bool unscale_and_clip();
     bool step_of_optimizer();
-    void print_step() const;
+    void print_step();
     [[nodiscard]] Error refusal(std::string_view why) const;
 
     std::shared_ptr<Communicator> comm_;
     EngineConfig config_;
-    EngineOptions options_;
     BatchSizes batch_;
     std::unique_ptr<EngineModel> model_;
     std::shared_ptr<Optimizer> optimizer_;
+    std::shared_ptr<LrSchedule> schedule_;
     LossScale loss_scale_{LossScaleOptions{}};
 
     Pass pass_ = Pass::none;
@@ -121,6 +133,7 @@ class Engine {
     bool is_training_ = true;
     Counters counters_;
     std::optional<double> grad_norm_;
+    std::optional<StepTimes> times_;  // if they are printed
 };
 
 }  // namespace tsr

@@ -16,6 +16,7 @@ EngineModel::EngineModel(const std::vector<EngineUnit>& units) : first_{0} {
     for (size_t u = 0; u < units.size(); ++u) {
         for (const NamedTensor& param : units[u].params) {
             names_.push_back(without_wrappers(param.name));
+            shapes_.push_back(param.tensor.shape);
             unit_of_.push_back(u);
         }
         first_.push_back(unit_of_.size());
@@ -34,6 +35,11 @@ void EngineModel::check_unit(size_t unit) const {
 const std::string& EngineModel::name_of_param(size_t param) const {
     (void)unit_of(param);
     return names_[param];
+}
+
+const Dims& EngineModel::shape_of_param(size_t param) const {
+    (void)unit_of(param);
+    return shapes_[param];
 }
 
 size_t EngineModel::find(const std::string& name) const {

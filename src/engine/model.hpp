@@ -57,6 +57,7 @@ class EngineModel {
     [[nodiscard]] size_t unit_of(size_t param) const;
     void check_unit(size_t unit) const;
     [[nodiscard]] const std::string& name_of_param(size_t param) const;
+    [[nodiscard]] const Dims& shape_of_param(size_t param) const;
     // The parameter of this name; INVALID_ARGUMENT if there is none.
     [[nodiscard]] size_t find(const std::string& name) const;
 
@@ -69,6 +70,7 @@ class EngineModel {
     std::vector<size_t> first_;  // one more than units
     std::vector<size_t> unit_of_;
     std::vector<std::string> names_;
+    std::vector<Dims> shapes_;
 };
 
 }  // namespace tsr

@@ -71,8 +71,10 @@ TEST(Nothing, IsRefusedByEveryFunctionThatNeedsSomething) {
     X(tsr_fsdp, fsdp)            \
     X(tsr_tp, tp)                \
     X(tsr_pipeline, pipeline)    \
+    X(tsr_engine, engine)        \
     X(tsr_optimizer, optimizer)  \
     X(tsr_grad_scaler, scaler)   \
+    X(tsr_loss_scale, loss_scale) \
     X(tsr_lr_schedule, schedule) \
     X(tsr_sampler, sampler)      \
     X(tsr_metric, metric)        \
@@ -99,8 +101,10 @@ struct Handles {
     api::Owned<tsr_fsdp> fsdp;
     api::Owned<tsr_tp> tp;
     api::Owned<tsr_pipeline> pipeline;
+    api::Owned<tsr_engine> engine;
     api::Owned<tsr_optimizer> optimizer;
     api::Owned<tsr_grad_scaler> scaler;
+    api::Owned<tsr_loss_scale> loss_scale;
     api::Owned<tsr_lr_schedule> schedule;
     api::Owned<tsr_sampler> sampler;
     api::Owned<tsr_metric> metric;
@@ -144,9 +148,13 @@ struct Handles {
         callbacks.struct_size = sizeof callbacks;
         callbacks.forward = callbacks.backward = [](const tsr_stage_call*, char*, void*) -> int32_t { return 0; };
         EXPECT_OK(tsr_pipeline_create(comm, &stage, 1, &callbacks, &pipeline_options, pipeline.out()));
+        const tsr_engine_unit engine_unit{"u", &param, 1, 0};
+        EXPECT_OK(tsr_engine_create(comm, &engine_unit, 1,
+                                    R"({"train_batch_size": 1, "optimizer": {"type": "SGD"}})", nullptr, engine.out()));
         const tsr_tensor gradient = grad.tensor();
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
+        EXPECT_OK(tsr_loss_scale_create(nullptr, loss_scale.out()));
         EXPECT_OK(tsr_lr_exponential(0.5, schedule.out()));
         EXPECT_OK(tsr_sampler_create(comm, 10, nullptr, sampler.out()));
         EXPECT_OK(tsr_metric_create(TSR_METRIC_AUROC, nullptr, metric.out()));
@@ -393,7 +401,9 @@ TEST(ForkedChild, MayReadAndDestroyWhatItInherits) {
                   handles->sampler.reset();
                   handles->scaler.reset();
                   handles->schedule.reset();
+                  handles->loss_scale.reset();
                   handles->optimizer.reset();
+                  handles->engine.reset();
                   handles->fsdp.reset();
                   handles->tp.reset();
                   handles->ddp.reset();

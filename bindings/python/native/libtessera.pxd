@@ -21,8 +21,10 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_fsdp
     ctypedef struct tsr_tp
     ctypedef struct tsr_pipeline
+    ctypedef struct tsr_engine
     ctypedef struct tsr_optimizer
     ctypedef struct tsr_grad_scaler
+    ctypedef struct tsr_loss_scale
     ctypedef struct tsr_lr_schedule
     ctypedef struct tsr_sampler
     ctypedef struct tsr_metric
@@ -290,6 +292,56 @@ cdef extern from "tessera/ddp.h" nogil:
     void tsr_ddp_destroy(tsr_ddp *ddp)
 
 
+cdef extern from "tessera/engine.h" nogil:
+    ctypedef struct tsr_engine_unit:
+        const char *name
+        const tsr_param *params
+        size_t n
+        uint64_t reserved
+    ctypedef struct tsr_engine_counts:
+        size_t struct_size
+        int64_t global_steps
+        int64_t global_samples
+        int64_t skipped_steps
+        int64_t micro_steps
+    tsr_status tsr_engine_config(const char *config, int32_t ranks, char *json, size_t capacity, size_t *size)
+    tsr_status tsr_engine_config_schedule(const char *config, tsr_lr_schedule **out)
+    tsr_status tsr_engine_create(tsr_comm *comm, const tsr_engine_unit *units, size_t n, const char *config, tsr_lr_schedule *schedule, tsr_engine **out)
+    tsr_status tsr_engine_description(const tsr_engine *engine, char *json, size_t capacity, size_t *size)
+    tsr_status tsr_engine_unit_count(const tsr_engine *engine, size_t *count)
+    tsr_status tsr_engine_param_count(const tsr_engine *engine, size_t *count)
+    tsr_status tsr_engine_param_name(const tsr_engine *engine, size_t index, const char **name, size_t *unit)
+    tsr_status tsr_engine_find(const tsr_engine *engine, const char *name, size_t *index)
+    tsr_status tsr_engine_param(tsr_engine *engine, size_t index, tsr_tensor *param)
+    tsr_status tsr_engine_grad(tsr_engine *engine, size_t index, tsr_tensor *grad)
+    tsr_status tsr_engine_forward(tsr_engine *engine, size_t unit)
+    tsr_status tsr_engine_forward_done(tsr_engine *engine, size_t unit)
+    tsr_status tsr_engine_backward(tsr_engine *engine, size_t unit)
+    tsr_status tsr_engine_ready(tsr_engine *engine, size_t param)
+    tsr_status tsr_engine_unit_ready(tsr_engine *engine, size_t unit)
+    tsr_status tsr_engine_backward_done(tsr_engine *engine)
+    tsr_status tsr_engine_loss_factor(const tsr_engine *engine, double *factor)
+    tsr_status tsr_engine_adds_gradients(const tsr_engine *engine, tsr_flag *adds)
+    tsr_status tsr_engine_is_boundary(const tsr_engine *engine, tsr_flag *boundary)
+    tsr_status tsr_engine_set_boundary(tsr_engine *engine, int32_t boundary)
+    tsr_status tsr_engine_begin_no_sync(tsr_engine *engine)
+    tsr_status tsr_engine_end_no_sync(tsr_engine *engine)
+    tsr_status tsr_engine_step(tsr_engine *engine, tsr_flag *stepped)
+    tsr_status tsr_engine_set_training(tsr_engine *engine, tsr_flag training)
+    tsr_status tsr_engine_is_training(const tsr_engine *engine, tsr_flag *training)
+    tsr_status tsr_engine_counters(const tsr_engine *engine, tsr_engine_counts *counts)
+    tsr_status tsr_engine_grad_norm(const tsr_engine *engine, double *norm)
+    tsr_status tsr_engine_lr(const tsr_engine *engine, double *lr)
+    tsr_status tsr_engine_set_lr(tsr_engine *engine, double lr)
+    tsr_status tsr_engine_loss_scale(const tsr_engine *engine, double *scale)
+    tsr_status tsr_engine_batch(const tsr_engine *engine, int64_t *train, int64_t *micro, int64_t *accumulation)
+    tsr_status tsr_engine_set_train_batch_size(tsr_engine *engine, int64_t train)
+    tsr_status tsr_engine_set_train_micro_batch_size(tsr_engine *engine, int64_t micro)
+    tsr_status tsr_engine_optimizer(tsr_engine *engine, tsr_optimizer **out)
+    tsr_status tsr_engine_lr_schedule(tsr_engine *engine, tsr_lr_schedule **out)
+    void tsr_engine_destroy(tsr_engine *engine)
+
+
 cdef extern from "tessera/error.h" nogil:
     int TSR_OK
     int TSR_E_INVALID_ARGUMENT
@@ -444,6 +496,30 @@ cdef extern from "tessera/log.h" nogil:
     tsr_status tsr_log_set_level(int32_t level)
     tsr_status tsr_log_set_callback(tsr_log_fn fn, void *user_data, tsr_destroy_fn destroy)
     tsr_status tsr_interrupt_set(tsr_interrupt_fn fn, void *user_data)
+
+
+cdef extern from "tessera/loss_scale.h" nogil:
+    ctypedef struct tsr_loss_scale_options:
+        size_t struct_size
+        double fixed
+        double initial
+        int64_t window
+        int64_t hysteresis
+        tsr_flag restores_every_step
+        double minimum
+    ctypedef struct tsr_loss_scale_state:
+        size_t struct_size
+        double scale
+        int64_t iteration
+        int64_t last_overflow
+        int64_t hysteresis
+    tsr_status tsr_loss_scale_options_init(tsr_loss_scale_options *options, size_t struct_size)
+    tsr_status tsr_loss_scale_create(const tsr_loss_scale_options *options, tsr_loss_scale **out)
+    tsr_status tsr_loss_scale_value(const tsr_loss_scale *scale, double *value)
+    tsr_status tsr_loss_scale_update(tsr_loss_scale *scale, tsr_flag overflow, double *value)
+    tsr_status tsr_loss_scale_get_state(const tsr_loss_scale *scale, tsr_loss_scale_state *state)
+    tsr_status tsr_loss_scale_set_state(tsr_loss_scale *scale, const tsr_loss_scale_state *state)
+    void tsr_loss_scale_destroy(tsr_loss_scale *scale)
 
 
 cdef extern from "tessera/lr_schedule.h" nogil:
@@ -770,6 +846,7 @@ cdef extern from "tessera/state.h" nogil:
     tsr_status tsr_state_add_optimizer(tsr_state *state, const char *prefix, tsr_optimizer *optimizer)
     tsr_status tsr_state_add_grad_scaler(tsr_state *state, const char *prefix, tsr_grad_scaler *scaler)
     tsr_status tsr_state_add_lr_schedule(tsr_state *state, const char *prefix, tsr_lr_schedule *schedule)
+    tsr_status tsr_state_add_engine(tsr_state *state, const char *prefix, tsr_engine *engine)
     tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler)
     tsr_status tsr_state_add_metric(tsr_state *state, const char *prefix, tsr_metric *metric, const tsr_comm *comm)
     tsr_status tsr_state_add_source(tsr_state *state, const char *prefix, const tsr_state_source *source)

@@ -233,6 +233,29 @@ cdef list grad_scaler_options(tsr_grad_scaler_options *o, dict given):
     return keep
 
 
+cdef list loss_scale_options(tsr_loss_scale_options *o, dict given):
+    cdef list keep = []
+    check(tsr_loss_scale_options_init(o, sizeof(tsr_loss_scale_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "fixed":
+            o.fixed = real(value, "fixed")
+        elif name == "initial":
+            o.initial = real(value, "initial")
+        elif name == "window":
+            o.window = int64(value, "window")
+        elif name == "hysteresis":
+            o.hysteresis = int64(value, "hysteresis")
+        elif name == "restores_every_step":
+            o.restores_every_step = bool(value)
+        elif name == "minimum":
+            o.minimum = real(value, "minimum")
+        else:
+            no_option(name, "tsr_loss_scale_options")
+    return keep
+
+
 cdef list lr_warmup_options(tsr_lr_warmup_options *o, dict given):
     cdef list keep = []
     check(tsr_lr_warmup_options_init(o, sizeof(tsr_lr_warmup_options)))

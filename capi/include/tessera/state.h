@@ -106,6 +106,19 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_grad_scaler(tsr_state *state, cons
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_lr_schedule(tsr_state *state, const char *prefix,
                                                           tsr_lr_schedule *schedule);
 
+/** Add what an engine trains and counts: the model's parameters as `<prefix>.model.<parameter>`, its optimizer and schedule
+ *  as `<prefix>.optim` and `<prefix>.schedule` (see above), its counters and loss scale as `<prefix>.engine.*`. Parameters
+ *  are those that the optimizer updates, in their own dtype, also with "fp16" and "bf16". A load continues the run at any
+ *  number of ranks, stage, precision and batch sizes. Between an engine with a schedule and one without, it must allow the
+ *  names of the schedule to be missing or unexpected. From a backward pass to the optimizer's step saves and loads are
+ *  INVALID_STATE, as gradients are not saved.
+ *  @param state   borrowed for the call
+ *  @param prefix  for example "engine"; borrowed for the call
+ *  @param engine  borrowed until destroy of the state
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_engine(tsr_state *state, const char *prefix, tsr_engine *engine);
+
 /** Add a sampler's position as `<prefix>.*`.
  *  @param state    borrowed for the call
  *  @param prefix   for example "data"; borrowed for the call

@@ -170,8 +170,10 @@ handles! {
     tsr_fsdp
     tsr_tp
     tsr_pipeline
+    tsr_engine
     tsr_optimizer
     tsr_grad_scaler
+    tsr_loss_scale
     tsr_lr_schedule
     tsr_sampler
     tsr_metric
@@ -462,6 +464,19 @@ structs! {
         comm: *mut tsr_comm,
         stream: *mut c_void,
     }
+    struct tsr_engine_unit {
+        name: *const c_char,
+        params: *const tsr_param,
+        n: usize,
+        reserved: u64,
+    }
+    struct tsr_engine_counts {
+        struct_size: usize,
+        global_steps: i64,
+        global_samples: i64,
+        skipped_steps: i64,
+        micro_steps: i64,
+    }
     struct tsr_fsdp_unit {
         name: *const c_char,
         params: *const tsr_param,
@@ -501,6 +516,22 @@ structs! {
     struct tsr_box {
         offsets: [i64; 8],
         sizes: [i64; 8],
+    }
+    struct tsr_loss_scale_options {
+        struct_size: usize,
+        fixed: f64,
+        initial: f64,
+        window: i64,
+        hysteresis: i64,
+        restores_every_step: tsr_flag,
+        minimum: f64,
+    }
+    struct tsr_loss_scale_state {
+        struct_size: usize,
+        scale: f64,
+        iteration: i64,
+        last_overflow: i64,
+        hysteresis: i64,
     }
     struct tsr_lr_warmup_options {
         struct_size: usize,
@@ -798,6 +829,17 @@ const _: () = {
     assert!(offset_of!(tsr_ddp_bucket, grads) == 24);
     assert!(offset_of!(tsr_ddp_bucket, comm) == 32);
     assert!(offset_of!(tsr_ddp_bucket, stream) == 40);
+    assert!(size_of::<tsr_engine_unit>() == 32 && align_of::<tsr_engine_unit>() == 8);
+    assert!(offset_of!(tsr_engine_unit, name) == 0);
+    assert!(offset_of!(tsr_engine_unit, params) == 8);
+    assert!(offset_of!(tsr_engine_unit, n) == 16);
+    assert!(offset_of!(tsr_engine_unit, reserved) == 24);
+    assert!(size_of::<tsr_engine_counts>() == 40 && align_of::<tsr_engine_counts>() == 8);
+    assert!(offset_of!(tsr_engine_counts, struct_size) == 0);
+    assert!(offset_of!(tsr_engine_counts, global_steps) == 8);
+    assert!(offset_of!(tsr_engine_counts, global_samples) == 16);
+    assert!(offset_of!(tsr_engine_counts, skipped_steps) == 24);
+    assert!(offset_of!(tsr_engine_counts, micro_steps) == 32);
     assert!(size_of::<tsr_fsdp_unit>() == 56 && align_of::<tsr_fsdp_unit>() == 8);
     assert!(offset_of!(tsr_fsdp_unit, name) == 0);
     assert!(offset_of!(tsr_fsdp_unit, params) == 8);
@@ -833,6 +875,20 @@ const _: () = {
     assert!(size_of::<tsr_box>() == 128 && align_of::<tsr_box>() == 8);
     assert!(offset_of!(tsr_box, offsets) == 0);
     assert!(offset_of!(tsr_box, sizes) == 64);
+    assert!(size_of::<tsr_loss_scale_options>() == 56 && align_of::<tsr_loss_scale_options>() == 8);
+    assert!(offset_of!(tsr_loss_scale_options, struct_size) == 0);
+    assert!(offset_of!(tsr_loss_scale_options, fixed) == 8);
+    assert!(offset_of!(tsr_loss_scale_options, initial) == 16);
+    assert!(offset_of!(tsr_loss_scale_options, window) == 24);
+    assert!(offset_of!(tsr_loss_scale_options, hysteresis) == 32);
+    assert!(offset_of!(tsr_loss_scale_options, restores_every_step) == 40);
+    assert!(offset_of!(tsr_loss_scale_options, minimum) == 48);
+    assert!(size_of::<tsr_loss_scale_state>() == 40 && align_of::<tsr_loss_scale_state>() == 8);
+    assert!(offset_of!(tsr_loss_scale_state, struct_size) == 0);
+    assert!(offset_of!(tsr_loss_scale_state, scale) == 8);
+    assert!(offset_of!(tsr_loss_scale_state, iteration) == 16);
+    assert!(offset_of!(tsr_loss_scale_state, last_overflow) == 24);
+    assert!(offset_of!(tsr_loss_scale_state, hysteresis) == 32);
     assert!(size_of::<tsr_lr_warmup_options>() == 48 && align_of::<tsr_lr_warmup_options>() == 8);
     assert!(offset_of!(tsr_lr_warmup_options, struct_size) == 0);
     assert!(offset_of!(tsr_lr_warmup_options, warmup_min_lr) == 8);
@@ -1269,6 +1325,71 @@ functions! {
     fn tsr_ddp_join(ddp: *mut tsr_ddp, sync_params: tsr_flag) -> tsr_status;
     fn tsr_ddp_zero_grad(ddp: *mut tsr_ddp) -> tsr_status;
     fn tsr_ddp_destroy(ddp: *mut tsr_ddp);
+    "engine.h":
+    fn tsr_engine_config(
+        config: *const c_char,
+        ranks: i32,
+        json: *mut c_char,
+        capacity: usize,
+        size: *mut usize,
+    ) -> tsr_status;
+    fn tsr_engine_config_schedule(config: *const c_char, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_engine_create(
+        comm: *mut tsr_comm,
+        units: *const tsr_engine_unit,
+        n: usize,
+        config: *const c_char,
+        schedule: *mut tsr_lr_schedule,
+        out: *mut *mut tsr_engine,
+    ) -> tsr_status;
+    fn tsr_engine_description(
+        engine: *const tsr_engine,
+        json: *mut c_char,
+        capacity: usize,
+        size: *mut usize,
+    ) -> tsr_status;
+    fn tsr_engine_unit_count(engine: *const tsr_engine, count: *mut usize) -> tsr_status;
+    fn tsr_engine_param_count(engine: *const tsr_engine, count: *mut usize) -> tsr_status;
+    fn tsr_engine_param_name(
+        engine: *const tsr_engine,
+        index: usize,
+        name: *mut *const c_char,
+        unit: *mut usize,
+    ) -> tsr_status;
+    fn tsr_engine_find(engine: *const tsr_engine, name: *const c_char, index: *mut usize) -> tsr_status;
+    fn tsr_engine_param(engine: *mut tsr_engine, index: usize, param: *mut tsr_tensor) -> tsr_status;
+    fn tsr_engine_grad(engine: *mut tsr_engine, index: usize, grad: *mut tsr_tensor) -> tsr_status;
+    fn tsr_engine_forward(engine: *mut tsr_engine, unit: usize) -> tsr_status;
+    fn tsr_engine_forward_done(engine: *mut tsr_engine, unit: usize) -> tsr_status;
+    fn tsr_engine_backward(engine: *mut tsr_engine, unit: usize) -> tsr_status;
+    fn tsr_engine_ready(engine: *mut tsr_engine, param: usize) -> tsr_status;
+    fn tsr_engine_unit_ready(engine: *mut tsr_engine, unit: usize) -> tsr_status;
+    fn tsr_engine_backward_done(engine: *mut tsr_engine) -> tsr_status;
+    fn tsr_engine_loss_factor(engine: *const tsr_engine, factor: *mut f64) -> tsr_status;
+    fn tsr_engine_adds_gradients(engine: *const tsr_engine, adds: *mut tsr_flag) -> tsr_status;
+    fn tsr_engine_is_boundary(engine: *const tsr_engine, boundary: *mut tsr_flag) -> tsr_status;
+    fn tsr_engine_set_boundary(engine: *mut tsr_engine, boundary: i32) -> tsr_status;
+    fn tsr_engine_begin_no_sync(engine: *mut tsr_engine) -> tsr_status;
+    fn tsr_engine_end_no_sync(engine: *mut tsr_engine) -> tsr_status;
+    fn tsr_engine_step(engine: *mut tsr_engine, stepped: *mut tsr_flag) -> tsr_status;
+    fn tsr_engine_set_training(engine: *mut tsr_engine, training: tsr_flag) -> tsr_status;
+    fn tsr_engine_is_training(engine: *const tsr_engine, training: *mut tsr_flag) -> tsr_status;
+    fn tsr_engine_counters(engine: *const tsr_engine, counts: *mut tsr_engine_counts) -> tsr_status;
+    fn tsr_engine_grad_norm(engine: *const tsr_engine, norm: *mut f64) -> tsr_status;
+    fn tsr_engine_lr(engine: *const tsr_engine, lr: *mut f64) -> tsr_status;
+    fn tsr_engine_set_lr(engine: *mut tsr_engine, lr: f64) -> tsr_status;
+    fn tsr_engine_loss_scale(engine: *const tsr_engine, scale: *mut f64) -> tsr_status;
+    fn tsr_engine_batch(
+        engine: *const tsr_engine,
+        train: *mut i64,
+        micro: *mut i64,
+        accumulation: *mut i64,
+    ) -> tsr_status;
+    fn tsr_engine_set_train_batch_size(engine: *mut tsr_engine, train: i64) -> tsr_status;
+    fn tsr_engine_set_train_micro_batch_size(engine: *mut tsr_engine, micro: i64) -> tsr_status;
+    fn tsr_engine_optimizer(engine: *mut tsr_engine, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_engine_lr_schedule(engine: *mut tsr_engine, out: *mut *mut tsr_lr_schedule) -> tsr_status;
+    fn tsr_engine_destroy(engine: *mut tsr_engine);
     "error.h":
     fn tsr_status_name(status: tsr_status) -> *const c_char;
     fn tsr_error_last() -> *const tsr_error;
@@ -1380,6 +1501,14 @@ functions! {
     fn tsr_log_set_level(level: i32) -> tsr_status;
     fn tsr_log_set_callback(r#fn: tsr_log_fn, user_data: *mut c_void, destroy: tsr_destroy_fn) -> tsr_status;
     fn tsr_interrupt_set(r#fn: tsr_interrupt_fn, user_data: *mut c_void) -> tsr_status;
+    "loss_scale.h":
+    fn tsr_loss_scale_options_init(options: *mut tsr_loss_scale_options, struct_size: usize) -> tsr_status;
+    fn tsr_loss_scale_create(options: *const tsr_loss_scale_options, out: *mut *mut tsr_loss_scale) -> tsr_status;
+    fn tsr_loss_scale_value(scale: *const tsr_loss_scale, value: *mut f64) -> tsr_status;
+    fn tsr_loss_scale_update(scale: *mut tsr_loss_scale, overflow: tsr_flag, value: *mut f64) -> tsr_status;
+    fn tsr_loss_scale_get_state(scale: *const tsr_loss_scale, state: *mut tsr_loss_scale_state) -> tsr_status;
+    fn tsr_loss_scale_set_state(scale: *mut tsr_loss_scale, state: *const tsr_loss_scale_state) -> tsr_status;
+    fn tsr_loss_scale_destroy(scale: *mut tsr_loss_scale);
     "lr_schedule.h":
     fn tsr_lr_constant(factor: f64, total_steps: i64, out: *mut *mut tsr_lr_schedule) -> tsr_status;
     fn tsr_lr_linear(
@@ -1662,6 +1791,7 @@ functions! {
         prefix: *const c_char,
         schedule: *mut tsr_lr_schedule,
     ) -> tsr_status;
+    fn tsr_state_add_engine(state: *mut tsr_state, prefix: *const c_char, engine: *mut tsr_engine) -> tsr_status;
     fn tsr_state_add_sampler(state: *mut tsr_state, prefix: *const c_char, sampler: *mut tsr_sampler) -> tsr_status;
     fn tsr_state_add_metric(
         state: *mut tsr_state,

@@ -662,6 +662,73 @@ macro_rules! grad_scaler_setters {
 pub(crate) use grad_scaler_setters;
 
 #[derive(Clone, Debug, Default)]
+pub(crate) struct LossScaleSettings {
+    pub(crate) fixed: Option<f64>,
+    pub(crate) initial: Option<f64>,
+    pub(crate) window: Option<u64>,
+    pub(crate) hysteresis: Option<u64>,
+    pub(crate) restores_every_step: Option<bool>,
+    pub(crate) minimum: Option<f64>,
+}
+
+impl LossScaleSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_loss_scale_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_loss_scale_options_init) }?;
+        raw::set(&mut raw.fixed, self.fixed);
+        raw::set(&mut raw.initial, self.initial);
+        raw::set(&mut raw.window, raw::fitting("window", self.window)?);
+        raw::set(&mut raw.hysteresis, raw::fitting("hysteresis", self.hysteresis)?);
+        raw::set(&mut raw.restores_every_step, self.restores_every_step.map(i32::from));
+        raw::set(&mut raw.minimum, self.minimum);
+        body(&mut raw)
+    }
+}
+
+macro_rules! loss_scale_setters {
+    () => {
+        #[doc = "The scale for good; 0 (default): it is dynamic."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn fixed(mut self, value: f64) -> Self {
+            self.settings.fixed = Some(value);
+            self
+        }
+        #[doc = "The first scale of a dynamic one; default 65536."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn initial(mut self, value: f64) -> Self {
+            self.settings.initial = Some(value);
+            self
+        }
+        #[doc = "Steps without overflow until it doubles; at least 1, default 1000."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn window(mut self, value: u64) -> Self {
+            self.settings.window = Some(value);
+            self
+        }
+        #[doc = "Overflows until it halves; at least 1, default 2."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn hysteresis(mut self, value: u64) -> Self {
+            self.settings.hysteresis = Some(value);
+            self
+        }
+        #[doc = "True: a step without overflow restores the hysteresis (consecutive_hysteresis); false (default): only a growth does."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn restores_every_step(mut self, value: bool) -> Self {
+            self.settings.restores_every_step = Some(value);
+            self
+        }
+        #[doc = "Below which it does not shrink; default 1."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn minimum(mut self, value: f64) -> Self {
+            self.settings.minimum = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use loss_scale_setters;
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LrWarmupSettings {
     pub(crate) warmup_min_lr: Option<f64>,
     pub(crate) warmup_max_lr: Option<f64>,

@@ -77,6 +77,13 @@ static_assert(offsetof(tsr_grad_scaler_options, init_scale) == 8);
 static_assert(offsetof(tsr_grad_scaler_options, growth_factor) == 16);
 static_assert(offsetof(tsr_grad_scaler_options, backoff_factor) == 24);
 static_assert(offsetof(tsr_grad_scaler_options, growth_interval) == 32);
+static_assert(sizeof(tsr_loss_scale_options) == 56);
+static_assert(offsetof(tsr_loss_scale_options, fixed) == 8);
+static_assert(offsetof(tsr_loss_scale_options, initial) == 16);
+static_assert(offsetof(tsr_loss_scale_options, window) == 24);
+static_assert(offsetof(tsr_loss_scale_options, hysteresis) == 32);
+static_assert(offsetof(tsr_loss_scale_options, restores_every_step) == 40);
+static_assert(offsetof(tsr_loss_scale_options, minimum) == 48);
 static_assert(sizeof(tsr_lr_warmup_options) == 48);
 static_assert(offsetof(tsr_lr_warmup_options, warmup_min_lr) == 8);
 static_assert(offsetof(tsr_lr_warmup_options, warmup_max_lr) == 16);
@@ -704,6 +711,235 @@ void ddp_destroy(JNIEnv*, jclass, jlong ddp) {
     tsr_ddp_destroy(as<tsr_ddp>(ddp));
 }
 
+jbyteArray engine_config(JNIEnv* env, jclass, jbyteArray config, jint ranks) {
+    return shim(env, [&]() -> jbyteArray {
+        const Text config_text(env, config);
+        return text_of(env, [&](char* text, size_t capacity, size_t* size) {
+            return tsr_engine_config(config_text.c_str(), ranks, text, capacity, size);
+        });
+    });
+}
+
+jlong engine_config_schedule(JNIEnv* env, jclass, jbyteArray config) {
+    return shim(env, [&]() -> jlong {
+        const Text config_text(env, config);
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_engine_config_schedule(config_text.c_str(), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jbyteArray engine_description(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jbyteArray {
+        return text_of(env, [&](char* text, size_t capacity, size_t* size) {
+            return tsr_engine_description(as<tsr_engine>(engine), text, capacity, size);
+        });
+    });
+}
+
+jlong engine_unit_count(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jlong {
+        size_t count_out = 0;
+        check(env, tsr_engine_unit_count(as<tsr_engine>(engine), &count_out));
+        return static_cast<jlong>(count_out);
+    });
+}
+
+jlong engine_param_count(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jlong {
+        size_t count_out = 0;
+        check(env, tsr_engine_param_count(as<tsr_engine>(engine), &count_out));
+        return static_cast<jlong>(count_out);
+    });
+}
+
+jlong engine_find(JNIEnv* env, jclass, jlong engine, jbyteArray name) {
+    return shim(env, [&]() -> jlong {
+        const Text name_text(env, name);
+        size_t index_out = 0;
+        check(env, tsr_engine_find(as<tsr_engine>(engine), name_text.c_str(), &index_out));
+        return static_cast<jlong>(index_out);
+    });
+}
+
+jlongArray engine_param(JNIEnv* env, jclass, jlong engine, jlong index) {
+    return shim(env, [&]() -> jlongArray {
+        tsr_tensor param_out{};
+        check(env, tsr_engine_param(as<tsr_engine>(engine), static_cast<size_t>(index), &param_out));
+        return descriptor_of(env, param_out);
+    });
+}
+
+jlongArray engine_grad(JNIEnv* env, jclass, jlong engine, jlong index) {
+    return shim(env, [&]() -> jlongArray {
+        tsr_tensor grad_out{};
+        check(env, tsr_engine_grad(as<tsr_engine>(engine), static_cast<size_t>(index), &grad_out));
+        return descriptor_of(env, grad_out);
+    });
+}
+
+void engine_forward(JNIEnv* env, jclass, jlong engine, jlong unit) {
+    shim(env, [&] {
+        blocking(env, [&] { return tsr_engine_forward(as<tsr_engine>(engine), static_cast<size_t>(unit)); });
+    });
+}
+
+void engine_forward_done(JNIEnv* env, jclass, jlong engine, jlong unit) {
+    shim(env, [&] {
+        blocking(env, [&] { return tsr_engine_forward_done(as<tsr_engine>(engine), static_cast<size_t>(unit)); });
+    });
+}
+
+void engine_backward(JNIEnv* env, jclass, jlong engine, jlong unit) {
+    shim(env, [&] {
+        blocking(env, [&] { return tsr_engine_backward(as<tsr_engine>(engine), static_cast<size_t>(unit)); });
+    });
+}
+
+void engine_ready(JNIEnv* env, jclass, jlong engine, jlong param) {
+    shim(env, [&] {
+        check(env, tsr_engine_ready(as<tsr_engine>(engine), static_cast<size_t>(param)));
+    });
+}
+
+void engine_unit_ready(JNIEnv* env, jclass, jlong engine, jlong unit) {
+    shim(env, [&] {
+        check(env, tsr_engine_unit_ready(as<tsr_engine>(engine), static_cast<size_t>(unit)));
+    });
+}
+
+void engine_backward_done(JNIEnv* env, jclass, jlong engine) {
+    shim(env, [&] {
+        blocking(env, [&] { return tsr_engine_backward_done(as<tsr_engine>(engine)); });
+    });
+}
+
+jdouble engine_loss_factor(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jdouble {
+        double factor_out = 0;
+        check(env, tsr_engine_loss_factor(as<tsr_engine>(engine), &factor_out));
+        return static_cast<jdouble>(factor_out);
+    });
+}
+
+jboolean engine_adds_gradients(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jboolean {
+        tsr_flag adds_out = 0;
+        check(env, tsr_engine_adds_gradients(as<tsr_engine>(engine), &adds_out));
+        return static_cast<jboolean>(adds_out != 0);
+    });
+}
+
+jboolean engine_is_boundary(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jboolean {
+        tsr_flag boundary_out = 0;
+        check(env, tsr_engine_is_boundary(as<tsr_engine>(engine), &boundary_out));
+        return static_cast<jboolean>(boundary_out != 0);
+    });
+}
+
+void engine_set_boundary(JNIEnv* env, jclass, jlong engine, jint boundary) {
+    shim(env, [&] {
+        check(env, tsr_engine_set_boundary(as<tsr_engine>(engine), boundary));
+    });
+}
+
+void engine_begin_no_sync(JNIEnv* env, jclass, jlong engine) {
+    shim(env, [&] {
+        check(env, tsr_engine_begin_no_sync(as<tsr_engine>(engine)));
+    });
+}
+
+void engine_end_no_sync(JNIEnv* env, jclass, jlong engine) {
+    shim(env, [&] {
+        check(env, tsr_engine_end_no_sync(as<tsr_engine>(engine)));
+    });
+}
+
+jboolean engine_step(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jboolean {
+        tsr_flag stepped_out = 0;
+        blocking(env, [&] { return tsr_engine_step(as<tsr_engine>(engine), &stepped_out); });
+        return static_cast<jboolean>(stepped_out != 0);
+    });
+}
+
+void engine_set_training(JNIEnv* env, jclass, jlong engine, jboolean training) {
+    shim(env, [&] {
+        check(env, tsr_engine_set_training(as<tsr_engine>(engine), (training ? 1 : 0)));
+    });
+}
+
+jboolean engine_is_training(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jboolean {
+        tsr_flag training_out = 0;
+        check(env, tsr_engine_is_training(as<tsr_engine>(engine), &training_out));
+        return static_cast<jboolean>(training_out != 0);
+    });
+}
+
+jdouble engine_grad_norm(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jdouble {
+        double norm_out = 0;
+        check(env, tsr_engine_grad_norm(as<tsr_engine>(engine), &norm_out));
+        return static_cast<jdouble>(norm_out);
+    });
+}
+
+jdouble engine_lr(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jdouble {
+        double lr_out = 0;
+        check(env, tsr_engine_lr(as<tsr_engine>(engine), &lr_out));
+        return static_cast<jdouble>(lr_out);
+    });
+}
+
+void engine_set_lr(JNIEnv* env, jclass, jlong engine, jdouble lr) {
+    shim(env, [&] {
+        check(env, tsr_engine_set_lr(as<tsr_engine>(engine), lr));
+    });
+}
+
+jdouble engine_loss_scale(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jdouble {
+        double scale_out = 0;
+        check(env, tsr_engine_loss_scale(as<tsr_engine>(engine), &scale_out));
+        return static_cast<jdouble>(scale_out);
+    });
+}
+
+void engine_set_train_batch_size(JNIEnv* env, jclass, jlong engine, jlong train) {
+    shim(env, [&] {
+        check(env, tsr_engine_set_train_batch_size(as<tsr_engine>(engine), train));
+    });
+}
+
+void engine_set_train_micro_batch_size(JNIEnv* env, jclass, jlong engine, jlong micro) {
+    shim(env, [&] {
+        check(env, tsr_engine_set_train_micro_batch_size(as<tsr_engine>(engine), micro));
+    });
+}
+
+jlong engine_optimizer(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_engine_optimizer(as<tsr_engine>(engine), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong engine_lr_schedule(JNIEnv* env, jclass, jlong engine) {
+    return shim(env, [&]() -> jlong {
+        tsr_lr_schedule* out_out = nullptr;
+        check(env, tsr_engine_lr_schedule(as<tsr_engine>(engine), &out_out));
+        return as_long(out_out);
+    });
+}
+
+void engine_destroy(JNIEnv*, jclass, jlong engine) {
+    tsr_engine_destroy(as<tsr_engine>(engine));
+}
+
 jbyteArray status_name(JNIEnv* env, jclass, jint status) {
     return shim(env, [&] { return bytes_of(env, tsr_status_name(status)); });
 }
@@ -972,6 +1208,40 @@ void log_set_level(JNIEnv* env, jclass, jint level) {
     shim(env, [&] {
         check(env, tsr_log_set_level(level));
     });
+}
+
+void loss_scale_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_loss_scale_options_init(options_of<tsr_loss_scale_options>(env, options), sizeof(tsr_loss_scale_options)));
+    });
+}
+
+jlong loss_scale_create(JNIEnv* env, jclass, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_loss_scale* out_out = nullptr;
+        check(env, tsr_loss_scale_create(options_of<tsr_loss_scale_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jdouble loss_scale_value(JNIEnv* env, jclass, jlong scale) {
+    return shim(env, [&]() -> jdouble {
+        double value_out = 0;
+        check(env, tsr_loss_scale_value(as<tsr_loss_scale>(scale), &value_out));
+        return static_cast<jdouble>(value_out);
+    });
+}
+
+jdouble loss_scale_update(JNIEnv* env, jclass, jlong scale, jboolean overflow) {
+    return shim(env, [&]() -> jdouble {
+        double value_out = 0;
+        check(env, tsr_loss_scale_update(as<tsr_loss_scale>(scale), (overflow ? 1 : 0), &value_out));
+        return static_cast<jdouble>(value_out);
+    });
+}
+
+void loss_scale_destroy(JNIEnv*, jclass, jlong scale) {
+    tsr_loss_scale_destroy(as<tsr_loss_scale>(scale));
 }
 
 jlong lr_constant(JNIEnv* env, jclass, jdouble factor, jlong total_steps) {
@@ -1589,6 +1859,13 @@ void state_add_lr_schedule(JNIEnv* env, jclass, jlong state, jbyteArray prefix, 
     });
 }
 
+void state_add_engine(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong engine) {
+    shim(env, [&] {
+        const Text prefix_text(env, prefix);
+        check(env, tsr_state_add_engine(as<tsr_state>(state), prefix_text.c_str(), as<tsr_engine>(engine)));
+    });
+}
+
 void state_add_sampler(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong sampler) {
     shim(env, [&] {
         const Text prefix_text(env, prefix);
@@ -2026,6 +2303,38 @@ Methods plain_methods() {
         method<ddp_join>("ddpJoin"),
         method<ddp_zero_grad>("ddpZeroGrad"),
         method<ddp_destroy>("ddpDestroy"),
+        method<engine_config>("engineConfig"),
+        method<engine_config_schedule>("engineConfigSchedule"),
+        method<engine_description>("engineDescription"),
+        method<engine_unit_count>("engineUnitCount"),
+        method<engine_param_count>("engineParamCount"),
+        method<engine_find>("engineFind"),
+        method<engine_param>("engineParam"),
+        method<engine_grad>("engineGrad"),
+        method<engine_forward>("engineForward"),
+        method<engine_forward_done>("engineForwardDone"),
+        method<engine_backward>("engineBackward"),
+        method<engine_ready>("engineReady"),
+        method<engine_unit_ready>("engineUnitReady"),
+        method<engine_backward_done>("engineBackwardDone"),
+        method<engine_loss_factor>("engineLossFactor"),
+        method<engine_adds_gradients>("engineAddsGradients"),
+        method<engine_is_boundary>("engineIsBoundary"),
+        method<engine_set_boundary>("engineSetBoundary"),
+        method<engine_begin_no_sync>("engineBeginNoSync"),
+        method<engine_end_no_sync>("engineEndNoSync"),
+        method<engine_step>("engineStep"),
+        method<engine_set_training>("engineSetTraining"),
+        method<engine_is_training>("engineIsTraining"),
+        method<engine_grad_norm>("engineGradNorm"),
+        method<engine_lr>("engineLr"),
+        method<engine_set_lr>("engineSetLr"),
+        method<engine_loss_scale>("engineLossScale"),
+        method<engine_set_train_batch_size>("engineSetTrainBatchSize"),
+        method<engine_set_train_micro_batch_size>("engineSetTrainMicroBatchSize"),
+        method<engine_optimizer>("engineOptimizer"),
+        method<engine_lr_schedule>("engineLrSchedule"),
+        method<engine_destroy>("engineDestroy"),
         method<status_name>("statusName"),
         method<fsdp_unit_init>("fsdpUnitInit"),
         method<fsdp_options_init>("fsdpOptionsInit"),
@@ -2068,6 +2377,11 @@ Methods plain_methods() {
         method<layout_box_count>("layoutBoxCount"),
         method<layout_destroy>("layoutDestroy"),
         method<log_set_level>("logSetLevel"),
+        method<loss_scale_options_init>("lossScaleOptionsInit"),
+        method<loss_scale_create>("lossScaleCreate"),
+        method<loss_scale_value>("lossScaleValue"),
+        method<loss_scale_update>("lossScaleUpdate"),
+        method<loss_scale_destroy>("lossScaleDestroy"),
         method<lr_constant>("lrConstant"),
         method<lr_linear>("lrLinear"),
         method<lr_step_decay>("lrStepDecay"),
@@ -2154,6 +2468,7 @@ Methods plain_methods() {
         method<state_add_optimizer>("stateAddOptimizer"),
         method<state_add_grad_scaler>("stateAddGradScaler"),
         method<state_add_lr_schedule>("stateAddLrSchedule"),
+        method<state_add_engine>("stateAddEngine"),
         method<state_add_sampler>("stateAddSampler"),
         method<state_add_metric>("stateAddMetric"),
         method<state_set_int64>("stateSetInt64"),

@@ -93,6 +93,40 @@ abstract class PlainNatives {
     static native void ddpZeroGrad(long ddp);
     static native void ddpDestroy(long ddp);
 
+    // engine.h
+    static native byte[] engineConfig(byte[] config, int ranks);
+    static native long engineConfigSchedule(byte[] config);
+    static native byte[] engineDescription(long engine);
+    static native long engineUnitCount(long engine);
+    static native long engineParamCount(long engine);
+    static native long engineFind(long engine, byte[] name);
+    static native long[] engineParam(long engine, long index);
+    static native long[] engineGrad(long engine, long index);
+    static native void engineForward(long engine, long unit);
+    static native void engineForwardDone(long engine, long unit);
+    static native void engineBackward(long engine, long unit);
+    static native void engineReady(long engine, long param);
+    static native void engineUnitReady(long engine, long unit);
+    static native void engineBackwardDone(long engine);
+    static native double engineLossFactor(long engine);
+    static native boolean engineAddsGradients(long engine);
+    static native boolean engineIsBoundary(long engine);
+    static native void engineSetBoundary(long engine, int boundary);
+    static native void engineBeginNoSync(long engine);
+    static native void engineEndNoSync(long engine);
+    static native boolean engineStep(long engine);
+    static native void engineSetTraining(long engine, boolean training);
+    static native boolean engineIsTraining(long engine);
+    static native double engineGradNorm(long engine);
+    static native double engineLr(long engine);
+    static native void engineSetLr(long engine, double lr);
+    static native double engineLossScale(long engine);
+    static native void engineSetTrainBatchSize(long engine, long train);
+    static native void engineSetTrainMicroBatchSize(long engine, long micro);
+    static native long engineOptimizer(long engine);
+    static native long engineLrSchedule(long engine);
+    static native void engineDestroy(long engine);
+
     // error.h
     static native byte[] statusName(int status);
 
@@ -146,6 +180,13 @@ abstract class PlainNatives {
 
     // log.h
     static native void logSetLevel(int level);
+
+    // loss_scale.h
+    static native void lossScaleOptionsInit(Object options);
+    static native long lossScaleCreate(Object options);
+    static native double lossScaleValue(long scale);
+    static native double lossScaleUpdate(long scale, boolean overflow);
+    static native void lossScaleDestroy(long scale);
 
     // lr_schedule.h
     static native long lrConstant(double factor, long totalSteps);
@@ -250,6 +291,7 @@ abstract class PlainNatives {
     static native void stateAddOptimizer(long state, byte[] prefix, long optimizer);
     static native void stateAddGradScaler(long state, byte[] prefix, long scaler);
     static native void stateAddLrSchedule(long state, byte[] prefix, long schedule);
+    static native void stateAddEngine(long state, byte[] prefix, long engine);
     static native void stateAddSampler(long state, byte[] prefix, long sampler);
     static native void stateAddMetric(long state, byte[] prefix, long metric, long comm);
     static native void stateSetInt64(long state, byte[] name, long value);
