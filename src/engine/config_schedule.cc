@@ -1,6 +1,7 @@
 #include "engine/config_schedule.hpp"
 
 #include <optional>
+#include <string_view>
 
 #include "base/error.hpp"
 
@@ -73,19 +74,32 @@ OneCycleLrOptions one_cycle_in(ConfigSection& params, bool cycles_momentum) {
     return options;
 }
 
-LrCurvePtr range_test_in(ConfigSection& params) {
+// The curve from `make`, whose refusals do not know the configuration.
+template <class Make>
+LrCurvePtr checked(const ConfigSection& scheduler, Make&& make) {
+    try {
+        return make();
+    } catch (const Error& error) {
+        scheduler.fail("params", error.code(), error.what());
+    }
+}
+
+LrCurvePtr range_test_in(const ConfigSection& scheduler, ConfigSection& params) {
     const double min_lr = params.number("lr_range_test_min_lr", 0).value_or(1e-3);
     const int64_t step_size = params.integer("lr_range_test_step_size").value_or(2000);
     const double step_rate = params.number("lr_range_test_step_rate", 0).value_or(1);
-    return lr_range_test(min_lr, step_size, step_rate, params.flag("lr_range_test_staircase").value_or(false));
+    const bool staircase = params.flag("lr_range_test_staircase").value_or(false);
+    return checked(scheduler, [&] { return lr_range_test(min_lr, step_size, step_rate, staircase); });
 }
 
-LrCurvePtr curve_in(ConfigSection& scheduler, const std::string& type, ConfigSection& params, bool cycles_momentum) {
-    if (type == "WarmupLR") return warmup_lr(warmup_in(params));
-    if (type == "WarmupDecayLR") return warmup_lr(warmup_decay_in(params));
-    if (type == "WarmupCosineLR") return warmup_cosine_lr(warmup_cosine_in(params));
-    if (type == "OneCycle") return one_cycle_lr(one_cycle_in(params, cycles_momentum));
-    if (type == "LRRangeTest") return range_test_in(params);
+LrCurvePtr curve_in(const ConfigSection& scheduler, const std::string& type, ConfigSection& params,
+                    bool cycles_momentum) {
+    const auto along = [&](auto make, const auto& options) { return checked(scheduler, [&] { return make(options); }); };
+    if (type == "WarmupLR") return along(warmup_lr, warmup_in(params));
+    if (type == "WarmupDecayLR") return along(warmup_lr, warmup_decay_in(params));
+    if (type == "WarmupCosineLR") return along(warmup_cosine_lr, warmup_cosine_in(params));
+    if (type == "OneCycle") return along(one_cycle_lr, one_cycle_in(params, cycles_momentum));
+    if (type == "LRRangeTest") return range_test_in(scheduler, params);
     scheduler.fail("type", Code::unsupported,
                    "Tessera's engine has WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle and LRRangeTest; choose one of "
                    "them, or give the engine a schedule of Tessera's");
@@ -93,7 +107,7 @@ LrCurvePtr curve_in(ConfigSection& scheduler, const std::string& type, ConfigSec
 
 }  // namespace
 
-LrCurvePtr schedule_of(ConfigSection& scheduler, const std::string& type, ConfigSection& params,
+LrCurvePtr schedule_of(const ConfigSection& scheduler, const std::string& type, ConfigSection& params,
                        bool cycles_momentum) {
     if (params.integer("last_batch_iteration").value_or(-1) != -1) {
         params.fail("last_batch_iteration", Code::unsupported,

@@ -10,7 +10,7 @@ namespace tsr {
 
 // `scheduler` is the section, `params` its parameters. `cycles_momentum`: the optimizer has one that OneCycle may set. Throws
 // UNSUPPORTED for another type.
-[[nodiscard]] LrCurvePtr schedule_of(ConfigSection& scheduler, const std::string& type, ConfigSection& params,
+[[nodiscard]] LrCurvePtr schedule_of(const ConfigSection& scheduler, const std::string& type, ConfigSection& params,
                                      bool cycles_momentum);
 
 }  // namespace tsr

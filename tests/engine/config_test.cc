@@ -98,6 +98,7 @@ TEST(Config, TakesTheRest) {
         "gradient_clipping": 0, "gradient_predivide_factor": 4, "gradient_allreduce_op": "sum",
         "communication_data_type": "bf16", "data_types": {"grad_accum_dtype": "bf16"},
         "managed_gradient_accumulation": false, "steps_per_print": 10, "dump_state": true,
+        "wall_clock_breakdown": true,
         "fp16": {"enabled": true, "loss_scale": 128, "initial_scale_power": 4, "loss_scale_window": 50, "hysteresis": 3,
                  "consecutive_hysteresis": true, "min_loss_scale": 0.5}})");
     EXPECT_EQ(config.batch.train, 64);
@@ -113,6 +114,7 @@ TEST(Config, TakesTheRest) {
     EXPECT_EQ(config.grad_dtype, DType::bf16);
     EXPECT_TRUE(config.every_step_is_boundary);
     EXPECT_EQ(config.steps_per_print, 10);
+    EXPECT_TRUE(config.wall_clock_breakdown);
     EXPECT_TRUE(config.dump_state);
     EXPECT_EQ(config.precision, Precision::f16);
     EXPECT_TRUE(config.skips_overflow);
@@ -179,15 +181,50 @@ TEST(Config, KeysWithoutEffectAreReported) {
                               "offload_optimizer": {"device": "cpu", "pin_memory": true}, "cpu_offload": true},
         "wall_clock_breakdown": true, "tensorboard": {"enabled": true}, "wandb": {"enabled": false},
         "memory_breakdown": false, "activation_checkpointing": {"partition_activations": true},
-        "checkpoint": {"tag_validation": "FAIL"}})");
+        "checkpoint": {"tag_validation": "FAIL"}, "dataloader_drop_last": true, "fp16": {"auto_cast": true}})");
+    EXPECT_EQ(config.tag_validation, TagValidation::fail);
     auto keys = keys_of(config, ReportKind::no_effect);
     std::ranges::sort(keys);
     EXPECT_EQ(keys, (std::vector<std::string>{
-                        "activation_checkpointing", "checkpoint.tag_validation", "tensorboard", "wall_clock_breakdown",
+                        "activation_checkpointing", "checkpoint.tag_validation", "dataloader_drop_last",
+                        "fp16.auto_cast", "tensorboard", "wall_clock_breakdown",
                         "zero_optimization.contiguous_gradients", "zero_optimization.offload_optimizer.device",
                         "zero_optimization.offload_optimizer.pin_memory", "zero_optimization.overlap_comm",
                         "zero_optimization.reduce_bucket_size"}));
     EXPECT_EQ(keys_of(config, ReportKind::deprecated), std::vector<std::string>{"zero_optimization.cpu_offload"});
+}
+
+// What an engine of another library may have is left to it.
+TEST(Config, OthersHaveOptimizersAndSchedulersOfTheirOwn) {
+    const auto read = [](std::string_view text) { return EngineConfig::of(ConfigText(text), ConfigReader::other); };
+    const EngineConfig config = read(R"({
+        "optimizer": {"type": "RMSprop", "params": {"alpha": 0.5, "foreach": true}},
+        "scheduler": {"type": "StepLR", "params": {"step_size": 3}}, "unknown": 1,
+        "fp16": {"enabled": true, "auto_cast": true}, "dataloader_drop_last": true,
+        "checkpoint": {"tag_validation": "ignore"}})");
+    EXPECT_EQ(config.optimizer_part.value().type, "RMSprop");
+    EXPECT_EQ(config.optimizer_part.value().params.dump(), R"({"alpha":0.5,"foreach":true})");
+    EXPECT_FALSE(config.optimizer_part.value().is_own);
+    EXPECT_FALSE(config.optimizer);
+    EXPECT_EQ(config.scheduler_part.value().type, "StepLR");
+    EXPECT_FALSE(config.scheduler_part.value().is_own);
+    EXPECT_EQ(config.schedule, nullptr);
+    EXPECT_TRUE(config.auto_casts);
+    EXPECT_TRUE(config.drops_last);
+    EXPECT_EQ(config.tag_validation, TagValidation::ignore);
+    ASSERT_EQ(config.reports.size(), 1U);
+    EXPECT_EQ(config.reports[0].key, "unknown");
+    // Tessera has the type, but not this option of it.
+    const EngineConfig amsgrad = read(R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})");
+    EXPECT_FALSE(amsgrad.optimizer_part.value().is_own);
+    const EngineConfig own = read(R"({"optimizer": {"type": "Adam", "params": {"fused": true}}})");
+    EXPECT_TRUE(own.optimizer_part.value().is_own);
+    EXPECT_TRUE(own.reports.empty());
+    for (const char* text : {R"({"optimizer": {"type": "RMSprop", "params": {"max_grad_norm": 1}}})",
+                             R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})", R"({"scheduler": {"params": {}}})",
+                             R"({"zero_optimization": {"stage": 4}})"}) {
+        EXPECT_THROW((void)read(text), Error) << text;
+    }
 }
 
 struct Refused {
@@ -207,7 +244,7 @@ TEST(Config, WhatTesseraDoesNotDoIsRefusedByName) {
                         "and SGD; choose one of them",
                         type));
     }
-    for (const char* key : {"scheduler", "amp", "torch_autocast", "nebula", "compression_training", "quantize_training",
+    for (const char* key : {"amp", "torch_autocast", "nebula", "compression_training", "quantize_training",
                             "sparse_gradients", "eigenvalue", "sparse_attention", "elasticity", "graph_harvesting",
                             "curriculum_learning", "progressive_layer_drop"}) {
         const Error error = refusal_of(fmt::format(R"({{"{}": {{"enabled": true}}}})", key));

@@ -199,20 +199,22 @@ TEST(EngineSteps, BatchSizesChangeBetweenSteps) {
 TEST(EngineSteps, TheRateIsSetAndTheScheduleFollowsSteps) {
     expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
         auto params = one_tensor();
-        int calls = 0;
-        Engine engine(shared(comm), params.in_units(), sgd(2), {.schedule = [&](Optimizer& optimizer) {
-                          ++calls;
-                          optimizer.set_lr(optimizer.lr() / 2);
-                      }});
+        Engine engine(shared(comm), params.in_units(), sgd(2), std::make_shared<LrSchedule>(exponential_lr(0.5)));
         EXPECT_EQ(engine.lr(), 1);
-        engine.set_lr(4);
         for (int i = 0; i < 4; ++i) {
             pass_of(engine, 1);
             (void)engine.step();
         }
-        EXPECT_EQ(calls, 2);
-        EXPECT_EQ(engine.lr(), 1);
-        expect_values(engine, -(4 + 2) * 2);
+        EXPECT_EQ(engine.schedule()->steps(), 2);
+        EXPECT_EQ(engine.lr(), 0.25);
+        expect_values(engine, -(1 + 0.5F) * 2);
+        engine.set_lr(4);
+        for (int i = 0; i < 2; ++i) {
+            pass_of(engine, 1);
+            (void)engine.step();
+        }
+        EXPECT_EQ(engine.lr(), 0.125);
+        expect_values(engine, -(1 + 0.5F + 4) * 2);
         (void)expect_error([&] { engine.set_lr(NAN); }, Code::invalid_argument);
     }));
 }
@@ -232,8 +234,8 @@ class EngineInF16 : public ::testing::TestWithParam<int> {
 TEST_P(EngineInF16, AnOverflowOfOneRankSkipsTheStepOfAll) {
     expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
         auto params = one_tensor();
-        int calls = 0;
-        Engine engine(shared(comm), params.in_units(), config(GetParam()), {.schedule = [&](Optimizer&) { ++calls; }});
+        Engine engine(shared(comm), params.in_units(), config(GetParam()),
+                      std::make_shared<LrSchedule>(constant_lr(1, 1)));
         const double nothing = std::numeric_limits<double>::infinity();
         const std::vector<std::pair<float, double>> steps{{1.0F, 16},
                                                           {std::numeric_limits<float>::infinity(), 8},
@@ -256,7 +258,7 @@ TEST_P(EngineInF16, AnOverflowOfOneRankSkipsTheStepOfAll) {
         EXPECT_EQ(engine.counters().global_steps, 4);
         EXPECT_EQ(engine.counters().skipped_steps, 2);
         EXPECT_EQ(engine.counters().global_samples, 12);
-        EXPECT_EQ(calls, 2);
+        EXPECT_EQ(engine.schedule()->steps(), 2);
         // Two steps with gradients of 1, in f32 masters of the f16 parameters.
         const auto shard = engine.model().fsdp()->shard(0).as<float>();
         for (const float value : shard) EXPECT_EQ(value, -2);
@@ -377,6 +379,30 @@ TEST(EngineCreation, WhatItCannotTrainIsRefused) {
               std::string::npos);
 }
 
+TEST(EngineCreation, TwoSchedulesAreRefused) {
+    auto params = one_tensor();
+    const Error error = expect_error(
+        [&] {
+            Engine(Communicator::self(), params.in_units(), sgd(1, R"(, "scheduler": {"type": "WarmupLR"})"),
+                   std::make_shared<LrSchedule>(exponential_lr(0.5)));
+        },
+        Code::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("leave one of the two out"), std::string::npos) << error.what();
+}
+
+TEST(EngineCreation, SchedulesThatDifferAreNamed) {
+    const auto outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        auto params = one_tensor();
+        Engine(shared(comm), params.in_units(), sgd(1),
+               std::make_shared<LrSchedule>(exponential_lr(comm.rank() == 0 ? 0.5 : 0.25)));
+    });
+    for (size_t rank = 0; rank < 2; ++rank) {
+        const Error error = testing::only_error(outcomes, rank);
+        EXPECT_EQ(error.code(), Code::mismatch);
+        EXPECT_NE(std::string(error.what()).find("the schedule exponential"), std::string::npos) << error.what();
+    }
+}
+
 // --- what it says
 
 TEST(EngineReports, GoToTheLogOnce) {
@@ -388,7 +414,7 @@ TEST(EngineReports, GoToTheLogOnce) {
         const auto communicator = Communicator::self();
         auto params = one_tensor();
         Engine engine(communicator, params.in_units(),
-                      sgd(1, R"(, "wall_clock_breakdown": true, "dump_state": true, "steps_per_print": 2)"));
+                      sgd(1, R"(, "wall_clock_breakdown": true, "dump_state": true, "steps_per_print": 2, "comet": true)"));
         for (int i = 0; i < 4; ++i) {
             pass_of(engine, 1);
             (void)engine.step();
@@ -400,7 +426,8 @@ TEST(EngineReports, GoToTheLogOnce) {
         return std::ranges::count_if(lines,
                                      [&](const std::string& line) { return line.find(part) != std::string::npos; });
     };
-    EXPECT_EQ(count("\"wall_clock_breakdown\" (line 2, column "), 1);
+    EXPECT_EQ(count("mean times: forward "), 2);
+    EXPECT_EQ(count("\"comet\" (line 2, column "), 1);
     EXPECT_EQ(count("the engine's configuration: {"), 1);
     EXPECT_EQ(count("step 2, skipped 0, lr 1, loss scale 1"), 1);
     EXPECT_EQ(count("step 4, skipped 0"), 1);
