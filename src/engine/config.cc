@@ -117,7 +117,7 @@ void read_part(PartConfig& part, EngineConfig& config, ConfigReader reader, Read
         if (reader == ConfigReader::own || error.code() != Code::unsupported) throw;
         part.is_own = false;
     }
-    if (reader == ConfigReader::other) config.reports.erase(config.reports.begin() + static_cast<std::ptrdiff_t>(reported), config.reports.end());
+    if (reader == ConfigReader::other) config.reports.resize(reported);
 }
 
 PartConfig& part_in(std::optional<PartConfig>& part, ConfigSection& section, const ConfigSection& params) {

@@ -132,16 +132,19 @@ void Engine::begin_pass() {
 }
 
 void Engine::backward(size_t unit) {
+    model_->check_unit(unit);
     begin_pass();
     model_->backward(unit);
 }
 
 void Engine::ready(size_t param) {
+    (void)model_->unit_of(param);
     begin_pass();
     model_->ready(param);
 }
 
 void Engine::unit_ready(size_t unit) {
+    model_->check_unit(unit);
     begin_pass();
     model_->unit_ready(unit);
 }

@@ -314,14 +314,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_set_train_micro_batch_size(tsr_engine
 
 /** The engine's optimizer, for its settings. The engine makes its steps.
  *  @param engine  borrowed for the call
- *  @param out     a handle of its own, to be destroyed by the caller, before or after the engine
+ *  @param out     another handle, to be destroyed by the caller, before or after the engine
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_optimizer(tsr_engine *engine, tsr_optimizer **out);
 
 /** The engine's learning-rate schedule. The engine makes its steps.
  *  @param engine  borrowed for the call
- *  @param out     a handle of its own, to be destroyed by the caller, before or after the engine
+ *  @param out     another handle, to be destroyed by the caller, before or after the engine
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (it has none), NO_MEMORY
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_lr_schedule(tsr_engine *engine, tsr_lr_schedule **out);

@@ -1,6 +1,5 @@
-/* Tessera: DeepSpeed's loss scale, which an engine with "fp16" has. It is here for trainers that check gradients and make
- * steps of their own; others use tsr_engine or tsr_grad_scaler. The trainer multiplies its loss by the scale, and tells
- * the scale after each step whether the gradients of any rank had an infinity or NaN.
+/* Tessera: DeepSpeed's loss scale, which an engine with "fp16" has. Trainers without an engine can use it alone. They
+ * multiply their loss by the scale, and report after each step whether the gradients of any rank had an infinity or NaN.
  *
  * A dynamic scale halves after `hysteresis` overflows and doubles after `window` steps without one. */
 #ifndef TESSERA_LOSS_SCALE_H
@@ -32,7 +31,7 @@ typedef struct tsr_loss_scale_options {
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_loss_scale_options_init(tsr_loss_scale_options *options, size_t struct_size);
 
-/** Create a loss scale. Each rank has its own; they stay equal if all are told the same.
+/** Create a loss scale. Each rank has its own; they stay equal if all ranks report the same.
  *  @param options  borrowed for the call; NULL: all defaults; the same on every rank
  *  @param out      the loss scale
  *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
@@ -58,7 +57,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_loss_scale_update(tsr_loss_scale *scale, tsr
 typedef struct tsr_loss_scale_state {
     size_t struct_size;
     double scale;
-    int64_t iteration;     /* steps that it was told of */
+    int64_t iteration;     /* reported steps */
     int64_t last_overflow; /* the iteration of the last overflow; -1: there was none */
     int64_t hysteresis;    /* overflows left until it halves */
 } tsr_loss_scale_state;
