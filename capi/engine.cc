@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <optional>
+#include <tuple>
 
 #include "comm/communicator.hpp"
 #include "comm/fingerprint.hpp"
@@ -69,9 +70,7 @@ tsr_status tsr_engine_config_schedule(const char* config, tsr_lr_schedule** out)
             if (!found.scheduler_part) {
                 throw Error(Code::invalid_argument, "the configuration has no \"scheduler\"; give its \"type\"");
             }
-            // Says why.
-            const EngineConfig own = EngineConfig::of(ConfigText(text(config, "config")));
-            return std::make_shared<LrSchedule>(own.schedule);
+            throw Error(Code::unsupported, found.scheduler_part->refusal);
         });
     });
 }
@@ -194,7 +193,11 @@ tsr_status tsr_engine_step(tsr_engine* engine, int32_t* stepped) {
 tsr_status tsr_engine_set_training(tsr_engine* engine, int32_t training) {
     return guard([&] {
         Engine& e = *object_of(engine, "engine");
-        flag(training, "training") ? e.train() : e.eval();
+        if (flag(training, "training")) {
+            e.train();
+        } else {
+            e.eval();
+        }
     });
 }
 

@@ -115,7 +115,7 @@ void read_part(PartConfig& part, EngineConfig& config, ConfigReader reader, Read
         read();
     } catch (const Error& error) {
         if (reader == ConfigReader::own || error.code() != Code::unsupported) throw;
-        part.is_own = false;
+        part.refusal = error.what();
     }
     if (reader == ConfigReader::other) config.reports.resize(reported);
 }
@@ -123,7 +123,7 @@ void read_part(PartConfig& part, EngineConfig& config, ConfigReader reader, Read
 PartConfig& part_in(std::optional<PartConfig>& part, ConfigSection& section, const ConfigSection& params) {
     const std::optional<std::string> type = section.text("type");
     if (!type) section.fail("type", Code::invalid_argument, "name one");
-    return part.emplace(PartConfig{*type, params.object()});
+    return part.emplace(PartConfig{*type, params.object(), {}});
 }
 
 void take_optimizer(ConfigSection& top, EngineConfig& config, ConfigReader reader) {

@@ -28,7 +28,9 @@ using OptimizerConfig = std::variant<AdamOptions, SgdOptions>;
 struct PartConfig {
     std::string type;
     Json params;  // an object
-    bool is_own = true;  // Tessera has it
+    std::string refusal;  // why Tessera does not have it; empty: it has
+
+    [[nodiscard]] bool is_own() const { return refusal.empty(); }
 };
 
 // Who makes an engine of a configuration. An engine of another library may have optimizers, schedulers and other things that

@@ -11,7 +11,7 @@ Json object(std::initializer_list<Json::Member> members) { return Json(Json::Obj
 
 Json of_part(const std::optional<PartConfig>& part) {
     if (!part) return {};
-    return object({{"type", part->type}, {"params", part->params}, {"core", part->is_own}});
+    return object({{"type", part->type}, {"params", part->params}, {"core", part->is_own()}});
 }
 
 const char* name_of(Precision precision) {

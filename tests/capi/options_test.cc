@@ -67,6 +67,7 @@ TEST(Options, InitWritesDefaultsIntoStructsOfAnySize) {
     expect_init_is_sound<tsr_sgd_options>(tsr_sgd_options_init);
     expect_init_is_sound<tsr_adam_options>(tsr_adam_options_init);
     expect_init_is_sound<tsr_adamw_options>(tsr_adamw_options_init);
+    expect_init_is_sound<tsr_loss_scale_options>(tsr_loss_scale_options_init);
     expect_init_is_sound<tsr_sampler_options>(tsr_sampler_options_init);
     expect_init_is_sound<tsr_saver_options>(tsr_saver_options_init);
     expect_init_is_sound<tsr_load_options>(tsr_load_options_init);

@@ -204,10 +204,10 @@ TEST(Config, OthersHaveOptimizersAndSchedulersOfTheirOwn) {
         "checkpoint": {"tag_validation": "ignore"}})");
     EXPECT_EQ(config.optimizer_part.value().type, "RMSprop");
     EXPECT_EQ(config.optimizer_part.value().params.dump(), R"({"alpha":0.5,"foreach":true})");
-    EXPECT_FALSE(config.optimizer_part.value().is_own);
+    EXPECT_FALSE(config.optimizer_part.value().is_own());
     EXPECT_FALSE(config.optimizer);
     EXPECT_EQ(config.scheduler_part.value().type, "StepLR");
-    EXPECT_FALSE(config.scheduler_part.value().is_own);
+    EXPECT_FALSE(config.scheduler_part.value().is_own());
     EXPECT_EQ(config.schedule, nullptr);
     EXPECT_TRUE(config.auto_casts);
     EXPECT_TRUE(config.drops_last);
@@ -216,9 +216,9 @@ TEST(Config, OthersHaveOptimizersAndSchedulersOfTheirOwn) {
     EXPECT_EQ(config.reports[0].key, "unknown");
     // Tessera has the type, but not this option of it.
     const EngineConfig amsgrad = read(R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})");
-    EXPECT_FALSE(amsgrad.optimizer_part.value().is_own);
+    EXPECT_FALSE(amsgrad.optimizer_part.value().is_own());
     const EngineConfig own = read(R"({"optimizer": {"type": "Adam", "params": {"fused": true}}})");
-    EXPECT_TRUE(own.optimizer_part.value().is_own);
+    EXPECT_TRUE(own.optimizer_part.value().is_own());
     EXPECT_TRUE(own.reports.empty());
     for (const char* text : {R"({"optimizer": {"type": "RMSprop", "params": {"max_grad_norm": 1}}})",
                              R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})", R"({"scheduler": {"params": {}}})",
