@@ -50,7 +50,7 @@ std::optional<DType> dtype_in(ConfigSection& section, std::string_view key) {
 
 // --- optimizer
 
-constexpr std::string_view optimizers_there_are = "Tessera's engine has Adam, AdamW and SGD";
+constexpr std::string_view optimizers_there_are = "Tessera's engine has Adam, AdamW, SGD and Adagrad";
 
 void take_common(ConfigSection& params, double& lr, double& weight_decay) {
     params.refuse("max_grad_norm",
@@ -112,6 +112,16 @@ SgdOptions sgd_of(ConfigSection* params) {
     return options;
 }
 
+AdagradOptions adagrad_of(ConfigSection* params) {
+    AdagradOptions options;
+    if (params == nullptr) return options;
+    take_common(*params, options.lr, options.weight_decay);
+    take(options.lr_decay, params->number("lr_decay", 0));
+    take(options.initial_accumulator_value, params->number("initial_accumulator_value", 0));
+    take(options.eps, params->number("eps", 0));
+    return options;
+}
+
 void take_optimizer(ConfigSection& top, EngineConfig& config) {
     auto section = top.section("optimizer", Auto::is_refused);
     if (!section) return;
@@ -124,6 +134,8 @@ void take_optimizer(ConfigSection& top, EngineConfig& config) {
         config.optimizer = adam_of(given, name == "adamw");
     } else if (name == "sgd") {
         config.optimizer = sgd_of(given);
+    } else if (name == "adagrad") {
+        config.optimizer = adagrad_of(given);
     } else {
         section->fail("type", Code::unsupported, fmt::format("{}; choose one of them", optimizers_there_are));
     }

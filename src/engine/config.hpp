@@ -12,6 +12,7 @@
 #include "engine/batch.hpp"
 #include "engine/config_section.hpp"
 #include "engine/loss_scale.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
 
@@ -20,7 +21,7 @@ namespace tsr {
 // The dtype in which a model is computed; its shards and its optimizer keep that of its parameters.
 enum class Precision { of_params, f16, bf16 };
 
-using OptimizerConfig = std::variant<AdamOptions, SgdOptions>;
+using OptimizerConfig = std::variant<AdamOptions, SgdOptions, AdagradOptions>;
 
 struct EngineConfig {
     BatchConfig batch;

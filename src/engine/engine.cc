@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "comm/fingerprint.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
 
@@ -50,6 +51,8 @@ std::shared_ptr<Optimizer> make_optimizer(EngineModel& model, const OptimizerCon
         std::shared_ptr<Optimizer> made;
         if (const auto* adam = std::get_if<AdamOptions>(&config)) {
             made = std::make_shared<Adam>(std::move(params), *adam, std::move(copy));
+        } else if (const auto* adagrad = std::get_if<AdagradOptions>(&config)) {
+            made = std::make_shared<Adagrad>(std::move(params), *adagrad, std::move(copy));
         } else {
             made = std::make_shared<Sgd>(std::move(params), std::get<SgdOptions>(config), std::move(copy));
         }

@@ -1,4 +1,4 @@
-// The steps of Adam, AdamW and SGD over many tensors, and what they do with an element, there and in the CPU's loops
+// The steps of optimizers over many tensors, and what they do with an element, there and in the CPU's loops
 // (optim/kernels.cc).
 #pragma once
 
@@ -31,6 +31,13 @@ struct AdamStep {
     T eps;
     T weight_decay;  // added to the gradient
     T keep;          // 1 - lr * decoupled weight decay: multiplies the parameter
+};
+
+template <class T>
+struct AdagradStep {
+    T rate;  // lr / (1 + (step - 1) * lr_decay)
+    T eps;
+    T weight_decay;
 };
 
 }  // namespace tsr
@@ -69,6 +76,14 @@ TSR_HD inline void sgd_element(T& param, T grad, T& buffer, const SgdStep<T>& st
 }
 
 template <class T>
+TSR_INLINE void one_moment_element(T& param, T grad, T& sum, const AdagradStep<T>& step) {
+    const T gradient = decayed(grad, param, step.weight_decay);
+    const T total = sum + gradient * gradient;
+    sum = total;
+    param -= step.rate * gradient / (std::sqrt(total) + step.eps);
+}
+
+template <class T>
 struct AdamUpdate {
     static constexpr unsigned threads = 256;
 
@@ -99,6 +114,37 @@ struct AdamUpdate {
             store(params + i, param);
             store(averages + i, average);
             store(squares + i, square);
+        });
+    }
+};
+
+// A step of an optimizer that has one moment and updates it with each element.
+template <class T, class Step>
+struct OneMomentUpdate {
+    static constexpr unsigned threads = 256;
+
+    TensorTable<3> tensors;  // parameters, gradients, moments
+    Step step;
+
+    [[nodiscard]] unsigned blocks() const { return tensors.blocks(); }
+    template <class Visit>
+    void memory(Visit&& visit) {
+        tensors.memory(visit, {sizeof(T), sizeof(T), sizeof(T)});
+    }
+    TSR_HD void operator()(const Thread& thread) const {
+        const auto chunk = tensors.chunk(thread.block);
+        T* const params = tensors.template at<T>(0, chunk);
+        const T* const grads = tensors.template at<const T>(1, chunk);
+        T* const moments = tensors.template at<T>(2, chunk);
+        const bool packed =
+            is_aligned(params, pack_bytes) && is_aligned(grads, pack_bytes) && is_aligned(moments, pack_bytes);
+        for_elements<pack_bytes / sizeof(T)>(thread, chunk.elements, packed, [&]<int n>(unsigned i) {
+            auto param = load<n>(params + i);
+            const auto grad = load<n>(grads + i);
+            auto moment = load<n>(moments + i);
+            for (int k = 0; k < n; ++k) one_moment_element(param.values[k], grad.values[k], moment.values[k], step);
+            store(params + i, param);
+            store(moments + i, moment);
         });
     }
 };

@@ -40,6 +40,13 @@ TSR_INLINE void adam_loop(T* __restrict param, const T* __restrict grad, T* __re
     for (size_t i = 0; i < n; ++i) kernels::adam_element(param[i], grad[i], exp_avg[i], exp_avg_sq[i], c);
 }
 
+template <class T, class Step>
+TSR_INLINE void one_moment_loop(T* __restrict param, const T* __restrict grad, T* __restrict moment, size_t n,
+                                const Step& step) {
+    const Step c = step;
+    for (size_t i = 0; i < n; ++i) kernels::one_moment_element(param[i], grad[i], moment[i], c);
+}
+
 #if defined(__x86_64__)
 template <class T>
 [[gnu::target("avx2")]] void sgd_avx2(T* p, const T* g, T* b, size_t n, const SgdStep<T>& step) {
@@ -58,6 +65,15 @@ template <class T>
 [[gnu::target("avx512f,prefer-vector-width=512")]] void adam_avx512(T* p, const T* g, T* m, T* v, size_t n,
                                                                     const AdamStep<T>& step) {
     adam_loop(p, g, m, v, n, step);
+}
+template <class T, class Step>
+[[gnu::target("avx2")]] void one_moment_avx2(T* p, const T* g, T* m, size_t n, const Step& step) {
+    one_moment_loop(p, g, m, n, step);
+}
+template <class T, class Step>
+[[gnu::target("avx512f,prefer-vector-width=512")]] void one_moment_avx512(T* p, const T* g, T* m, size_t n,
+                                                                          const Step& step) {
+    one_moment_loop(p, g, m, n, step);
 }
 #endif
 
@@ -84,9 +100,21 @@ void adam_update(T* param, const T* grad, T* exp_avg, T* exp_avg_sq, size_t n, c
     adam_loop(param, grad, exp_avg, exp_avg_sq, n, step);
 }
 
+template <class T, class Step>
+void one_moment_update(T* param, const T* grad, T* moment, size_t n, const Step& step, Vectors vectors) {
+#if defined(__x86_64__)
+    if (vectors == Vectors::avx512) return one_moment_avx512(param, grad, moment, n, step);
+    if (vectors == Vectors::avx2) return one_moment_avx2(param, grad, moment, n, step);
+#endif
+    (void)vectors;
+    one_moment_loop(param, grad, moment, n, step);
+}
+
 template void sgd_update(float*, const float*, float*, size_t, const SgdStep<float>&, Vectors);
 template void sgd_update(double*, const double*, double*, size_t, const SgdStep<double>&, Vectors);
 template void adam_update(float*, const float*, float*, float*, size_t, const AdamStep<float>&, Vectors);
 template void adam_update(double*, const double*, double*, double*, size_t, const AdamStep<double>&, Vectors);
+template void one_moment_update(float*, const float*, float*, size_t, const AdagradStep<float>&, Vectors);
+template void one_moment_update(double*, const double*, double*, size_t, const AdagradStep<double>&, Vectors);
 
 }  // namespace tsr

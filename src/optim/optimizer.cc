@@ -140,11 +140,28 @@ std::vector<OnDevice::Updated> Optimizer::updated(std::span<const ParamSlice> sl
         one.elements = slice.count;
         one.param = value_data(slice);
         one.grad = slice.grad;
-        for (size_t i = 0; i < std::min(moments_per_param_, one.moments.size()); ++i) {
-            one.moments[i] = moment_data(slice, i);
+        size_t known = 0;
+        for (size_t i = 0; i < moments_per_param_; ++i) {
+            const bool is_count = moments_[slice.param * moments_per_param_ + i].name == step_moment;
+            if (!is_count) one.moments[known++] = moment_data(slice, i);
         }
     }
     return result;
+}
+
+void Optimizer::fill_moments(std::string_view name, double value) {
+    if (copy_ && copy_->place() != 0) return;  // the first of the ranks that share them does it, before any of them steps
+    for (const Moment& moment : moments_) {
+        const Tensor& tensor = moment.tensor;
+        if (moment.name != name || tensor.numel() == 0) continue;
+        if (tensor.device.type != DeviceType::cpu) {
+            on_device_->fill(tensor, value);
+        } else if (tensor.dtype == DType::f32) {
+            std::ranges::fill(tensor.as<float>(), static_cast<float>(value));
+        } else {
+            std::ranges::fill(tensor.as<double>(), value);
+        }
+    }
 }
 
 std::vector<ParamSlice> Optimizer::whole(std::span<const size_t> params) const {

@@ -53,7 +53,7 @@ class Optimizer {
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
-    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw"
+    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw", "adagrad"
 
     void step();
     void zero_grad();
@@ -86,8 +86,7 @@ class Optimizer {
     [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
     [[nodiscard]] double lr() const { return lr_; }
     void set_lr(double lr);
-    // Of SGD, or Adam's beta1. Throws INVALID_ARGUMENT if it is out of range, or for an SGD that has none: it keeps no
-    // buffer for it.
+    // Of SGD, or Adam's beta1. Throws INVALID_ARGUMENT if it is out of range, or for an optimizer that has none.
     void set_momentum(double momentum);
     virtual void check_momentum() const {}  // throws as set_momentum() if there is none
     [[nodiscard]] int64_t steps() const { return steps_; }
@@ -164,6 +163,8 @@ class Optimizer {
     [[nodiscard]] std::vector<OnDevice::Updated> updated(std::span<const ParamSlice> slices);
     // The address of a slice's first element.
     [[nodiscard]] std::byte* value_data(const ParamSlice& slice) const;
+    // For constructors: moments that do not begin with zeros.
+    void fill_moments(std::string_view name, double value);
     [[nodiscard]] std::byte* moment_data(const ParamSlice& slice, size_t moment) const;
 
    private:

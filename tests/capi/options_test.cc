@@ -67,6 +67,7 @@ TEST(Options, InitWritesDefaultsIntoStructsOfAnySize) {
     expect_init_is_sound<tsr_sgd_options>(tsr_sgd_options_init);
     expect_init_is_sound<tsr_adam_options>(tsr_adam_options_init);
     expect_init_is_sound<tsr_adamw_options>(tsr_adamw_options_init);
+    expect_init_is_sound<tsr_adagrad_options>(tsr_adagrad_options_init);
     expect_init_is_sound<tsr_sampler_options>(tsr_sampler_options_init);
     expect_init_is_sound<tsr_saver_options>(tsr_saver_options_init);
     expect_init_is_sound<tsr_load_options>(tsr_load_options_init);
@@ -95,6 +96,11 @@ TEST(Options, DocumentedDefaults) {
     tsr_adam_options adam;
     ASSERT_OK(tsr_adam_options_init(&adam, sizeof adam));
     EXPECT_EQ(adam.weight_decay, 0);
+    tsr_adagrad_options adagrad;
+    ASSERT_OK(tsr_adagrad_options_init(&adagrad, sizeof adagrad));
+    EXPECT_EQ(adagrad.lr, 0.01);
+    EXPECT_EQ(adagrad.eps, 1e-10);
+    EXPECT_EQ(adagrad.lr_decay + adagrad.weight_decay + adagrad.initial_accumulator_value, 0);
     tsr_sampler_options sampler;
     ASSERT_OK(tsr_sampler_options_init(&sampler, sizeof sampler));
     EXPECT_EQ(sampler.shuffle, 1);
@@ -131,6 +137,10 @@ TEST_F(OptionsInUse, StructSizeIsKept) {
     expect_struct_size_is_kept<tsr_adamw_options>(tsr_adamw_options_init, [&](const auto* o) {
         api::Owned<tsr_optimizer> out;
         return tsr_adamw_create(&param_, &grad_tensor_, 1, o, out.out());
+    });
+    expect_struct_size_is_kept<tsr_adagrad_options>(tsr_adagrad_options_init, [&](const auto* o) {
+        api::Owned<tsr_optimizer> out;
+        return tsr_adagrad_create(&param_, &grad_tensor_, 1, o, out.out());
     });
     expect_struct_size_is_kept<tsr_comm_options>(tsr_comm_options_init, [&](const auto* o) {
         api::Owned<tsr_comm> out;

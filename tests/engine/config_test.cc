@@ -80,6 +80,21 @@ TEST(Config, SgdTakesItsParameters) {
     EXPECT_TRUE(sgd.nesterov);
 }
 
+TEST(Config, AdagradTakesItsParameters) {
+    const auto adagrad_of = [](std::string_view text) { return std::get<AdagradOptions>(*parsed(text).optimizer); };
+    const AdagradOptions plain = adagrad_of(R"({"optimizer": {"type": "AdaGrad"}})");
+    EXPECT_EQ(plain.lr, 0.01);
+    EXPECT_EQ(plain.eps, 1e-10);
+    const AdagradOptions all = adagrad_of(
+        R"({"optimizer": {"type": "Adagrad", "params": {"lr": 0.5, "lr_decay": 0.1, "weight_decay": 0.2,
+            "initial_accumulator_value": 0.3, "eps": 0.4}}})");
+    EXPECT_EQ(all.lr, 0.5);
+    EXPECT_EQ(all.lr_decay, 0.1);
+    EXPECT_EQ(all.weight_decay, 0.2);
+    EXPECT_EQ(all.initial_accumulator_value, 0.3);
+    EXPECT_EQ(all.eps, 0.4);
+}
+
 TEST(Config, ZeroOptimizationMayBeABoolean) {
     const EngineConfig on = parsed(R"({"zero_optimization": true})");
     EXPECT_EQ(on.stage, 1);
@@ -198,13 +213,13 @@ struct Refused {
 
 TEST(Config, WhatTesseraDoesNotDoIsRefusedByName) {
     for (const char* type :
-         {"Muon", "MuAdam", "MuAdamW", "MuSGD", "Adagrad", "Lion", "Lamb", "OneBitAdam", "RMSprop"}) {
+         {"Muon", "MuAdam", "MuAdamW", "MuSGD", "Lion", "Lamb", "OneBitAdam", "RMSprop"}) {
         const Error error = refusal_of(fmt::format(R"({{"optimizer": {{"type": "{}"}}}})", type));
         EXPECT_EQ(error.code(), Code::unsupported);
         EXPECT_EQ(
             std::string(error.what()),
-            fmt::format("config key \"optimizer.type\" (line 1, column 16) is \"{}\"; Tessera's engine has Adam, AdamW "
-                        "and SGD; choose one of them",
+            fmt::format("config key \"optimizer.type\" (line 1, column 16) is \"{}\"; Tessera's engine has Adam, AdamW, "
+                        "SGD and Adagrad; choose one of them",
                         type));
     }
     for (const char* key : {"scheduler", "amp", "torch_autocast", "nebula", "compression_training", "quantize_training",
@@ -275,6 +290,7 @@ TEST(Config, WhatIsMalformedOrContradictsItselfIsRefused) {
              Refused{R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}})", "two numbers", {}},
              Refused{R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}}})", "below 1", {}},
              Refused{R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})", "at least 0", {}},
+             Refused{R"({"optimizer": {"type": "Adagrad", "params": {"lr_decay": -1}}})", "at least 0", {}},
              Refused{R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", "\"momentum\" above 0", {}},
              Refused{R"({"checkpoint": {"tag_validation": "maybe"}})", "\"Ignore\", \"Warn\" or \"Fail\"", {}},
          }) {

@@ -201,7 +201,21 @@ def test_adam_by_hand(decoupled):
         np.testing.assert_allclose(w, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("make", [ts.SGD, ts.Adam, ts.AdamW])
+def test_adagrad_by_hand():
+    w, g = np.array([1.0, -2.0]), np.array([0.5, 0.25])
+    opt = ts.Adagrad(
+        {"w": w}, {"w": g}, lr=0.1, lr_decay=0.5, weight_decay=0.1, initial_accumulator_value=0.25, eps=1e-6
+    )
+    expected, total = w.copy(), np.full(2, 0.25)
+    for step in range(5):
+        grad = g + 0.1 * expected
+        total += grad * grad
+        expected -= 0.1 / (1 + step * 0.5) * grad / (np.sqrt(total) + 1e-6)
+        opt.step()
+        np.testing.assert_allclose(w, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [ts.SGD, ts.Adam, ts.AdamW, ts.Adagrad])
 def test_an_optimizer_over_a_ddp_steps_alike_on_all_ranks(ranks, make):
     def body(comm: ts.Comm):
         mine = params()
@@ -254,8 +268,9 @@ def test_a_literal_zero_is_a_zero():
         lambda: ts.SGD({"w": np.ones(2)}, {"w": np.ones(2)}, nesterov=True),
         lambda: ts.Adam({"w": np.ones(2)}, {"w": np.ones(2)}, betas=(1.0, 0.9)),
         lambda: ts.AdamW({"w": np.ones(2, np.int32)}, {"w": np.ones(2, np.int32)}),
+        lambda: ts.Adagrad({"w": np.ones(2)}, {"w": np.ones(2)}, lr_decay=-1),
     ],
-    ids=["no grads", "missing", "extra", "shape", "dtype", "lr", "nesterov", "betas", "integers"],
+    ids=["no grads", "missing", "extra", "shape", "dtype", "lr", "nesterov", "betas", "integers", "lr_decay"],
 )
 def test_bad_optimizers_are_refused(call):
     with pytest.raises(ts.InvalidArgument):

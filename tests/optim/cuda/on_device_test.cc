@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/grad_scaler.hpp"
 #include "optim/sgd.hpp"
@@ -172,6 +173,12 @@ TEST_F(OptimizerOnDevice, AdamHasTheBitsOfTheCpu) {
     expect_same_steps<Adam>(AdamOptions{.lr = 0.01});
     expect_same_steps<Adam>(AdamOptions{.lr = 0.01, .beta1 = 0.25, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1});
     expect_same_steps<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1, .decay = Decay::decoupled});
+}
+
+TEST_F(OptimizerOnDevice, AdagradHasTheBitsOfTheCpu) {
+    expect_same_steps<Adagrad>(AdagradOptions{.lr = 0.1});
+    expect_same_steps<Adagrad>(AdagradOptions{
+        .lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.05, .initial_accumulator_value = 0.3, .eps = 1e-6});
 }
 
 TEST_F(OptimizerOnDevice, AStepLeavesOutParametersWithoutAGradient) {

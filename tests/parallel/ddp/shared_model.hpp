@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/model/state.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
 #include "parallel/model.hpp"
@@ -53,7 +54,7 @@ struct Params {
     }
 };
 
-enum class Kind { sgd, momentum, adam, adamw };
+enum class Kind { sgd, momentum, adam, adamw, adagrad };
 
 inline std::shared_ptr<Optimizer> make(Kind kind, Ddp& ddp) {
     const auto params = with_grads(ddp);
@@ -62,6 +63,9 @@ inline std::shared_ptr<Optimizer> make(Kind kind, Ddp& ddp) {
         made = std::make_shared<Sgd>(params, SgdOptions{.lr = 0.1, .weight_decay = 0.01}, ddp.host_copy());
     } else if (kind == Kind::momentum) {
         made = std::make_shared<Sgd>(params, SgdOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true}, ddp.host_copy());
+    } else if (kind == Kind::adagrad) {
+        made = std::make_shared<Adagrad>(
+            params, AdagradOptions{.lr = 0.1, .lr_decay = 0.1, .initial_accumulator_value = 0.5}, ddp.host_copy());
     } else {
         const auto decay = kind == Kind::adam ? Decay::in_gradient : Decay::decoupled;
         made = std::make_shared<Adam>(params, AdamOptions{.lr = 0.01, .weight_decay = 0.1, .decay = decay},

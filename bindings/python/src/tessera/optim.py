@@ -1,6 +1,6 @@
-"""SGD, Adam and AdamW, as PyTorch defines them, for a DDP, FSDP or tensor-parallel model or any parameters.
+"""Optimizers for a DDP, FSDP or tensor-parallel model or any parameters.
 
-Settings default to the library's values, which are PyTorch's.
+SGD, Adam, AdamW and Adagrad are those of PyTorch. Settings default to the library's values, which are PyTorch's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .tensor import tensor
 from .tp import TensorParallel
 
 if TYPE_CHECKING:
-    from ._options import SGDOptions
+    from ._options import AdagradOptions, SGDOptions
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer"]
 
 
 def _over(params: DDP | FSDP | TensorParallel | Params, grads: Params | None) -> tuple[Any, ...]:
@@ -147,3 +147,25 @@ class AdamW(Optimizer):
         weight_decay: float | None = None,
     ) -> None:
         self._handle = _core.adamw(*_over(params, grads), lr=lr, **_betas(betas), eps=eps, weight_decay=weight_decay)
+
+
+@takes(_options.ADAGRAD)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011).
+
+    A load replaces the settings by the saved ones: set `lr` after it.
+
+    Parameters
+    ----------
+    params, grads
+        As for `SGD`.
+    <options>
+    """
+
+    def __init__(
+        self,
+        params: DDP | FSDP | TensorParallel | Params,
+        grads: Params | None = None,
+        **options: Unpack[AdagradOptions],
+    ) -> None:
+        self._handle = _core.adagrad(*_over(params, grads), **raw(_options.ADAGRAD, options))

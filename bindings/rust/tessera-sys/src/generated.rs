@@ -576,6 +576,14 @@ structs! {
         eps: f64,
         weight_decay: f64,
     }
+    struct tsr_adagrad_options {
+        struct_size: usize,
+        lr: f64,
+        lr_decay: f64,
+        weight_decay: f64,
+        initial_accumulator_value: f64,
+        eps: f64,
+    }
     struct tsr_stage_call {
         struct_size: usize,
         work: tsr_stage_work,
@@ -900,6 +908,13 @@ const _: () = {
     assert!(offset_of!(tsr_adamw_options, beta2) == 24);
     assert!(offset_of!(tsr_adamw_options, eps) == 32);
     assert!(offset_of!(tsr_adamw_options, weight_decay) == 40);
+    assert!(size_of::<tsr_adagrad_options>() == 48 && align_of::<tsr_adagrad_options>() == 8);
+    assert!(offset_of!(tsr_adagrad_options, struct_size) == 0);
+    assert!(offset_of!(tsr_adagrad_options, lr) == 8);
+    assert!(offset_of!(tsr_adagrad_options, lr_decay) == 16);
+    assert!(offset_of!(tsr_adagrad_options, weight_decay) == 24);
+    assert!(offset_of!(tsr_adagrad_options, initial_accumulator_value) == 32);
+    assert!(offset_of!(tsr_adagrad_options, eps) == 40);
     assert!(size_of::<tsr_stage_call>() == 120 && align_of::<tsr_stage_call>() == 8);
     assert!(offset_of!(tsr_stage_call, struct_size) == 0);
     assert!(offset_of!(tsr_stage_call, work) == 8);
@@ -1527,6 +1542,25 @@ functions! {
         out: *mut *mut tsr_optimizer,
     ) -> tsr_status;
     fn tsr_tp_adamw(tp: *mut tsr_tp, options: *const tsr_adamw_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_adagrad_options_init(options: *mut tsr_adagrad_options, struct_size: usize) -> tsr_status;
+    fn tsr_adagrad_create(
+        params: *const tsr_param,
+        grads: *const tsr_tensor,
+        n: usize,
+        options: *const tsr_adagrad_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_ddp_adagrad(
+        ddp: *mut tsr_ddp,
+        options: *const tsr_adagrad_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_fsdp_adagrad(
+        fsdp: *mut tsr_fsdp,
+        options: *const tsr_adagrad_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_tp_adagrad(tp: *mut tsr_tp, options: *const tsr_adagrad_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_step(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_zero_grad(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_join(optimizer: *mut tsr_optimizer, comm: *mut tsr_comm) -> tsr_status;

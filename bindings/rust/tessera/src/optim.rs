@@ -1,4 +1,4 @@
-//! Optimizers: SGD, Adam, AdamW.
+//! Optimizers: SGD, Adam, AdamW, Adagrad.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -13,7 +13,9 @@ use crate::error::{check, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
 use crate::raw::created;
-use crate::settings::{adam_setters, adamw_setters, sgd_setters, AdamSettings, AdamwSettings, SgdSettings};
+use crate::settings::{
+    adagrad_setters, adam_setters, adamw_setters, sgd_setters, AdagradSettings, AdamSettings, AdamwSettings, SgdSettings,
+};
 use crate::tensor::{Held, Tensor, Use};
 use crate::tp::{TensorParallel, TpInner};
 
@@ -166,7 +168,12 @@ builder! {
     AdamW, AdamwSettings, adamw_setters, tsr_ddp_adamw, tsr_fsdp_adamw, tsr_tp_adamw, tsr_adamw_create
 }
 
-/// An optimizer, created by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps the parameters alive.
+builder! {
+    /// Adagrad (Duchi et al. 2011), as PyTorch defines it.
+    Adagrad, AdagradSettings, adagrad_setters, tsr_ddp_adagrad, tsr_fsdp_adagrad, tsr_tp_adagrad, tsr_adagrad_create
+}
+
+/// An optimizer, created by [`Sgd`], [`Adam`], [`AdamW`] or [`Adagrad`]. It keeps the parameters alive.
 pub struct Optimizer<'c> {
     inner: Rc<OptimizerInner>,
     _comm: Borrowed<'c>,

@@ -1219,6 +1219,65 @@ macro_rules! adamw_setters {
 pub(crate) use adamw_setters;
 
 #[derive(Clone, Debug, Default)]
+pub(crate) struct AdagradSettings {
+    pub(crate) lr: Option<f64>,
+    pub(crate) lr_decay: Option<f64>,
+    pub(crate) weight_decay: Option<f64>,
+    pub(crate) initial_accumulator_value: Option<f64>,
+    pub(crate) eps: Option<f64>,
+}
+
+impl AdagradSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_adagrad_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_adagrad_options_init) }?;
+        raw::set(&mut raw.lr, self.lr);
+        raw::set(&mut raw.lr_decay, self.lr_decay);
+        raw::set(&mut raw.weight_decay, self.weight_decay);
+        raw::set(&mut raw.initial_accumulator_value, self.initial_accumulator_value);
+        raw::set(&mut raw.eps, self.eps);
+        body(&mut raw)
+    }
+}
+
+macro_rules! adagrad_setters {
+    () => {
+        #[doc = "The learning rate; default 0.01."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn lr(mut self, value: f64) -> Self {
+            self.settings.lr = Some(value);
+            self
+        }
+        #[doc = "The rate of step n is lr / (1 + (n - 1) * lr_decay); default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn lr_decay(mut self, value: f64) -> Self {
+            self.settings.lr_decay = Some(value);
+            self
+        }
+        #[doc = "Multiplied by the parameter and added to the gradient; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn weight_decay(mut self, value: f64) -> Self {
+            self.settings.weight_decay = Some(value);
+            self
+        }
+        #[doc = "With which the sums of squared gradients begin; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn initial_accumulator_value(mut self, value: f64) -> Self {
+            self.settings.initial_accumulator_value = Some(value);
+            self
+        }
+        #[doc = "Added to the square root of the sum; default 1e-10."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn eps(mut self, value: f64) -> Self {
+            self.settings.eps = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use adagrad_setters;
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PipelineSettings {
     pub(crate) schedule: Option<PipelineSchedule>,
     pub(crate) microbatches: Option<usize>,

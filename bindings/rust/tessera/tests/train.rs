@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tessera::{
-    params, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Local, Optimizer, ReduceOp, Sampler,
+    params, Adagrad, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Local, Optimizer, ReduceOp, Sampler,
     Saver, Sgd, State, Tensor,
 };
 
@@ -272,6 +272,21 @@ fn optimizers_do_what_their_papers_say() {
         adamw,
         std::array::from_fn(|i| start[i] * (1.0 - 0.1 * 0.1) - 0.1 * gradient[i] / (gradient[i].abs() + 1e-6)),
     );
+    let adagrad = step(
+        &|m| {
+            let rates = Adagrad::new(m).lr(0.1).lr_decay(0.5).weight_decay(0.0);
+            rates.initial_accumulator_value(0.25).eps(1e-6).build().unwrap()
+        },
+        2,
+    );
+    close(
+        adagrad,
+        std::array::from_fn(|i| {
+            let g = gradient[i];
+            let moved = |n: f64| g / ((0.25 + n * g * g).sqrt() + 1e-6);
+            start[i] - 0.1 * moved(1.0) - 0.1 / 1.5 * moved(2.0)
+        }),
+    );
 }
 
 #[test]
@@ -281,6 +296,8 @@ fn settings_are_checked_and_defaults_are_the_librarys() {
     for bad in [f64::NAN, -1.0, f64::INFINITY] {
         assert_eq!(Adam::new(&mut model).lr(bad).build().unwrap_err().code(), Code::InvalidArgument);
     }
+    assert_eq!(Adagrad::new(&mut model).build().unwrap().lr().unwrap(), 0.01);
+    assert_eq!(Adagrad::new(&mut model).lr_decay(-1.0).build().unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(Sgd::new(&mut model).nesterov(true).build().unwrap_err().code(), Code::InvalidArgument);
     let mut opt = Adam::new(&mut model).build().unwrap();
     opt.set_lr(0.25).unwrap();

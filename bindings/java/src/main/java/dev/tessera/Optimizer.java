@@ -5,7 +5,7 @@ import java.util.Objects;
 import java.util.function.LongUnaryOperator;
 
 /**
- * SGD, Adam or AdamW as PyTorch defines them, over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its
+ * SGD, Adam, AdamW or Adagrad as PyTorch defines them, over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its
  * shards and their gradients), a {@link TensorParallel} (its slices and their gradients) or tensors. Created by a
  * builder. Calls that change gradients, parameters or settings are exclusive.
  */
@@ -181,6 +181,47 @@ public final class Optimizer extends NativeObject {
         return new Adam(new Target(params, grads), true);
     }
 
+    /**
+     * Start building an Adagrad optimizer over a DDP object.
+     *
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adagrad adagrad(Ddp ddp) {
+        return new Adagrad(new Target(ddp, "ddp"));
+    }
+
+    /**
+     * Start building an Adagrad optimizer over the shards of an FSDP object.
+     *
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adagrad adagrad(Fsdp fsdp) {
+        return new Adagrad(new Target(fsdp, "fsdp"));
+    }
+
+    /**
+     * Start building an Adagrad optimizer over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adagrad adagrad(TensorParallel tp) {
+        return new Adagrad(new Target(tp, "tp"));
+    }
+
+    /**
+     * Start building an Adagrad optimizer over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Adagrad adagrad(Params params, List<Tensor> grads) {
+        return new Adagrad(new Target(params, grads));
+    }
+
     /** Settings of stochastic gradient descent; options that are not set have the library's defaults. */
     public static final class Sgd extends SgdOptionsFields<Sgd> {
         private final Target target;
@@ -251,6 +292,26 @@ public final class Optimizer extends NativeObject {
             return target.make(ddp -> Native.ddpAdam(ddp, this), fsdp -> Native.fsdpAdam(fsdp, this),
                     tp -> Native.tpAdam(tp, this),
                     (names, tensors, grads) -> Native.adamCreate(names, tensors, grads, this));
+        }
+    }
+
+    /** Settings of Adagrad; options that are not set have the library's defaults. */
+    public static final class Adagrad extends AdagradOptionsFields<Adagrad> {
+        private final Target target;
+        private Adagrad(Target target) {
+            this.target = target;
+        }
+
+        /**
+         * Create the optimizer.
+         *
+         * @return the optimizer
+         * @throws TesseraInvalidArgumentException if a setting or a tensor is invalid
+         */
+        public Optimizer build() {
+            return target.make(ddp -> Native.ddpAdagrad(ddp, this), fsdp -> Native.fsdpAdagrad(fsdp, this),
+                    tp -> Native.tpAdagrad(tp, this),
+                    (names, tensors, grads) -> Native.adagradCreate(names, tensors, grads, this));
         }
     }
 

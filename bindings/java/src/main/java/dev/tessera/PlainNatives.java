@@ -209,6 +209,11 @@ abstract class PlainNatives {
     static native long ddpAdamw(long ddp, Object options);
     static native long fsdpAdamw(long fsdp, Object options);
     static native long tpAdamw(long tp, Object options);
+    static native void adagradOptionsInit(Object options);
+    static native long adagradCreate(byte[][] names, long[] params, long[] grads, Object options);
+    static native long ddpAdagrad(long ddp, Object options);
+    static native long fsdpAdagrad(long fsdp, Object options);
+    static native long tpAdagrad(long tp, Object options);
     static native void optimizerStep(long optimizer);
     static native void optimizerZeroGrad(long optimizer);
     static native void optimizerJoin(long optimizer, long comm);
