@@ -4,6 +4,7 @@
 #include "handles.hpp"
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
+#include "optim/lion.hpp"
 #include "optim/optimizer.hpp"
 #include "optim/sgd.hpp"
 #include "train/optimizer_of.hpp"
@@ -16,6 +17,7 @@ constexpr tsr_sgd_options default_sgd{sizeof(tsr_sgd_options), 1e-3, 0, 0, 0, 0}
 constexpr tsr_adam_options default_adam{sizeof(tsr_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0};
 constexpr tsr_adamw_options default_adamw{sizeof(tsr_adamw_options), 1e-3, 0.9, 0.999, 1e-8, 0.01};
 constexpr tsr_adagrad_options default_adagrad{sizeof(tsr_adagrad_options), 1e-2, 0, 0, 0, 1e-10};
+constexpr tsr_lion_options default_lion{sizeof(tsr_lion_options), 1e-4, 0.9, 0.99, 0};
 
 std::vector<OptimizerParam> params_in(const tsr_param* params, const tsr_tensor* grads, size_t n) {
     required(params, "params");
@@ -59,6 +61,13 @@ std::shared_ptr<Optimizer> adagrad(std::vector<OptimizerParam> params, const tsr
     return std::make_shared<Adagrad>(std::move(params), core, std::move(copy));
 }
 
+std::shared_ptr<Optimizer> lion(std::vector<OptimizerParam> params, const tsr_lion_options* options,
+                               std::shared_ptr<SharedCopy> copy = {}) {
+    const auto o = options_in(options, default_lion, "options");
+    const LionOptions core{o.lr, o.beta1, o.beta2, o.weight_decay};
+    return std::make_shared<Lion>(std::move(params), core, std::move(copy));
+}
+
 }  // namespace
 
 extern "C" {
@@ -77,6 +86,10 @@ tsr_status tsr_adamw_options_init(tsr_adamw_options* options, size_t struct_size
 
 tsr_status tsr_adagrad_options_init(tsr_adagrad_options* options, size_t struct_size) {
     return options_init(options, struct_size, default_adagrad, "options");
+}
+
+tsr_status tsr_lion_options_init(tsr_lion_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_lion, "options");
 }
 
 tsr_status tsr_sgd_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_sgd_options* options,
@@ -183,6 +196,28 @@ tsr_status tsr_fsdp_adagrad(tsr_fsdp* fsdp, const tsr_adagrad_options* options, 
 tsr_status tsr_tp_adagrad(tsr_tp* tp, const tsr_adagrad_options* options, tsr_optimizer** out) {
     return guard(
         [&] { create_over(tp, "tp", out, [&](auto params, auto) { return adagrad(std::move(params), options); }); });
+}
+
+tsr_status tsr_lion_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_lion_options* options,
+                          tsr_optimizer** out) {
+    return guard([&] { create(out, [&] { return lion(params_in(params, grads, n), options); }); });
+}
+
+tsr_status tsr_ddp_lion(tsr_ddp* ddp, const tsr_lion_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(ddp, "ddp", out,
+                    [&](auto params, auto copy) { return lion(std::move(params), options, std::move(copy)); });
+    });
+}
+
+tsr_status tsr_fsdp_lion(tsr_fsdp* fsdp, const tsr_lion_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return lion(std::move(params), options); }); });
+}
+
+tsr_status tsr_tp_lion(tsr_tp* tp, const tsr_lion_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(tp, "tp", out, [&](auto params, auto) { return lion(std::move(params), options); }); });
 }
 
 tsr_status tsr_optimizer_step(tsr_optimizer* optimizer) {

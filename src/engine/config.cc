@@ -50,7 +50,7 @@ std::optional<DType> dtype_in(ConfigSection& section, std::string_view key) {
 
 // --- optimizer
 
-constexpr std::string_view optimizers_there_are = "Tessera's engine has Adam, AdamW, SGD and Adagrad";
+constexpr std::string_view optimizers_there_are = "Tessera's engine has Adam, AdamW, SGD, Adagrad and Lion";
 
 void take_common(ConfigSection& params, double& lr, double& weight_decay) {
     params.refuse("max_grad_norm",
@@ -62,6 +62,21 @@ void take_common(ConfigSection& params, double& lr, double& weight_decay) {
     for (const std::string_view key : {"foreach", "fused", "capturable", "differentiable"}) {
         params.note_no_effect(key, one_form);
     }
+}
+
+void take_betas(ConfigSection& params, double& beta1, double& beta2) {
+    const Json* const betas = params.value("betas");
+    if (betas == nullptr) return;
+    const auto is_beta = [](const Json& beta) {
+        const bool is_number = beta.is(Json::Kind::number) || beta.is(Json::Kind::int64);
+        return is_number && beta.as_double() >= 0 && beta.as_double() < 1;
+    };
+    if (!betas->is(Json::Kind::array) || betas->as_array().size() != 2 ||
+        !std::ranges::all_of(betas->as_array(), is_beta)) {
+        params.fail("betas", Code::invalid_argument, "it must be two numbers of at least 0 and below 1");
+    }
+    beta1 = betas->as_array()[0].as_double();
+    beta2 = betas->as_array()[1].as_double();
 }
 
 AdamOptions adam_of(ConfigSection* params, bool is_adamw) {
@@ -84,18 +99,7 @@ AdamOptions adam_of(ConfigSection* params, bool is_adamw) {
     if (params->flag("bias_correction") == false) {
         params->fail("bias_correction", Code::unsupported, "Tessera's Adam corrects its moments; leave it out");
     }
-    if (const Json* betas = params->value("betas")) {
-        const auto is_beta = [](const Json& beta) {
-            const bool is_number = beta.is(Json::Kind::number) || beta.is(Json::Kind::int64);
-            return is_number && beta.as_double() >= 0 && beta.as_double() < 1;
-        };
-        if (!betas->is(Json::Kind::array) || betas->as_array().size() != 2 ||
-            !std::ranges::all_of(betas->as_array(), is_beta)) {
-            params->fail("betas", Code::invalid_argument, "it must be two numbers of at least 0 and below 1");
-        }
-        options.beta1 = betas->as_array()[0].as_double();
-        options.beta2 = betas->as_array()[1].as_double();
-    }
+    take_betas(*params, options.beta1, options.beta2);
     return options;
 }
 
@@ -122,6 +126,14 @@ AdagradOptions adagrad_of(ConfigSection* params) {
     return options;
 }
 
+LionOptions lion_of(ConfigSection* params) {
+    LionOptions options;
+    if (params == nullptr) return options;
+    take_common(*params, options.lr, options.weight_decay);
+    take_betas(*params, options.beta1, options.beta2);
+    return options;
+}
+
 void take_optimizer(ConfigSection& top, EngineConfig& config) {
     auto section = top.section("optimizer", Auto::is_refused);
     if (!section) return;
@@ -136,6 +148,8 @@ void take_optimizer(ConfigSection& top, EngineConfig& config) {
         config.optimizer = sgd_of(given);
     } else if (name == "adagrad") {
         config.optimizer = adagrad_of(given);
+    } else if (name == "lion") {
+        config.optimizer = lion_of(given);
     } else {
         section->fail("type", Code::unsupported, fmt::format("{}; choose one of them", optimizers_there_are));
     }

@@ -40,6 +40,16 @@ struct AdagradStep {
     T weight_decay;
 };
 
+template <class T>
+struct LionStep {
+    T beta1;
+    T one_minus_beta1;
+    T beta2;
+    T one_minus_beta2;
+    T lr;
+    T keep;  // 1 - lr * weight decay: multiplies the parameter
+};
+
 }  // namespace tsr
 
 namespace tsr::kernels {
@@ -81,6 +91,14 @@ TSR_INLINE void one_moment_element(T& param, T grad, T& sum, const AdagradStep<T
     const T total = sum + gradient * gradient;
     sum = total;
     param -= step.rate * gradient / (std::sqrt(total) + step.eps);
+}
+
+template <class T>
+TSR_INLINE void one_moment_element(T& param, T grad, T& exp_avg, const LionStep<T>& step) {
+    const T toward = step.beta1 * exp_avg + step.one_minus_beta1 * grad;
+    const T move = toward > 0 ? step.lr : toward < 0 ? -step.lr : toward;  // 0 stays 0, and NaN shows
+    exp_avg = step.beta2 * exp_avg + step.one_minus_beta2 * grad;
+    param = param * step.keep - move;
 }
 
 template <class T>

@@ -116,5 +116,7 @@ template void adam_update(float*, const float*, float*, float*, size_t, const Ad
 template void adam_update(double*, const double*, double*, double*, size_t, const AdamStep<double>&, Vectors);
 template void one_moment_update(float*, const float*, float*, size_t, const AdagradStep<float>&, Vectors);
 template void one_moment_update(double*, const double*, double*, size_t, const AdagradStep<double>&, Vectors);
+template void one_moment_update(float*, const float*, float*, size_t, const LionStep<float>&, Vectors);
+template void one_moment_update(double*, const double*, double*, size_t, const LionStep<double>&, Vectors);
 
 }  // namespace tsr

@@ -18,7 +18,7 @@ template <class T>
 void adam_update(T* param, const T* grad, T* exp_avg, T* exp_avg_sq, size_t n, const AdamStep<T>& step,
                  Vectors vectors = widest_vectors());
 
-// Adagrad.
+// Adagrad and Lion.
 template <class T, class Step>
 void one_moment_update(T* param, const T* grad, T* moment, size_t n, const Step& step,
                        Vectors vectors = widest_vectors());

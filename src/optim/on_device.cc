@@ -105,6 +105,7 @@ void OnDevice::one_moment(std::span<const Updated> tensors, const Step<float>& i
 }
 
 template void OnDevice::one_moment(std::span<const Updated>, const AdagradStep<float>&, const AdagradStep<double>&);
+template void OnDevice::one_moment(std::span<const Updated>, const LionStep<float>&, const LionStep<double>&);
 
 void OnDevice::fill(const Tensor& tensor, double value) {
     const size_t size = tensor.size_bytes();

@@ -34,7 +34,7 @@ class OnDevice {
     };
     void adam(std::span<const Updated> tensors, const AdamStep<float>& in_float, const AdamStep<double>& in_double);
     void sgd(std::span<const Updated> tensors, const SgdStep<float>& in_float, const SgdStep<double>& in_double);
-    // Adagrad.
+    // Adagrad and Lion.
     template <template <class> class Step>
     void one_moment(std::span<const Updated> tensors, const Step<float>& in_float, const Step<double>& in_double);
 

@@ -384,6 +384,21 @@ template int64_t setting<int64_t>(const Settings&, std::string_view);
 template double setting<double>(const Settings&, std::string_view);
 template std::vector<double> setting<std::vector<double>>(const Settings&, std::string_view);
 
+void check_betas(const Betas& betas) {
+    for (const auto& [name, beta] : {std::pair{"beta1", betas.first}, std::pair{"beta2", betas.second}}) {
+        if (beta >= 0 && beta < 1) continue;
+        throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be at least 0 and below 1", name, beta));
+    }
+}
+
+Betas betas_in(const Settings& settings) {
+    const auto betas = setting<std::vector<double>>(settings, "betas");
+    if (betas.size() != 2) {
+        throw Error(Code::invalid_argument, fmt::format("the setting \"betas\" has {} numbers, not 2", betas.size()));
+    }
+    return {betas[0], betas[1]};
+}
+
 void check_not_negative(const char* name, double value) {
     if (std::isfinite(value) && value >= 0) return;
     throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be finite and not negative", name, value));

@@ -53,7 +53,7 @@ class Optimizer {
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
-    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw", "adagrad"
+    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw", "adagrad", "lion"
 
     void step();
     void zero_grad();
@@ -86,7 +86,7 @@ class Optimizer {
     [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
     [[nodiscard]] double lr() const { return lr_; }
     void set_lr(double lr);
-    // Of SGD, or Adam's beta1. Throws INVALID_ARGUMENT if it is out of range, or for an optimizer that has none.
+    // Of SGD, or beta1 of others. Throws INVALID_ARGUMENT if it is out of range, or for an optimizer that has none.
     void set_momentum(double momentum);
     virtual void check_momentum() const {}  // throws as set_momentum() if there is none
     [[nodiscard]] int64_t steps() const { return steps_; }
@@ -209,5 +209,10 @@ template <class T>
 
 // Throws INVALID_ARGUMENT unless `value` is finite and not negative.
 void check_not_negative(const char* name, double value);
+
+// Decay rates of two means.
+using Betas = std::pair<double, double>;
+void check_betas(const Betas& betas);  // throws INVALID_ARGUMENT unless both are at least 0 and below 1
+[[nodiscard]] Betas betas_in(const Settings& settings);  // the setting "betas", not checked
 
 }  // namespace tsr

@@ -48,6 +48,7 @@ const std::vector<Kind>& kinds() {
         KIND(adam, (o.lr = 0.01, o.weight_decay = 0.1)),
         KIND(adamw, (o.lr = 0.01, o.weight_decay = 0.1)),
         KIND(adagrad, (o.lr = 0.1, o.lr_decay = 0.1, o.weight_decay = 0.1, o.initial_accumulator_value = 0.5)),
+        KIND(lion, (o.lr = 0.01, o.weight_decay = 0.1)),
     };
     return all;
 }
@@ -406,6 +407,15 @@ TEST(Adagrad, BadOptionsAreRefusedByName) {
     bad.expect_range("weight_decay", &O::weight_decay, below_zero);
     bad.expect_range("initial_accumulator_value", &O::initial_accumulator_value, below_zero);
     bad.expect_range("eps", &O::eps, below_zero);
+}
+
+TEST(Lion, BadOptionsAreRefusedByName) {
+    using O = tsr_lion_options;
+    BadOptions<O> bad(tsr_lion_options_init, tsr_lion_create);
+    bad.expect_range("lr", &O::lr, below_zero);
+    bad.expect_range("beta1", &O::beta1, {-0.1, 1, nan});
+    bad.expect_range("beta2", &O::beta2, {-0.1, 1, nan});
+    bad.expect_range("weight_decay", &O::weight_decay, below_zero);
 }
 
 }  // namespace

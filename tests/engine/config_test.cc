@@ -95,6 +95,19 @@ TEST(Config, AdagradTakesItsParameters) {
     EXPECT_EQ(all.eps, 0.4);
 }
 
+TEST(Config, LionTakesItsParameters) {
+    const auto lion_of = [](std::string_view text) { return std::get<LionOptions>(*parsed(text).optimizer); };
+    const LionOptions plain = lion_of(R"({"optimizer": {"type": "Lion", "params": {}}})");
+    EXPECT_EQ(plain.lr, 1e-4);
+    EXPECT_EQ(plain.beta2, 0.99);
+    const LionOptions all = lion_of(
+        R"({"optimizer": {"type": "lion", "params": {"lr": 0.5, "betas": [0.1, 0.2], "weight_decay": 0.3}}})");
+    EXPECT_EQ(all.lr, 0.5);
+    EXPECT_EQ(all.beta1, 0.1);
+    EXPECT_EQ(all.beta2, 0.2);
+    EXPECT_EQ(all.weight_decay, 0.3);
+}
+
 TEST(Config, ZeroOptimizationMayBeABoolean) {
     const EngineConfig on = parsed(R"({"zero_optimization": true})");
     EXPECT_EQ(on.stage, 1);
@@ -213,13 +226,13 @@ struct Refused {
 
 TEST(Config, WhatTesseraDoesNotDoIsRefusedByName) {
     for (const char* type :
-         {"Muon", "MuAdam", "MuAdamW", "MuSGD", "Lion", "Lamb", "OneBitAdam", "RMSprop"}) {
+         {"Muon", "MuAdam", "MuAdamW", "MuSGD", "Lamb", "OneBitAdam", "RMSprop"}) {
         const Error error = refusal_of(fmt::format(R"({{"optimizer": {{"type": "{}"}}}})", type));
         EXPECT_EQ(error.code(), Code::unsupported);
         EXPECT_EQ(
             std::string(error.what()),
             fmt::format("config key \"optimizer.type\" (line 1, column 16) is \"{}\"; Tessera's engine has Adam, AdamW, "
-                        "SGD and Adagrad; choose one of them",
+                        "SGD, Adagrad and Lion; choose one of them",
                         type));
     }
     for (const char* key : {"scheduler", "amp", "torch_autocast", "nebula", "compression_training", "quantize_training",
@@ -291,6 +304,7 @@ TEST(Config, WhatIsMalformedOrContradictsItselfIsRefused) {
              Refused{R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}}})", "below 1", {}},
              Refused{R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})", "at least 0", {}},
              Refused{R"({"optimizer": {"type": "Adagrad", "params": {"lr_decay": -1}}})", "at least 0", {}},
+             Refused{R"({"optimizer": {"type": "Lion", "params": {"betas": [0.9, 0.99, 1]}}})", "two numbers", {}},
              Refused{R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", "\"momentum\" above 0", {}},
              Refused{R"({"checkpoint": {"tag_validation": "maybe"}})", "\"Ignore\", \"Warn\" or \"Fail\"", {}},
          }) {

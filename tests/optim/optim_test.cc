@@ -13,6 +13,7 @@
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/kernels.hpp"
+#include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 
 namespace tsr {
@@ -115,6 +116,27 @@ TEST(Adagrad, DoesWhatPyTorchDoes) {
         golden::adagrad_decay);
 }
 
+TEST(Lion, ElementsMoveByTheRateAndStayWhereTheMeanIsZero) {
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    Model<double> model({5});
+    model.values[0] = {1, 1, 1, 1, 1};
+    model.grads[0] = {1e-300, -7, 0, -0.0, nan};
+    Lion optimizer(model.params(), {.lr = 0.25});
+    optimizer.step();
+    EXPECT_EQ(model.values[0][0], 0.75);
+    EXPECT_EQ(model.values[0][1], 1.25);
+    EXPECT_EQ(model.values[0][2], 1);
+    EXPECT_EQ(model.values[0][3], 1);
+    EXPECT_TRUE(std::isnan(model.values[0][4]));
+}
+
+TEST(Lion, MomentumOfASchedulesIsBeta1) {
+    Model<double> model({1});
+    Lion optimizer(model.params(), {});
+    optimizer.set_momentum(0.5);
+    EXPECT_EQ(std::get<std::vector<double>>(optimizer.settings()[1].second), (std::vector{0.5, 0.99}));
+}
+
 // With a constant gradient g both bias-corrected moments are exact (g and g^2), so each step moves by
 // lr * g / (|g| + eps), whatever the betas.
 TEST(Adam, ConstantGradientMovesByTheLearningRate) {
@@ -156,6 +178,7 @@ void expect_all_vectors_give_the_same_bits() {
         std::vector<T> average(n);
         std::vector<T> square(n);
         std::vector<T> sum(n);
+        std::vector<T> mean(n);
         for (int step = 0; step < 3; ++step) {
             sgd_update(param.data(), grad.data(), buffer.data(), n,
                        SgdStep<T>{T(0.1), T(0.9), T(0.75), T(0.01), step == 1, step == 0}, vectors);
@@ -164,8 +187,10 @@ void expect_all_vectors_give_the_same_bits() {
                         vectors);
             one_moment_update(param.data(), grad.data(), sum.data(), n, AdagradStep<T>{T(0.1), T(1e-8), T(0.01)},
                               vectors);
+            one_moment_update(param.data(), grad.data(), mean.data(), n,
+                              LionStep<T>{T(0.9), T(0.1), T(0.99), T(0.01), T(1e-3), T(0.999)}, vectors);
         }
-        for (const auto& moment : {square, sum}) param.insert(param.end(), moment.begin(), moment.end());
+        for (const auto& moment : {square, sum, mean}) param.insert(param.end(), moment.begin(), moment.end());
         return param;
     };
     const auto plain = run(Vectors::plain);
@@ -256,6 +281,7 @@ TEST(Optimizer, ResumedGoesOnWithTheSameBits) {
     expect_resume_is_exact<Adam>(AdamOptions{.lr = 0.1, .weight_decay = 0.05, .decay = Decay::decoupled});
     expect_resume_is_exact<Adagrad>(
         AdagradOptions{.lr = 0.1, .lr_decay = 0.25, .weight_decay = 0.05, .initial_accumulator_value = 0.5});
+    expect_resume_is_exact<Lion>(LionOptions{.lr = 0.01, .weight_decay = 0.05});
 }
 
 // A load may have been of the moments alone, or of the settings alone.
@@ -386,6 +412,9 @@ TEST(Optimizer, BadOptionsAreRefused) {
     EXPECT_THROW(Adagrad(model.params(), {.initial_accumulator_value = -1}), Error);
     EXPECT_THROW(Adagrad(model.params(), {.eps = std::numeric_limits<double>::quiet_NaN()}), Error);
     EXPECT_THROW(Adagrad(model.params(), {}).set_momentum(0.9), Error);
+    EXPECT_THROW(Lion(model.params(), {.beta1 = 1}), Error);
+    EXPECT_THROW(Lion(model.params(), {.beta2 = std::numeric_limits<double>::quiet_NaN()}), Error);
+    EXPECT_THROW(Lion(model.params(), {.weight_decay = -1}), Error);
     Sgd optimizer(model.params(), {});
     EXPECT_THROW(optimizer.set_lr(-0.1), Error);
     EXPECT_THROW(optimizer.set_lr(std::numeric_limits<double>::quiet_NaN()), Error);

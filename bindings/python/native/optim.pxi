@@ -113,6 +113,23 @@ def adagrad(*over, **given):
     return on.optimizer(out)
 
 
+def lion(*over, **given):
+    cdef Trained on = Trained(*over)
+    cdef tsr_lion_options o
+    cdef tsr_optimizer *out = NULL
+    cdef list keep = lion_options(&o, given)
+    with nogil:
+        if on.ddp != NULL:
+            check(tsr_ddp_lion(on.ddp, &o, &out))
+        elif on.fsdp != NULL:
+            check(tsr_fsdp_lion(on.fsdp, &o, &out))
+        elif on.tp != NULL:
+            check(tsr_tp_lion(on.tp, &o, &out))
+        else:
+            check(tsr_lion_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
+    return on.optimizer(out)
+
+
 def optimizer_step(Optimizer optimizer not None):
     cdef Lease lease = use(optimizer)
     with nogil:

@@ -437,6 +437,25 @@ cdef list adagrad_options(tsr_adagrad_options *o, dict given):
     return keep
 
 
+cdef list lion_options(tsr_lion_options *o, dict given):
+    cdef list keep = []
+    check(tsr_lion_options_init(o, sizeof(tsr_lion_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "lr":
+            o.lr = real(value, "lr")
+        elif name == "beta1":
+            o.beta1 = real(value, "beta1")
+        elif name == "beta2":
+            o.beta2 = real(value, "beta2")
+        elif name == "weight_decay":
+            o.weight_decay = real(value, "weight_decay")
+        else:
+            no_option(name, "tsr_lion_options")
+    return keep
+
+
 cdef list pipeline_options(tsr_pipeline_options *o, dict given):
     cdef list keep = []
     check(tsr_pipeline_options_init(o, sizeof(tsr_pipeline_options)))

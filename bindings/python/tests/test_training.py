@@ -215,7 +215,19 @@ def test_adagrad_by_hand():
         np.testing.assert_allclose(w, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("make", [ts.SGD, ts.Adam, ts.AdamW, ts.Adagrad])
+def test_lion_by_hand():
+    w, g = np.array([1.0, -2.0, 3.0]), np.array([0.5, -0.25, 0.0])
+    opt = ts.Lion({"w": w}, {"w": g}, lr=0.1, betas=(0.5, 0.75), weight_decay=0.1)
+    expected, mean = w.copy(), np.zeros(3)
+    for step in range(5):
+        g *= -1 if step % 2 else 0.5
+        expected = expected * (1 - 0.1 * 0.1) - 0.1 * np.sign(0.5 * mean + 0.5 * g)
+        mean = 0.75 * mean + 0.25 * g
+        opt.step()
+        np.testing.assert_allclose(w, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [ts.SGD, ts.Adam, ts.AdamW, ts.Adagrad, ts.Lion])
 def test_an_optimizer_over_a_ddp_steps_alike_on_all_ranks(ranks, make):
     def body(comm: ts.Comm):
         mine = params()
@@ -269,8 +281,9 @@ def test_a_literal_zero_is_a_zero():
         lambda: ts.Adam({"w": np.ones(2)}, {"w": np.ones(2)}, betas=(1.0, 0.9)),
         lambda: ts.AdamW({"w": np.ones(2, np.int32)}, {"w": np.ones(2, np.int32)}),
         lambda: ts.Adagrad({"w": np.ones(2)}, {"w": np.ones(2)}, lr_decay=-1),
+        lambda: ts.Lion({"w": np.ones(2)}, {"w": np.ones(2)}, betas=(0.9, 1.0)),
     ],
-    ids=["no grads", "missing", "extra", "shape", "dtype", "lr", "nesterov", "betas", "integers", "lr_decay"],
+    ids=["no grads", "missing", "extra", "shape", "dtype", "lr", "nesterov", "betas", "integers", "lr_decay", "lion betas"],
 )
 def test_bad_optimizers_are_refused(call):
     with pytest.raises(ts.InvalidArgument):

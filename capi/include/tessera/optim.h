@@ -1,4 +1,4 @@
-/* Tessera: optimizers over local parameters: SGD, Adam, AdamW, Adagrad. */
+/* Tessera: optimizers over local parameters: SGD, Adam, AdamW, Adagrad, Lion. */
 #ifndef TESSERA_OPTIM_H
 #define TESSERA_OPTIM_H
 
@@ -243,6 +243,65 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adagrad(tsr_fsdp *fsdp, const tsr_adagr
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
  *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_adagrad(tsr_tp *tp, const tsr_adagrad_options *options, tsr_optimizer **out);
+
+/** Options of Lion. `_init` writes the defaults; afterwards every field is taken literally. */
+typedef struct tsr_lion_options {
+    size_t struct_size;
+    double lr;           /* the learning rate, by which each element moves; default 0.0001 */
+    double beta1;        /* the weight of the mean of gradients in the direction of a step; default 0.9 */
+    double beta2;        /* the decay rate of the mean of gradients; default 0.99 */
+    double weight_decay; /* decoupled: param *= 1 - lr * weight_decay; default 0 */
+} tsr_lion_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_lion_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_lion_options_init(tsr_lion_options *options, size_t struct_size);
+
+/** Lion (Chen et al. 2023): each element moves by lr against the sign of a mean of gradients. An element whose mean is 0
+ *  stays, where DeepSpeed's Lion moves it.
+ *  @param params   n contiguous f32 or f64 tensors with unique names, on the CPU or all on one CUDA device; memory
+ *                  borrowed until destroy
+ *  @param grads    n tensors of the same shapes and dtypes; memory borrowed until destroy
+ *  @param n        at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY; on a device also UNSUPPORTED (no kernels for it), CUDA
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_lion_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
+                                                const tsr_lion_options *options, tsr_optimizer **out);
+
+/** The same over the parameters and gradient views of `ddp`. With share_params, all ranks create the same optimizer:
+ *  the call is then collective and blocking, and the optimizer steps in backward (tsr_ddp_step_in_backward) from the
+ *  start.
+ *  @param ddp      borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY; with share_params also MISMATCH, TIMEOUT, ABORTED,
+ *          PEER_LOST
+ *  @threadsafety exclusive ddp  @collective yes with share_params  @blocking only with share_params
+ *  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_lion(tsr_ddp *ddp, const tsr_lion_options *options, tsr_optimizer **out);
+
+/** The same over the shards of the trained parameters of `fsdp` and their gradients; the optimizer's state is sharded
+ *  likewise. It steps between tsr_fsdp_wait and the next forward.
+ *  @param fsdp     borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_lion(tsr_fsdp *fsdp, const tsr_lion_options *options, tsr_optimizer **out);
+
+/** The same over this rank's slices of the floating-point parameters of `tp` and their gradients (tsr_tp_grad); the
+ *  optimizer's state is cut likewise. It steps after tsr_tp_sum_grads.
+ *  @param tp       borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_lion(tsr_tp *tp, const tsr_lion_options *options, tsr_optimizer **out);
 
 /** Update every parameter from its gradient. Gradients stay unchanged. On a CUDA device the call returns once the step
  *  is on the stream (tsr_optimizer_set_stream), with CUDA if it cannot get there.

@@ -17,6 +17,7 @@
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/grad_scaler.hpp"
+#include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 #include "seed.hpp"
 #include "simulated_cuda/device_test.hpp"
@@ -179,6 +180,11 @@ TEST_F(OptimizerOnDevice, AdagradHasTheBitsOfTheCpu) {
     expect_same_steps<Adagrad>(AdagradOptions{.lr = 0.1});
     expect_same_steps<Adagrad>(AdagradOptions{
         .lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.05, .initial_accumulator_value = 0.3, .eps = 1e-6});
+}
+
+TEST_F(OptimizerOnDevice, LionHasTheBitsOfTheCpu) {
+    expect_same_steps<Lion>(LionOptions{.lr = 0.1});
+    expect_same_steps<Lion>(LionOptions{.lr = 0.1, .beta1 = 0.5, .beta2 = 0.9, .weight_decay = 0.05});
 }
 
 TEST_F(OptimizerOnDevice, AStepLeavesOutParametersWithoutAGradient) {

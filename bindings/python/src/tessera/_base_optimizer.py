@@ -11,7 +11,7 @@ __all__ = ["Optimizer"]
 
 
 class Optimizer(Closable):
-    """Base of `SGD`, `Adam`, `AdamW` and `Adagrad`.
+    """Base of `SGD`, `Adam`, `AdamW`, `Adagrad` and `Lion`.
 
     A load, including `Saver.resume`, replaces the settings, including `lr`, by the saved ones: set `lr` after it.
     """
@@ -19,7 +19,7 @@ class Optimizer(Closable):
     _handle: _core.Optimizer
 
     def __init__(self) -> None:
-        raise TypeError("use SGD, Adam, AdamW or Adagrad")
+        raise TypeError("use SGD, Adam, AdamW, Adagrad or Lion")
 
     def step(self) -> None:
         """Update every parameter from its gradient; gradients are unchanged.

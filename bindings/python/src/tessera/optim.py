@@ -1,6 +1,6 @@
 """Optimizers for a DDP, FSDP or tensor-parallel model or any parameters.
 
-SGD, Adam, AdamW and Adagrad are those of PyTorch. Settings default to the library's values, which are PyTorch's.
+SGD, Adam, AdamW and Adagrad are those of PyTorch, with its defaults. Settings default to the library's values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tp import TensorParallel
 if TYPE_CHECKING:
     from ._options import AdagradOptions, SGDOptions
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer"]
 
 
 def _over(params: DDP | FSDP | TensorParallel | Params, grads: Params | None) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ class SGD(Optimizer):
 
 
 def _betas(betas: tuple[float, float] | None) -> dict[str, float]:
-    """Adam's betas, by their names in C."""
+    """Two betas, by their names in C."""
     if betas is None:
         return {}
     try:
@@ -169,3 +169,33 @@ class Adagrad(Optimizer):
         **options: Unpack[AdagradOptions],
     ) -> None:
         self._handle = _core.adagrad(*_over(params, grads), **raw(_options.ADAGRAD, options))
+
+
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023): each element moves by `lr` against the sign of a mean of gradients.
+
+    An element whose mean is 0 stays, where DeepSpeed's Lion moves it. A load replaces the settings by the saved ones:
+    set `lr` after it.
+
+    Parameters
+    ----------
+    params, grads
+        As for `SGD`.
+    lr : float, default 0.0001
+        Learning rate.
+    betas : pair of float, default (0.9, 0.99)
+        Weight of the mean in the direction of a step, and its decay rate.
+    weight_decay : float, default 0
+        Each step multiplies the parameters by ``1 - lr * weight_decay``.
+    """
+
+    def __init__(
+        self,
+        params: DDP | FSDP | TensorParallel | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        self._handle = _core.lion(*_over(params, grads), lr=lr, **_betas(betas), weight_decay=weight_decay)

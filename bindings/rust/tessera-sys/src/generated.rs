@@ -584,6 +584,13 @@ structs! {
         initial_accumulator_value: f64,
         eps: f64,
     }
+    struct tsr_lion_options {
+        struct_size: usize,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        weight_decay: f64,
+    }
     struct tsr_stage_call {
         struct_size: usize,
         work: tsr_stage_work,
@@ -915,6 +922,12 @@ const _: () = {
     assert!(offset_of!(tsr_adagrad_options, weight_decay) == 24);
     assert!(offset_of!(tsr_adagrad_options, initial_accumulator_value) == 32);
     assert!(offset_of!(tsr_adagrad_options, eps) == 40);
+    assert!(size_of::<tsr_lion_options>() == 40 && align_of::<tsr_lion_options>() == 8);
+    assert!(offset_of!(tsr_lion_options, struct_size) == 0);
+    assert!(offset_of!(tsr_lion_options, lr) == 8);
+    assert!(offset_of!(tsr_lion_options, beta1) == 16);
+    assert!(offset_of!(tsr_lion_options, beta2) == 24);
+    assert!(offset_of!(tsr_lion_options, weight_decay) == 32);
     assert!(size_of::<tsr_stage_call>() == 120 && align_of::<tsr_stage_call>() == 8);
     assert!(offset_of!(tsr_stage_call, struct_size) == 0);
     assert!(offset_of!(tsr_stage_call, work) == 8);
@@ -1561,6 +1574,17 @@ functions! {
         out: *mut *mut tsr_optimizer,
     ) -> tsr_status;
     fn tsr_tp_adagrad(tp: *mut tsr_tp, options: *const tsr_adagrad_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_lion_options_init(options: *mut tsr_lion_options, struct_size: usize) -> tsr_status;
+    fn tsr_lion_create(
+        params: *const tsr_param,
+        grads: *const tsr_tensor,
+        n: usize,
+        options: *const tsr_lion_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_ddp_lion(ddp: *mut tsr_ddp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_fsdp_lion(fsdp: *mut tsr_fsdp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_tp_lion(tp: *mut tsr_tp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_step(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_zero_grad(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_join(optimizer: *mut tsr_optimizer, comm: *mut tsr_comm) -> tsr_status;

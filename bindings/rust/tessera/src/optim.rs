@@ -1,4 +1,4 @@
-//! Optimizers: SGD, Adam, AdamW, Adagrad.
+//! Optimizers: SGD, Adam, AdamW, Adagrad, Lion.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -14,7 +14,8 @@ use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
 use crate::raw::created;
 use crate::settings::{
-    adagrad_setters, adam_setters, adamw_setters, sgd_setters, AdagradSettings, AdamSettings, AdamwSettings, SgdSettings,
+    adagrad_setters, adam_setters, adamw_setters, lion_setters, sgd_setters, AdagradSettings, AdamSettings,
+    AdamwSettings, LionSettings, SgdSettings,
 };
 use crate::tensor::{Held, Tensor, Use};
 use crate::tp::{TensorParallel, TpInner};
@@ -173,7 +174,13 @@ builder! {
     Adagrad, AdagradSettings, adagrad_setters, tsr_ddp_adagrad, tsr_fsdp_adagrad, tsr_tp_adagrad, tsr_adagrad_create
 }
 
-/// An optimizer, created by [`Sgd`], [`Adam`], [`AdamW`] or [`Adagrad`]. It keeps the parameters alive.
+builder! {
+    /// Lion (Chen et al. 2023): each element moves by `lr` against the sign of a mean of gradients. An element whose mean is
+    /// 0 stays, where DeepSpeed's Lion moves it.
+    Lion, LionSettings, lion_setters, tsr_ddp_lion, tsr_fsdp_lion, tsr_tp_lion, tsr_lion_create
+}
+
+/// An optimizer, created by [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`] or [`Lion`]. It keeps the parameters alive.
 pub struct Optimizer<'c> {
     inner: Rc<OptimizerInner>,
     _comm: Borrowed<'c>,

@@ -1278,6 +1278,57 @@ macro_rules! adagrad_setters {
 pub(crate) use adagrad_setters;
 
 #[derive(Clone, Debug, Default)]
+pub(crate) struct LionSettings {
+    pub(crate) lr: Option<f64>,
+    pub(crate) beta1: Option<f64>,
+    pub(crate) beta2: Option<f64>,
+    pub(crate) weight_decay: Option<f64>,
+}
+
+impl LionSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_lion_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_lion_options_init) }?;
+        raw::set(&mut raw.lr, self.lr);
+        raw::set(&mut raw.beta1, self.beta1);
+        raw::set(&mut raw.beta2, self.beta2);
+        raw::set(&mut raw.weight_decay, self.weight_decay);
+        body(&mut raw)
+    }
+}
+
+macro_rules! lion_setters {
+    () => {
+        #[doc = "The learning rate, by which each element moves; default 0.0001."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn lr(mut self, value: f64) -> Self {
+            self.settings.lr = Some(value);
+            self
+        }
+        #[doc = "The weight of the mean of gradients in the direction of a step; default 0.9."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn beta1(mut self, value: f64) -> Self {
+            self.settings.beta1 = Some(value);
+            self
+        }
+        #[doc = "The decay rate of the mean of gradients; default 0.99."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn beta2(mut self, value: f64) -> Self {
+            self.settings.beta2 = Some(value);
+            self
+        }
+        #[doc = "Decoupled: param *= 1 - lr * weight_decay; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn weight_decay(mut self, value: f64) -> Self {
+            self.settings.weight_decay = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use lion_setters;
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PipelineSettings {
     pub(crate) schedule: Option<PipelineSchedule>,
     pub(crate) microbatches: Option<usize>,

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tessera::{
-    params, Adagrad, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Local, Optimizer, ReduceOp, Sampler,
-    Saver, Sgd, State, Tensor,
+    params, Adagrad, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Lion, Local, Optimizer,
+    ReduceOp, Sampler, Saver, Sgd, State, Tensor,
 };
 
 fn two_layers(fill: f32) -> tessera::Params {
@@ -287,6 +287,12 @@ fn optimizers_do_what_their_papers_say() {
             start[i] - 0.1 * moved(1.0) - 0.1 / 1.5 * moved(2.0)
         }),
     );
+    let lion = step(&|m| Lion::new(m).lr(0.1).beta1(0.5).beta2(0.75).weight_decay(0.1).build().unwrap(), 2);
+    let sign = |g: f64| if g == 0.0 { 0.0 } else { g.signum() };
+    close(
+        lion,
+        std::array::from_fn(|i| (start[i] * 0.99 - 0.1 * sign(gradient[i])) * 0.99 - 0.1 * sign(gradient[i])),
+    );
 }
 
 #[test]
@@ -297,6 +303,8 @@ fn settings_are_checked_and_defaults_are_the_librarys() {
         assert_eq!(Adam::new(&mut model).lr(bad).build().unwrap_err().code(), Code::InvalidArgument);
     }
     assert_eq!(Adagrad::new(&mut model).build().unwrap().lr().unwrap(), 0.01);
+    assert_eq!(Lion::new(&mut model).build().unwrap().lr().unwrap(), 0.0001);
+    assert_eq!(Lion::new(&mut model).beta2(1.0).build().unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(Adagrad::new(&mut model).lr_decay(-1.0).build().unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(Sgd::new(&mut model).nesterov(true).build().unwrap_err().code(), Code::InvalidArgument);
     let mut opt = Adam::new(&mut model).build().unwrap();

@@ -5,9 +5,9 @@ import java.util.Objects;
 import java.util.function.LongUnaryOperator;
 
 /**
- * SGD, Adam, AdamW or Adagrad as PyTorch defines them, over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its
- * shards and their gradients), a {@link TensorParallel} (its slices and their gradients) or tensors. Created by a
- * builder. Calls that change gradients, parameters or settings are exclusive.
+ * SGD, Adam, AdamW, Adagrad or Lion over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its shards and
+ * their gradients), a {@link TensorParallel} (its slices and their gradients) or tensors. Created by a builder. Calls that
+ * change gradients, parameters or settings are exclusive.
  */
 public final class Optimizer extends NativeObject {
     private final Object over; // keeps the model reachable
@@ -222,6 +222,47 @@ public final class Optimizer extends NativeObject {
         return new Adagrad(new Target(params, grads));
     }
 
+    /**
+     * Start building a Lion optimizer over a DDP object.
+     *
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lion lion(Ddp ddp) {
+        return new Lion(new Target(ddp, "ddp"));
+    }
+
+    /**
+     * Start building a Lion optimizer over the shards of an FSDP object.
+     *
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lion lion(Fsdp fsdp) {
+        return new Lion(new Target(fsdp, "fsdp"));
+    }
+
+    /**
+     * Start building a Lion optimizer over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lion lion(TensorParallel tp) {
+        return new Lion(new Target(tp, "tp"));
+    }
+
+    /**
+     * Start building a Lion optimizer over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Lion lion(Params params, List<Tensor> grads) {
+        return new Lion(new Target(params, grads));
+    }
+
     /** Settings of stochastic gradient descent; options that are not set have the library's defaults. */
     public static final class Sgd extends SgdOptionsFields<Sgd> {
         private final Target target;
@@ -312,6 +353,37 @@ public final class Optimizer extends NativeObject {
             return target.make(ddp -> Native.ddpAdagrad(ddp, this), fsdp -> Native.fsdpAdagrad(fsdp, this),
                     tp -> Native.tpAdagrad(tp, this),
                     (names, tensors, grads) -> Native.adagradCreate(names, tensors, grads, this));
+        }
+    }
+
+    /** Settings of Lion (an element whose mean is 0 stays, where DeepSpeed's Lion moves it); options that are not set have the library's defaults. */
+    public static final class Lion extends LionOptionsFields<Lion> {
+        private final Target target;
+        private Lion(Target target) {
+            this.target = target;
+        }
+
+        /**
+         * The weight of the mean of gradients in the direction of a step, and its decay rate; the defaults are 0.9 and 0.99.
+         *
+         * @param first 0 to below 1
+         * @param second 0 to below 1
+         * @return this
+         */
+        public Lion betas(double first, double second) {
+            return beta1(first).beta2(second);
+        }
+
+        /**
+         * Create the optimizer.
+         *
+         * @return the optimizer
+         * @throws TesseraInvalidArgumentException if a setting or a tensor is invalid
+         */
+        public Optimizer build() {
+            return target.make(ddp -> Native.ddpLion(ddp, this), fsdp -> Native.fsdpLion(fsdp, this),
+                    tp -> Native.tpLion(tp, this),
+                    (names, tensors, grads) -> Native.lionCreate(names, tensors, grads, this));
         }
     }
 

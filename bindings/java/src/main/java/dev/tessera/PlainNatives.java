@@ -214,6 +214,11 @@ abstract class PlainNatives {
     static native long ddpAdagrad(long ddp, Object options);
     static native long fsdpAdagrad(long fsdp, Object options);
     static native long tpAdagrad(long tp, Object options);
+    static native void lionOptionsInit(Object options);
+    static native long lionCreate(byte[][] names, long[] params, long[] grads, Object options);
+    static native long ddpLion(long ddp, Object options);
+    static native long fsdpLion(long fsdp, Object options);
+    static native long tpLion(long tp, Object options);
     static native void optimizerStep(long optimizer);
     static native void optimizerZeroGrad(long optimizer);
     static native void optimizerJoin(long optimizer, long comm);

@@ -63,6 +63,18 @@ class OptimizerTest {
     }
 
     @Test
+    void lionMovesByTheRateAgainstTheSign() {
+        try (Optimizer lion = Optimizer.lion(params, List.of(grad)).lr(0.125).betas(0.5, 0.5).weightDecay(0.5).build()) {
+            lion.step();
+            expect(1 - 0.125 * 0.5 - 0.125, -2 + 0.125 * 0.5 * 2 - 0.125);
+            lion.zeroGrad();
+            grad.floats().put(0, -1f);
+            lion.step();
+            expect(0.8125 * (1 - 0.125 * 0.5) + 0.125, -2 * (1 - 0.125 * 0.5) - 0.125);
+        }
+    }
+
+    @Test
     void theCpuHasOneStream() {
         try (Optimizer sgd = Optimizer.sgd(params, List.of(grad)).lr(1).build()) {
             sgd.setStream(0);
@@ -97,7 +109,9 @@ class OptimizerTest {
         try (Optimizer adamW = Optimizer.adamW(params, List.of(grad)).build();
                 Optimizer adam = Optimizer.adam(params, List.of(grad)).build();
                 Optimizer adagrad = Optimizer.adagrad(params, List.of(grad)).build();
+                Optimizer lion = Optimizer.lion(params, List.of(grad)).build();
                 Optimizer sgd = Optimizer.sgd(params, List.of(grad)).build()) {
+            assertEquals(1e-4, lion.lr());
             assertEquals(1e-2, adagrad.lr());
             assertEquals(1e-3, adamW.lr());
             assertEquals(1e-3, adam.lr());
@@ -118,6 +132,8 @@ class OptimizerTest {
                 () -> Optimizer.sgd(params, List.of(grad)).nesterov(true).build());
         assertThrows(TesseraInvalidArgumentException.class,
                 () -> Optimizer.adam(params, List.of(grad)).betas(1.5, 0.9).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.lion(params, List.of(grad)).betas(0.9, 1).build());
         assertThrows(TesseraInvalidArgumentException.class,
                 () -> Optimizer.adagrad(params, List.of(grad)).lrDecay(-1).build());
         assertThrows(TesseraInvalidArgumentException.class,
