@@ -50,7 +50,7 @@ std::optional<DType> dtype_in(ConfigSection& section, std::string_view key) {
 
 // --- optimizer
 
-constexpr std::string_view optimizers_there_are = "Tessera's engine has Adam, AdamW, SGD, Adagrad and Lion";
+constexpr std::string_view optimizers_there_are = "Tessera's engine has Adam, AdamW, SGD, Adagrad, Lion and Lamb";
 
 void take_common(ConfigSection& params, double& lr, double& weight_decay) {
     params.refuse("max_grad_norm",
@@ -134,6 +134,23 @@ LionOptions lion_of(ConfigSection* params) {
     return options;
 }
 
+LambOptions lamb_of(ConfigSection* params) {
+    LambOptions options;
+    if (params == nullptr) return options;
+    take_common(*params, options.lr, options.weight_decay);
+    take_betas(*params, options.beta1, options.beta2);
+    take(options.eps, params->number("eps", 0));
+    take(options.bias_correction, params->flag("bias_correction"));
+    take(options.max_coeff, params->number("max_coeff", 0));
+    take(options.min_coeff, params->number("min_coeff", 0));
+    if (options.min_coeff > options.max_coeff) {
+        params->fail("min_coeff", Code::invalid_argument, "it must be at most \"max_coeff\", which is 10 by default");
+    }
+    params->refuse("amsgrad", "Lamb has no amsgrad; set it to false");
+    params->refuse("eps_inside_sqrt", "Tessera's Lamb adds eps to the square root; set it to false");
+    return options;
+}
+
 void take_optimizer(ConfigSection& top, EngineConfig& config) {
     auto section = top.section("optimizer", Auto::is_refused);
     if (!section) return;
@@ -150,6 +167,8 @@ void take_optimizer(ConfigSection& top, EngineConfig& config) {
         config.optimizer = adagrad_of(given);
     } else if (name == "lion") {
         config.optimizer = lion_of(given);
+    } else if (name == "lamb") {
+        config.optimizer = lamb_of(given);
     } else {
         section->fail("type", Code::unsupported, fmt::format("{}; choose one of them", optimizers_there_are));
     }

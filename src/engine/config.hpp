@@ -14,6 +14,7 @@
 #include "engine/loss_scale.hpp"
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
+#include "optim/lamb.hpp"
 #include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 
@@ -22,7 +23,7 @@ namespace tsr {
 // The dtype in which a model is computed; its shards and its optimizer keep that of its parameters.
 enum class Precision { of_params, f16, bf16 };
 
-using OptimizerConfig = std::variant<AdamOptions, SgdOptions, AdagradOptions, LionOptions>;
+using OptimizerConfig = std::variant<AdamOptions, SgdOptions, AdagradOptions, LionOptions, LambOptions>;
 
 struct EngineConfig {
     BatchConfig batch;

@@ -50,6 +50,16 @@ struct LionStep {
     T keep;  // 1 - lr * weight decay: multiplies the parameter
 };
 
+template <class T>
+struct LambStep {
+    T beta1;
+    T one_minus_beta1;
+    T beta2;
+    T one_minus_beta2;
+    T eps;
+    T weight_decay;
+};
+
 }  // namespace tsr
 
 namespace tsr::kernels {
@@ -99,6 +109,14 @@ TSR_INLINE void one_moment_element(T& param, T grad, T& exp_avg, const LionStep<
     const T move = toward > 0 ? step.lr : toward < 0 ? -step.lr : toward;  // 0 stays 0, and NaN shows
     exp_avg = step.beta2 * exp_avg + step.one_minus_beta2 * grad;
     param = param * step.keep - move;
+}
+
+// Updates the moments of Lamb. Returns in which direction, and how far but for a factor of the whole parameter, it moves.
+template <class T>
+TSR_INLINE T lamb_direction(T param, T grad, T& exp_avg, T& exp_avg_sq, const LambStep<T>& step) {
+    exp_avg = step.beta1 * exp_avg + step.one_minus_beta1 * grad;
+    exp_avg_sq = step.beta2 * exp_avg_sq + step.one_minus_beta2 * grad * grad;
+    return exp_avg / (std::sqrt(exp_avg_sq) + step.eps) + step.weight_decay * param;
 }
 
 template <class T>

@@ -230,6 +230,12 @@ void Optimizer::count_elsewhere(std::span<const size_t> params) {
     counted_ = true;
 }
 
+void Optimizer::join_sums(metrics::ExactSums& sums) const {
+    for (const Together& together : together_) {
+        if (together.of_params) together.of_params(sums);
+    }
+}
+
 double Optimizer::joined(double own, Over how) const {
     for (const Together& together : together_) own = together.of_ranks(own, how);
     return own;

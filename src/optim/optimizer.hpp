@@ -26,6 +26,10 @@
 
 namespace tsr {
 
+namespace metrics {
+class ExactSums;
+}
+
 // State that belongs to one parameter: "exp_avg" of "fc1.weight". `tensor` lives as long as the optimizer and covers
 // the same part as the parameter.
 struct Moment {
@@ -53,7 +57,7 @@ class Optimizer {
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
-    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw", "adagrad", "lion"
+    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw", "adagrad", "lion", "lamb"
 
     void step();
     void zero_grad();
@@ -113,8 +117,14 @@ class Optimizer {
     struct Together {
         std::function<double(double own, Over how)> of_ranks;
         std::function<void(FunctionRef<void()> body)> in_one_call = [](auto body) { body(); };
+        // Each sum becomes that of all ranks, for sums over the elements of each parameter. None: the ranks have different
+        // parameters.
+        std::function<void(metrics::ExactSums& sums)> of_params{};
     };
     void add_together(Together together) { together_.push_back(std::move(together)); }
+    // A step needs norms of full parameters. It is then collective if ranks hold parts of them, and cannot run in the backward
+    // pass there.
+    [[nodiscard]] virtual bool needs_norms() const { return false; }
     // Called once, with the parameters whose gradients other ranks count.
     void count_elsewhere(std::span<const size_t> params);
     [[nodiscard]] bool is_counted() const { return counted_; }
@@ -156,6 +166,13 @@ class Optimizer {
     [[nodiscard]] virtual Settings own_settings() const = 0;
     virtual void load_own_settings(const Settings& settings) = 0;
     virtual void set_own_momentum(double momentum) = 0;
+
+    // Sums over the elements that this rank holds become those over full parameters.
+    void join_sums(metrics::ExactSums& sums) const;
+    // Whether no other rank counts this rank's elements of a parameter as well.
+    [[nodiscard]] static bool is_first_holder(const OptimizerParam& param) {
+        return !param.held || param.held->replica == 0;
+    }
 
     // nullptr: on the CPU.
     [[nodiscard]] OnDevice* on_device() const { return on_device_.get(); }

@@ -49,6 +49,7 @@ const std::vector<Kind>& kinds() {
         KIND(adamw, (o.lr = 0.01, o.weight_decay = 0.1)),
         KIND(adagrad, (o.lr = 0.1, o.lr_decay = 0.1, o.weight_decay = 0.1, o.initial_accumulator_value = 0.5)),
         KIND(lion, (o.lr = 0.01, o.weight_decay = 0.1)),
+        KIND(lamb, (o.lr = 0.05, o.weight_decay = 0.1)),
     };
     return all;
 }
@@ -407,6 +408,35 @@ TEST(Adagrad, BadOptionsAreRefusedByName) {
     bad.expect_range("weight_decay", &O::weight_decay, below_zero);
     bad.expect_range("initial_accumulator_value", &O::initial_accumulator_value, below_zero);
     bad.expect_range("eps", &O::eps, below_zero);
+}
+
+TEST(Lamb, BadOptionsAreRefusedByName) {
+    using O = tsr_lamb_options;
+    BadOptions<O> bad(tsr_lamb_options_init, tsr_lamb_create);
+    bad.expect_range("lr", &O::lr, below_zero);
+    bad.expect_range("beta1", &O::beta1, {-0.1, 1, nan});
+    bad.expect_range("beta2", &O::beta2, {-0.1, 1, nan});
+    bad.expect_range("eps", &O::eps, below_zero);
+    bad.expect_range("weight_decay", &O::weight_decay, below_zero);
+    bad.expect_range("max_coeff", &O::max_coeff, below_zero);
+    bad.expect_range("min_coeff", &O::min_coeff, below_zero);
+    bad.expect_refused("min_coeff is 11; it must be at most max_coeff, 10", [](O& o) { o.min_coeff = 11; });
+    bad.expect_refused("bias_correction", [](O& o) { o.bias_correction = 2; });
+}
+
+TEST(Lamb, OneCopyPerHostIsUnsupported) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        Model model;
+        const auto params = model.params();
+        tsr_ddp_options options;
+        ASSERT_OK(tsr_ddp_options_init(&options, sizeof options));
+        options.share_params = 1;
+        api::Owned<tsr_ddp> ddp;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()));
+        api::Owned<tsr_optimizer> lamb;
+        EXPECT_FAILS(tsr_ddp_lamb(ddp, nullptr, lamb.out()), TSR_E_UNSUPPORTED, "without share_params");
+        EXPECT_OK(tsr_ddp_adamw(ddp, nullptr, lamb.out())) << "the model is as good as before";
+    });
 }
 
 TEST(Lion, BadOptionsAreRefusedByName) {

@@ -81,6 +81,7 @@ PLACES = {
     "tsr_adamw_options": (ts.AdamW, ("Optimizer.java", "class Adam"), ("optim.rs", "AdamW, ")),
     "tsr_adagrad_options": (ts.Adagrad, ("Optimizer.java", "class Adagrad"), ("optim.rs", "Adagrad, ")),
     "tsr_lion_options": (ts.Lion, ("Optimizer.java", "class Lion"), ("optim.rs", "Lion, ")),
+    "tsr_lamb_options": (ts.Lamb, ("Optimizer.java", "class Lamb"), ("optim.rs", "Lamb, ")),
     "tsr_store_options": (ts.StoreServer, ("StoreOptions.java", ""), ("store.rs", "impl StoreOptions")),
 }
 # What a binding sets itself, or tells in a setter of another name.

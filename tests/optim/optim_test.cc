@@ -13,6 +13,7 @@
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/kernels.hpp"
+#include "optim/lamb.hpp"
 #include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 
@@ -179,6 +180,7 @@ void expect_all_vectors_give_the_same_bits() {
         std::vector<T> square(n);
         std::vector<T> sum(n);
         std::vector<T> mean(n);
+        std::vector<T> directions(n);
         for (int step = 0; step < 3; ++step) {
             sgd_update(param.data(), grad.data(), buffer.data(), n,
                        SgdStep<T>{T(0.1), T(0.9), T(0.75), T(0.01), step == 1, step == 0}, vectors);
@@ -189,8 +191,12 @@ void expect_all_vectors_give_the_same_bits() {
                               vectors);
             one_moment_update(param.data(), grad.data(), mean.data(), n,
                               LionStep<T>{T(0.9), T(0.1), T(0.99), T(0.01), T(1e-3), T(0.999)}, vectors);
+            const LambStep<T> lamb{T(0.9), T(0.1), T(0.999), T(0.001), T(1e-8), T(0.1)};
+            lamb_directions(param.data(), grad.data(), average.data(), square.data(), directions.data(), n, lamb,
+                            vectors);
+            lamb_update(param.data(), grad.data(), average.data(), square.data(), n, lamb, T(0.01), vectors);
         }
-        for (const auto& moment : {square, sum, mean}) param.insert(param.end(), moment.begin(), moment.end());
+        for (const auto& moment : {square, sum, mean, directions}) param.insert(param.end(), moment.begin(), moment.end());
         return param;
     };
     const auto plain = run(Vectors::plain);
@@ -282,6 +288,7 @@ TEST(Optimizer, ResumedGoesOnWithTheSameBits) {
     expect_resume_is_exact<Adagrad>(
         AdagradOptions{.lr = 0.1, .lr_decay = 0.25, .weight_decay = 0.05, .initial_accumulator_value = 0.5});
     expect_resume_is_exact<Lion>(LionOptions{.lr = 0.01, .weight_decay = 0.05});
+    expect_resume_is_exact<Lamb>(LambOptions{.lr = 0.01, .weight_decay = 0.05});
 }
 
 // A load may have been of the moments alone, or of the settings alone.
@@ -415,6 +422,11 @@ TEST(Optimizer, BadOptionsAreRefused) {
     EXPECT_THROW(Lion(model.params(), {.beta1 = 1}), Error);
     EXPECT_THROW(Lion(model.params(), {.beta2 = std::numeric_limits<double>::quiet_NaN()}), Error);
     EXPECT_THROW(Lion(model.params(), {.weight_decay = -1}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.beta2 = 1}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.eps = -1}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.weight_decay = -1}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.max_coeff = 0.5, .min_coeff = 0.75}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.max_coeff = std::numeric_limits<double>::infinity()}), Error);
     Sgd optimizer(model.params(), {});
     EXPECT_THROW(optimizer.set_lr(-0.1), Error);
     EXPECT_THROW(optimizer.set_lr(std::numeric_limits<double>::quiet_NaN()), Error);

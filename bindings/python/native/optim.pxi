@@ -130,6 +130,23 @@ def lion(*over, **given):
     return on.optimizer(out)
 
 
+def lamb(*over, **given):
+    cdef Trained on = Trained(*over)
+    cdef tsr_lamb_options o
+    cdef tsr_optimizer *out = NULL
+    cdef list keep = lamb_options(&o, given)
+    with nogil:
+        if on.ddp != NULL:
+            check(tsr_ddp_lamb(on.ddp, &o, &out))
+        elif on.fsdp != NULL:
+            check(tsr_fsdp_lamb(on.fsdp, &o, &out))
+        elif on.tp != NULL:
+            check(tsr_tp_lamb(on.tp, &o, &out))
+        else:
+            check(tsr_lamb_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
+    return on.optimizer(out)
+
+
 def optimizer_step(Optimizer optimizer not None):
     cdef Lease lease = use(optimizer)
     with nogil:

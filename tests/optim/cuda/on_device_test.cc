@@ -17,6 +17,7 @@
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/grad_scaler.hpp"
+#include "optim/lamb.hpp"
 #include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 #include "seed.hpp"
@@ -185,6 +186,17 @@ TEST_F(OptimizerOnDevice, AdagradHasTheBitsOfTheCpu) {
 TEST_F(OptimizerOnDevice, LionHasTheBitsOfTheCpu) {
     expect_same_steps<Lion>(LionOptions{.lr = 0.1});
     expect_same_steps<Lion>(LionOptions{.lr = 0.1, .beta1 = 0.5, .beta2 = 0.9, .weight_decay = 0.05});
+}
+
+TEST_F(OptimizerOnDevice, LambIsUnsupported) {
+    make_both();
+    try {
+        Lamb lamb(on_device(), {});
+        ADD_FAILURE() << "it was made";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::unsupported);
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("\"f320\" is on a CUDA device"), HasSubstr("on the CPU only")));
+    }
 }
 
 TEST_F(OptimizerOnDevice, AStepLeavesOutParametersWithoutAGradient) {

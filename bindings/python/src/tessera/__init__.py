@@ -39,7 +39,7 @@ from .layout import Box, Layout, Replicate, Shard
 from .lr_schedule import LRSchedule
 from .mesh import Mesh
 from .metrics import Metric
-from .optim import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
+from .optim import SGD, Adagrad, Adam, AdamW, Lamb, Lion, Optimizer
 from .pipeline import Pipeline, PipelineStats, StageCall
 from .plan import Plan
 from .state import MetricPart, PerRank, Sharded, State, Stateful
@@ -69,6 +69,7 @@ __all__ = [
     "Deferred",
     "GradScaler",
     "LRSchedule",
+    "Lamb",
     "Layout",
     "Lion",
     "LoadReport",

@@ -591,6 +591,17 @@ structs! {
         beta2: f64,
         weight_decay: f64,
     }
+    struct tsr_lamb_options {
+        struct_size: usize,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        weight_decay: f64,
+        max_coeff: f64,
+        min_coeff: f64,
+        bias_correction: tsr_flag,
+    }
     struct tsr_stage_call {
         struct_size: usize,
         work: tsr_stage_work,
@@ -928,6 +939,16 @@ const _: () = {
     assert!(offset_of!(tsr_lion_options, beta1) == 16);
     assert!(offset_of!(tsr_lion_options, beta2) == 24);
     assert!(offset_of!(tsr_lion_options, weight_decay) == 32);
+    assert!(size_of::<tsr_lamb_options>() == 72 && align_of::<tsr_lamb_options>() == 8);
+    assert!(offset_of!(tsr_lamb_options, struct_size) == 0);
+    assert!(offset_of!(tsr_lamb_options, lr) == 8);
+    assert!(offset_of!(tsr_lamb_options, beta1) == 16);
+    assert!(offset_of!(tsr_lamb_options, beta2) == 24);
+    assert!(offset_of!(tsr_lamb_options, eps) == 32);
+    assert!(offset_of!(tsr_lamb_options, weight_decay) == 40);
+    assert!(offset_of!(tsr_lamb_options, max_coeff) == 48);
+    assert!(offset_of!(tsr_lamb_options, min_coeff) == 56);
+    assert!(offset_of!(tsr_lamb_options, bias_correction) == 64);
     assert!(size_of::<tsr_stage_call>() == 120 && align_of::<tsr_stage_call>() == 8);
     assert!(offset_of!(tsr_stage_call, struct_size) == 0);
     assert!(offset_of!(tsr_stage_call, work) == 8);
@@ -1585,6 +1606,17 @@ functions! {
     fn tsr_ddp_lion(ddp: *mut tsr_ddp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_fsdp_lion(fsdp: *mut tsr_fsdp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_tp_lion(tp: *mut tsr_tp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_lamb_options_init(options: *mut tsr_lamb_options, struct_size: usize) -> tsr_status;
+    fn tsr_lamb_create(
+        params: *const tsr_param,
+        grads: *const tsr_tensor,
+        n: usize,
+        options: *const tsr_lamb_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_ddp_lamb(ddp: *mut tsr_ddp, options: *const tsr_lamb_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_fsdp_lamb(fsdp: *mut tsr_fsdp, options: *const tsr_lamb_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_tp_lamb(tp: *mut tsr_tp, options: *const tsr_lamb_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_step(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_zero_grad(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_join(optimizer: *mut tsr_optimizer, comm: *mut tsr_comm) -> tsr_status;

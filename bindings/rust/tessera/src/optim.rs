@@ -1,4 +1,4 @@
-//! Optimizers: SGD, Adam, AdamW, Adagrad, Lion.
+//! Optimizers: SGD, Adam, AdamW, Adagrad, Lion, Lamb.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -14,8 +14,8 @@ use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
 use crate::raw::created;
 use crate::settings::{
-    adagrad_setters, adam_setters, adamw_setters, lion_setters, sgd_setters, AdagradSettings, AdamSettings,
-    AdamwSettings, LionSettings, SgdSettings,
+    adagrad_setters, adam_setters, adamw_setters, lamb_setters, lion_setters, sgd_setters, AdagradSettings,
+    AdamSettings, AdamwSettings, LambSettings, LionSettings, SgdSettings,
 };
 use crate::tensor::{Held, Tensor, Use};
 use crate::tp::{TensorParallel, TpInner};
@@ -180,7 +180,15 @@ builder! {
     Lion, LionSettings, lion_setters, tsr_ddp_lion, tsr_fsdp_lion, tsr_tp_lion, tsr_lion_create
 }
 
-/// An optimizer, created by [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`] or [`Lion`]. It keeps the parameters alive.
+builder! {
+    /// Lamb (You et al. 2020) as DeepSpeed's FusedLamb, for parameters on the CPU: the direction of Adam plus weight decay,
+    /// scaled for each parameter by its trust ratio, the norm of the parameter over that of the direction, or 1 if one of
+    /// them is 0. The norms have the same bits however ranks divide a parameter. Over an [`Fsdp`], a [`TensorParallel`] or a
+    /// [`Ddp`] of its slices, [`Optimizer::step`] is collective; a [`Ddp`] with `share_params` is `Unsupported`.
+    Lamb, LambSettings, lamb_setters, tsr_ddp_lamb, tsr_fsdp_lamb, tsr_tp_lamb, tsr_lamb_create
+}
+
+/// An optimizer, created by a builder such as [`Sgd`] or [`AdamW`]. It keeps the parameters alive.
 pub struct Optimizer<'c> {
     inner: Rc<OptimizerInner>,
     _comm: Borrowed<'c>,
@@ -228,7 +236,8 @@ impl<'c> Optimizer<'c> {
     /// # Errors
     /// `InvalidState`: gradients are being reduced, or none were reduced since the last step (with synchronisation; for a
     /// [`TensorParallel`] if [`sum_grads`](TensorParallel::sum_grads) has some to sum); a unit of an [`Fsdp`] is
-    /// unsharded; or a view of a parameter (or a mutable one of a gradient) is alive.
+    /// unsharded; or a view of a parameter (or a mutable one of a gradient) is alive. [`Lamb`] over an [`Fsdp`] or a
+    /// [`TensorParallel`], whose step is collective: also those of [`Self::clip_grad_norm`].
     pub fn step(&mut self) -> Result<()> {
         let _params = self.hold_params()?;
         let _grads = Held::new(self.group()?.named_grads(), Use::Reads)?;

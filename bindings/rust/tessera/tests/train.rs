@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tessera::{
-    params, Adagrad, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Lion, Local, Optimizer,
+    params, Adagrad, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Lamb, Lion, Local, Optimizer,
     ReduceOp, Sampler, Saver, Sgd, State, Tensor,
 };
 
@@ -287,6 +287,17 @@ fn optimizers_do_what_their_papers_say() {
             start[i] - 0.1 * moved(1.0) - 0.1 / 1.5 * moved(2.0)
         }),
     );
+    let lamb = step(
+        &|m| {
+            let rates = Lamb::new(m).lr(0.1).beta1(0.0).beta2(0.0).eps(1e-6).weight_decay(0.1);
+            rates.bias_correction(false).max_coeff(1.5).min_coeff(0.5).build().unwrap()
+        },
+        1,
+    );
+    let norm = |of: &[f64]| of.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let directions: [f64; 3] = std::array::from_fn(|i| gradient[i] / (gradient[i].abs() + 1e-6) + 0.1 * start[i]);
+    let ratio = (norm(&start) / norm(&directions)).clamp(0.5, 1.5);
+    close(lamb, std::array::from_fn(|i| start[i] - 0.1 * ratio * directions[i]));
     let lion = step(&|m| Lion::new(m).lr(0.1).beta1(0.5).beta2(0.75).weight_decay(0.1).build().unwrap(), 2);
     let sign = |g: f64| if g == 0.0 { 0.0 } else { g.signum() };
     close(
@@ -303,6 +314,8 @@ fn settings_are_checked_and_defaults_are_the_librarys() {
         assert_eq!(Adam::new(&mut model).lr(bad).build().unwrap_err().code(), Code::InvalidArgument);
     }
     assert_eq!(Adagrad::new(&mut model).build().unwrap().lr().unwrap(), 0.01);
+    assert_eq!(Lamb::new(&mut model).build().unwrap().lr().unwrap(), 0.001);
+    assert_eq!(Lamb::new(&mut model).min_coeff(11.0).build().unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(Lion::new(&mut model).build().unwrap().lr().unwrap(), 0.0001);
     assert_eq!(Lion::new(&mut model).beta2(1.0).build().unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(Adagrad::new(&mut model).lr_decay(-1.0).build().unwrap_err().code(), Code::InvalidArgument);

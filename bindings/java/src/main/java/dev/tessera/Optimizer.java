@@ -5,7 +5,7 @@ import java.util.Objects;
 import java.util.function.LongUnaryOperator;
 
 /**
- * SGD, Adam, AdamW, Adagrad or Lion over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its shards and
+ * SGD, Adam, AdamW, Adagrad, Lion or Lamb over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its shards and
  * their gradients), a {@link TensorParallel} (its slices and their gradients) or tensors. Created by a builder. Calls that
  * change gradients, parameters or settings are exclusive.
  */
@@ -263,6 +263,47 @@ public final class Optimizer extends NativeObject {
         return new Lion(new Target(params, grads));
     }
 
+    /**
+     * Start building a Lamb optimizer over a DDP object.
+     *
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lamb lamb(Ddp ddp) {
+        return new Lamb(new Target(ddp, "ddp"));
+    }
+
+    /**
+     * Start building a Lamb optimizer over the shards of an FSDP object.
+     *
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lamb lamb(Fsdp fsdp) {
+        return new Lamb(new Target(fsdp, "fsdp"));
+    }
+
+    /**
+     * Start building a Lamb optimizer over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lamb lamb(TensorParallel tp) {
+        return new Lamb(new Target(tp, "tp"));
+    }
+
+    /**
+     * Start building a Lamb optimizer over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Lamb lamb(Params params, List<Tensor> grads) {
+        return new Lamb(new Target(params, grads));
+    }
+
     /** Settings of stochastic gradient descent; options that are not set have the library's defaults. */
     public static final class Sgd extends SgdOptionsFields<Sgd> {
         private final Target target;
@@ -388,7 +429,47 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
-     * Update every parameter from its gradient. Gradients are unchanged.
+     * Settings of Lamb (You et al. 2020) as DeepSpeed's FusedLamb, for parameters in host memory: the direction of Adam plus
+     * weight decay, scaled for each parameter by its trust ratio, the norm of the parameter over that of the direction, or 1
+     * if one of them is 0. The norms have the same bits however ranks divide a parameter. Over an {@link Fsdp}, a {@link
+     * TensorParallel} or a {@link Ddp} of its slices, {@link Optimizer#step} is collective. Options that are not set have
+     * the library's defaults.
+     */
+    public static final class Lamb extends LambOptionsFields<Lamb> {
+        private final Target target;
+        private Lamb(Target target) {
+            this.target = target;
+        }
+
+        /**
+         * Decay rates of the two moments; the defaults are 0.9 and 0.999.
+         *
+         * @param first 0 to below 1
+         * @param second 0 to below 1
+         * @return this
+         */
+        public Lamb betas(double first, double second) {
+            return beta1(first).beta2(second);
+        }
+
+        /**
+         * Create the optimizer.
+         *
+         * @return the optimizer
+         * @throws TesseraInvalidArgumentException if a setting or a tensor is invalid
+         * @throws TesseraException with {@link ErrorCode#UNSUPPORTED} if the parameters are on a device, or the ranks of a
+         *     host share them
+         */
+        public Optimizer build() {
+            return target.make(ddp -> Native.ddpLamb(ddp, this), fsdp -> Native.fsdpLamb(fsdp, this),
+                    tp -> Native.tpLamb(tp, this),
+                    (names, tensors, grads) -> Native.lambCreate(names, tensors, grads, this));
+        }
+    }
+
+    /**
+     * Update every parameter from its gradient. Gradients are unchanged. With {@link Lamb} over an {@link Fsdp} or a {@link
+     * TensorParallel} it is collective.
      *
      * @throws TesseraInvalidStateException if the model's gradients are being reduced, none were reduced since the last
      *     step (with synchronisation), units of an FSDP model are unsharded, or {@link TensorParallel#sumGrads} was not

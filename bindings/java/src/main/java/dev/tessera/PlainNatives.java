@@ -219,6 +219,11 @@ abstract class PlainNatives {
     static native long ddpLion(long ddp, Object options);
     static native long fsdpLion(long fsdp, Object options);
     static native long tpLion(long tp, Object options);
+    static native void lambOptionsInit(Object options);
+    static native long lambCreate(byte[][] names, long[] params, long[] grads, Object options);
+    static native long ddpLamb(long ddp, Object options);
+    static native long fsdpLamb(long fsdp, Object options);
+    static native long tpLamb(long tp, Object options);
     static native void optimizerStep(long optimizer);
     static native void optimizerZeroGrad(long optimizer);
     static native void optimizerJoin(long optimizer, long comm);

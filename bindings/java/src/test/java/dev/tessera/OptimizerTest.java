@@ -75,6 +75,16 @@ class OptimizerTest {
     }
 
     @Test
+    void lambScalesByTheTrustRatio() {
+        try (Optimizer lamb = Optimizer.lamb(params, List.of(grad)).lr(0.1).betas(0, 0).eps(0).weightDecay(0)
+                .biasCorrection(false).maxCoeff(10).minCoeff(0.01).build()) {
+            lamb.step();
+            final double ratio = Math.hypot(1, 2) / Math.hypot(1, 1);
+            expect(1 - 0.1 * ratio, -2 - 0.1 * ratio);
+        }
+    }
+
+    @Test
     void theCpuHasOneStream() {
         try (Optimizer sgd = Optimizer.sgd(params, List.of(grad)).lr(1).build()) {
             sgd.setStream(0);
@@ -110,7 +120,9 @@ class OptimizerTest {
                 Optimizer adam = Optimizer.adam(params, List.of(grad)).build();
                 Optimizer adagrad = Optimizer.adagrad(params, List.of(grad)).build();
                 Optimizer lion = Optimizer.lion(params, List.of(grad)).build();
+                Optimizer lamb = Optimizer.lamb(params, List.of(grad)).build();
                 Optimizer sgd = Optimizer.sgd(params, List.of(grad)).build()) {
+            assertEquals(1e-3, lamb.lr());
             assertEquals(1e-4, lion.lr());
             assertEquals(1e-2, adagrad.lr());
             assertEquals(1e-3, adamW.lr());
@@ -132,6 +144,8 @@ class OptimizerTest {
                 () -> Optimizer.sgd(params, List.of(grad)).nesterov(true).build());
         assertThrows(TesseraInvalidArgumentException.class,
                 () -> Optimizer.adam(params, List.of(grad)).betas(1.5, 0.9).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.lamb(params, List.of(grad)).minCoeff(11).build());
         assertThrows(TesseraInvalidArgumentException.class,
                 () -> Optimizer.lion(params, List.of(grad)).betas(0.9, 1).build());
         assertThrows(TesseraInvalidArgumentException.class,
