@@ -397,7 +397,10 @@ public final class Optimizer extends NativeObject {
         }
     }
 
-    /** Settings of Lion (an element whose mean is 0 stays, where DeepSpeed's Lion moves it); options that are not set have the library's defaults. */
+    /**
+     * Settings of Lion (Chen et al. 2023): each element moves by the rate against the sign of a mean of gradients. An element
+     * whose mean is 0 stays, where DeepSpeed's Lion moves it. Options that are not set have the library's defaults.
+     */
     public static final class Lion extends LionOptionsFields<Lion> {
         private final Target target;
         private Lion(Target target) {
