@@ -1,8 +1,11 @@
-// tessera/optim.h: SGD, Adam and AdamW over local parameters.
+// tessera/optim.h: optimizers over local parameters.
 #include "tessera/optim.h"
 
 #include "handles.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
+#include "optim/lamb.hpp"
+#include "optim/lion.hpp"
 #include "optim/optimizer.hpp"
 #include "optim/sgd.hpp"
 #include "train/optimizer_of.hpp"
@@ -14,6 +17,9 @@ namespace {
 constexpr tsr_sgd_options default_sgd{sizeof(tsr_sgd_options), 1e-3, 0, 0, 0, 0};
 constexpr tsr_adam_options default_adam{sizeof(tsr_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0};
 constexpr tsr_adamw_options default_adamw{sizeof(tsr_adamw_options), 1e-3, 0.9, 0.999, 1e-8, 0.01};
+constexpr tsr_adagrad_options default_adagrad{sizeof(tsr_adagrad_options), 1e-2, 0, 0, 0, 1e-10};
+constexpr tsr_lion_options default_lion{sizeof(tsr_lion_options), 1e-4, 0.9, 0.99, 0};
+constexpr tsr_lamb_options default_lamb{sizeof(tsr_lamb_options), 1e-3, 0.9, 0.999, 1e-8, 0, 10, 0.01, 1};
 
 std::vector<OptimizerParam> params_in(const tsr_param* params, const tsr_tensor* grads, size_t n) {
     required(params, "params");
@@ -50,6 +56,27 @@ std::shared_ptr<Optimizer> adam(std::vector<OptimizerParam> params, const Option
     return std::make_shared<Adam>(std::move(params), core, std::move(copy));
 }
 
+std::shared_ptr<Optimizer> adagrad(std::vector<OptimizerParam> params, const tsr_adagrad_options* options,
+                               std::shared_ptr<SharedCopy> copy = {}) {
+    const auto o = options_in(options, default_adagrad, "options");
+    const AdagradOptions core{o.lr, o.lr_decay, o.weight_decay, o.initial_accumulator_value, o.eps};
+    return std::make_shared<Adagrad>(std::move(params), core, std::move(copy));
+}
+
+std::shared_ptr<Optimizer> lion(std::vector<OptimizerParam> params, const tsr_lion_options* options,
+                               std::shared_ptr<SharedCopy> copy = {}) {
+    const auto o = options_in(options, default_lion, "options");
+    const LionOptions core{o.lr, o.beta1, o.beta2, o.weight_decay};
+    return std::make_shared<Lion>(std::move(params), core, std::move(copy));
+}
+
+std::shared_ptr<Optimizer> lamb(std::vector<OptimizerParam> params, const tsr_lamb_options* options,
+                               std::shared_ptr<SharedCopy> copy = {}) {
+    const auto o = options_in(options, default_lamb, "options");
+    const LambOptions core{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, flag(o.bias_correction, "bias_correction"), o.max_coeff, o.min_coeff};
+    return std::make_shared<Lamb>(std::move(params), core, std::move(copy));
+}
+
 }  // namespace
 
 extern "C" {
@@ -64,6 +91,18 @@ tsr_status tsr_adam_options_init(tsr_adam_options* options, size_t struct_size) 
 
 tsr_status tsr_adamw_options_init(tsr_adamw_options* options, size_t struct_size) {
     return options_init(options, struct_size, default_adamw, "options");
+}
+
+tsr_status tsr_adagrad_options_init(tsr_adagrad_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_adagrad, "options");
+}
+
+tsr_status tsr_lion_options_init(tsr_lion_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_lion, "options");
+}
+
+tsr_status tsr_lamb_options_init(tsr_lamb_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_lamb, "options");
 }
 
 tsr_status tsr_sgd_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_sgd_options* options,
@@ -148,6 +187,72 @@ tsr_status tsr_tp_adamw(tsr_tp* tp, const tsr_adamw_options* options, tsr_optimi
             return adam(std::move(params), options, default_adamw, Decay::decoupled);
         });
     });
+}
+
+tsr_status tsr_adagrad_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adagrad_options* options,
+                          tsr_optimizer** out) {
+    return guard([&] { create(out, [&] { return adagrad(params_in(params, grads, n), options); }); });
+}
+
+tsr_status tsr_ddp_adagrad(tsr_ddp* ddp, const tsr_adagrad_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(ddp, "ddp", out,
+                    [&](auto params, auto copy) { return adagrad(std::move(params), options, std::move(copy)); });
+    });
+}
+
+tsr_status tsr_fsdp_adagrad(tsr_fsdp* fsdp, const tsr_adagrad_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return adagrad(std::move(params), options); }); });
+}
+
+tsr_status tsr_tp_adagrad(tsr_tp* tp, const tsr_adagrad_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(tp, "tp", out, [&](auto params, auto) { return adagrad(std::move(params), options); }); });
+}
+
+tsr_status tsr_lion_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_lion_options* options,
+                          tsr_optimizer** out) {
+    return guard([&] { create(out, [&] { return lion(params_in(params, grads, n), options); }); });
+}
+
+tsr_status tsr_ddp_lion(tsr_ddp* ddp, const tsr_lion_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(ddp, "ddp", out,
+                    [&](auto params, auto copy) { return lion(std::move(params), options, std::move(copy)); });
+    });
+}
+
+tsr_status tsr_fsdp_lion(tsr_fsdp* fsdp, const tsr_lion_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return lion(std::move(params), options); }); });
+}
+
+tsr_status tsr_tp_lion(tsr_tp* tp, const tsr_lion_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(tp, "tp", out, [&](auto params, auto) { return lion(std::move(params), options); }); });
+}
+
+tsr_status tsr_lamb_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_lamb_options* options,
+                          tsr_optimizer** out) {
+    return guard([&] { create(out, [&] { return lamb(params_in(params, grads, n), options); }); });
+}
+
+tsr_status tsr_ddp_lamb(tsr_ddp* ddp, const tsr_lamb_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(ddp, "ddp", out,
+                    [&](auto params, auto copy) { return lamb(std::move(params), options, std::move(copy)); });
+    });
+}
+
+tsr_status tsr_fsdp_lamb(tsr_fsdp* fsdp, const tsr_lamb_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return lamb(std::move(params), options); }); });
+}
+
+tsr_status tsr_tp_lamb(tsr_tp* tp, const tsr_lamb_options* options, tsr_optimizer** out) {
+    return guard(
+        [&] { create_over(tp, "tp", out, [&](auto params, auto) { return lamb(std::move(params), options); }); });
 }
 
 tsr_status tsr_optimizer_step(tsr_optimizer* optimizer) {

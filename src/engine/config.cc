@@ -61,6 +61,21 @@ void take_common(ConfigSection& params, double& lr, double& weight_decay) {
     }
 }
 
+void take_betas(ConfigSection& params, double& beta1, double& beta2) {
+    const Json* const betas = params.value("betas");
+    if (betas == nullptr) return;
+    const auto is_beta = [](const Json& beta) {
+        const bool is_number = beta.is(Json::Kind::number) || beta.is(Json::Kind::int64);
+        return is_number && beta.as_double() >= 0 && beta.as_double() < 1;
+    };
+    if (!betas->is(Json::Kind::array) || betas->as_array().size() != 2 ||
+        !std::ranges::all_of(betas->as_array(), is_beta)) {
+        params.fail("betas", Code::invalid_argument, "it must be two numbers of at least 0 and below 1");
+    }
+    beta1 = betas->as_array()[0].as_double();
+    beta2 = betas->as_array()[1].as_double();
+}
+
 AdamOptions adam_of(ConfigSection& params, bool is_adamw) {
     AdamOptions options;
     options.decay = Decay::decoupled;
@@ -80,18 +95,7 @@ AdamOptions adam_of(ConfigSection& params, bool is_adamw) {
     if (params.flag("bias_correction") == false) {
         params.fail("bias_correction", Code::unsupported, "Tessera's Adam corrects its moments; leave it out");
     }
-    if (const Json* betas = params.value("betas")) {
-        const auto is_beta = [](const Json& beta) {
-            const bool is_number = beta.is(Json::Kind::number) || beta.is(Json::Kind::int64);
-            return is_number && beta.as_double() >= 0 && beta.as_double() < 1;
-        };
-        if (!betas->is(Json::Kind::array) || betas->as_array().size() != 2 ||
-            !std::ranges::all_of(betas->as_array(), is_beta)) {
-            params.fail("betas", Code::invalid_argument, "it must be two numbers of at least 0 and below 1");
-        }
-        options.beta1 = betas->as_array()[0].as_double();
-        options.beta2 = betas->as_array()[1].as_double();
-    }
+    take_betas(params, options.beta1, options.beta2);
     return options;
 }
 
@@ -104,6 +108,38 @@ SgdOptions sgd_of(ConfigSection& params) {
     if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
         params.fail("nesterov", Code::invalid_argument, "it needs a \"momentum\" above 0 and a \"dampening\" of 0");
     }
+    return options;
+}
+
+AdagradOptions adagrad_of(ConfigSection& params) {
+    AdagradOptions options;
+    take_common(params, options.lr, options.weight_decay);
+    take(options.lr_decay, params.number("lr_decay", 0));
+    take(options.initial_accumulator_value, params.number("initial_accumulator_value", 0));
+    take(options.eps, params.number("eps", 0));
+    return options;
+}
+
+LionOptions lion_of(ConfigSection& params) {
+    LionOptions options;
+    take_common(params, options.lr, options.weight_decay);
+    take_betas(params, options.beta1, options.beta2);
+    return options;
+}
+
+LambOptions lamb_of(ConfigSection& params) {
+    LambOptions options;
+    take_common(params, options.lr, options.weight_decay);
+    take_betas(params, options.beta1, options.beta2);
+    take(options.eps, params.number("eps", 0));
+    take(options.bias_correction, params.flag("bias_correction"));
+    take(options.max_coeff, params.number("max_coeff", 0));
+    take(options.min_coeff, params.number("min_coeff", 0));
+    if (options.min_coeff > options.max_coeff) {
+        params.fail("min_coeff", Code::invalid_argument, "it must be at most \"max_coeff\", which is 10 by default");
+    }
+    params.refuse("amsgrad", "Lamb has no amsgrad; set it to false");
+    params.refuse("eps_inside_sqrt", "Tessera's Lamb adds eps to the square root; set it to false");
     return options;
 }
 
@@ -139,9 +175,15 @@ void take_optimizer(ConfigSection& top, EngineConfig& config, ConfigReader reade
             config.optimizer = adam_of(params, name == "adamw");
         } else if (name == "sgd") {
             config.optimizer = sgd_of(params);
+        } else if (name == "adagrad") {
+            config.optimizer = adagrad_of(params);
+        } else if (name == "lion") {
+            config.optimizer = lion_of(params);
+        } else if (name == "lamb") {
+            config.optimizer = lamb_of(params);
         } else {
             section->fail("type", Code::unsupported,
-                          "Tessera's engine has Adam, AdamW and SGD; choose one of them");
+                          "Tessera's engine has Adam, AdamW, SGD, Adagrad, Lion and Lamb; choose one of them");
         }
         params.finish();
     });

@@ -13,8 +13,11 @@
 #include "engine/batch.hpp"
 #include "engine/config_section.hpp"
 #include "engine/loss_scale.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/lr_curve.hpp"
+#include "optim/lamb.hpp"
+#include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 
 namespace tsr {
@@ -22,7 +25,7 @@ namespace tsr {
 // The dtype in which a model is computed; its shards and its optimizer keep that of its parameters.
 enum class Precision { of_params, f16, bf16 };
 
-using OptimizerConfig = std::variant<AdamOptions, SgdOptions>;
+using OptimizerConfig = std::variant<AdamOptions, SgdOptions, AdagradOptions, LionOptions, LambOptions>;
 
 // The optimizer or scheduler of a configuration as it is written.
 struct PartConfig {

@@ -12,7 +12,10 @@
 #include "base/log.hpp"
 #include "base/refuse.hpp"
 #include "comm/fingerprint.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
+#include "optim/lamb.hpp"
+#include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 
 namespace tsr {
@@ -51,6 +54,12 @@ std::shared_ptr<Optimizer> make_optimizer(EngineModel& model, const OptimizerCon
         std::shared_ptr<Optimizer> made;
         if (const auto* adam = std::get_if<AdamOptions>(&config)) {
             made = std::make_shared<Adam>(std::move(params), *adam, std::move(copy));
+        } else if (const auto* adagrad = std::get_if<AdagradOptions>(&config)) {
+            made = std::make_shared<Adagrad>(std::move(params), *adagrad, std::move(copy));
+        } else if (const auto* lion = std::get_if<LionOptions>(&config)) {
+            made = std::make_shared<Lion>(std::move(params), *lion, std::move(copy));
+        } else if (const auto* lamb = std::get_if<LambOptions>(&config)) {
+            made = std::make_shared<Lamb>(std::move(params), *lamb, std::move(copy));
         } else {
             made = std::make_shared<Sgd>(std::move(params), std::get<SgdOptions>(config), std::move(copy));
         }

@@ -21,6 +21,10 @@
     X(adam_f64, AdamUpdate<double>)               \
     X(sgd_f32, SgdUpdate<float>)                  \
     X(sgd_f64, SgdUpdate<double>)                 \
+    X(adagrad_f32, OneMomentUpdate<float, AdagradStep<float>>)    \
+    X(adagrad_f64, OneMomentUpdate<double, AdagradStep<double>>)    \
+    X(lion_f32, OneMomentUpdate<float, LionStep<float>>)    \
+    X(lion_f64, OneMomentUpdate<double, LionStep<double>>)    \
     X(convert_f16_f16, Convert<Half, Half>)       \
     X(convert_f16_bf16, Convert<Half, BFloat>)    \
     X(convert_f16_f32, Convert<Half, float>)      \

@@ -40,7 +40,7 @@ void Ranks::agree(const std::optional<Error>& own, std::string_view text) {
 void Ranks::reduce(std::span<int64_t> values, ReduceOp op) {
     if (size() == 1 || values.empty()) return;
     const Tensor tensor = tensor_of(values, DType::i64);
-    comm_->run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = op, .label = label});
+    comm_->run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = op, .label = label_});
 }
 
 std::vector<int64_t> Ranks::gather(std::span<const int64_t> values) {
@@ -48,7 +48,7 @@ std::vector<int64_t> Ranks::gather(std::span<const int64_t> values) {
     std::vector<int64_t> all(values.size() * static_cast<size_t>(size()));
     const Tensor input = moved(values);
     const Tensor output = tensor_of(std::span(all), DType::i64);
-    comm_->run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = label});
+    comm_->run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = label_});
     return all;
 }
 
@@ -66,18 +66,18 @@ std::vector<T> Ranks::gather_all(std::span<const T> values) {
         at += static_cast<size_t>(count);
     }
     const Tensor input = moved(values);
-    comm_->run({.collective = Collective::all_gather_v, .inputs = {&input, 1}, .outputs = parts, .label = label});
+    comm_->run({.collective = Collective::all_gather_v, .inputs = {&input, 1}, .outputs = parts, .label = label_});
     return all;
 }
 
 void Ranks::send(const Tensor& tensor, int peer) {
     if (tensor.numel() == 0) return;
-    comm_->run({.collective = Collective::send, .inputs = {&tensor, 1}, .peer = peer, .label = label});
+    comm_->run({.collective = Collective::send, .inputs = {&tensor, 1}, .peer = peer, .label = label_});
 }
 
 void Ranks::receive(const Tensor& tensor, int peer) {
     if (tensor.numel() == 0) return;
-    comm_->run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = peer, .label = label});
+    comm_->run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = peer, .label = label_});
 }
 
 template <class T>
@@ -100,7 +100,7 @@ Ranks::Parts<T> Ranks::exchange(std::span<const T> values, std::span<const size_
     std::vector<int64_t> counts(sent.size());
     const Tensor input = tensor_of(std::span(sent), DType::i64);
     const Tensor output = tensor_of(std::span(counts), DType::i64);
-    comm_->run({.collective = Collective::all_to_all, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = label});
+    comm_->run({.collective = Collective::all_to_all, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = label_});
 
     std::vector<size_t> starts{0};
     for (const int64_t count : counts) starts.push_back(starts.back() + static_cast<size_t>(count));

@@ -16,7 +16,9 @@ namespace tsr::metrics {
 
 class Ranks {
    public:
-    explicit Ranks(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)), peers_(comm_, {}, label) {}
+    // `label` names the collectives, and lives as long.
+    explicit Ranks(std::shared_ptr<Communicator> comm, std::string_view label = "metric")
+        : comm_(std::move(comm)), label_(label), peers_(comm_, {}, label) {}
 
     [[nodiscard]] int rank() const { return peers_.rank(); }
     [[nodiscard]] int size() const { return peers_.world_size(); }
@@ -45,13 +47,12 @@ class Ranks {
     [[nodiscard]] Parts<T> exchange(std::span<const T> values, std::span<const size_t> ends);
 
    private:
-    static constexpr std::string_view label = "metric";  // of the collectives
-
     void reduce(std::span<int64_t> values, ReduceOp op);
     void send(const Tensor& tensor, int peer);
     void receive(const Tensor& tensor, int peer);
 
     std::shared_ptr<Communicator> comm_;
+    std::string_view label_;
     Peers peers_;
 };
 

@@ -1,11 +1,9 @@
 #include "optim/adam.hpp"
 
-#include <fmt/core.h>
-
 #include <array>
 #include <cmath>
+#include <tuple>
 
-#include "base/error.hpp"
 #include "optim/kernels.hpp"
 
 namespace tsr {
@@ -15,10 +13,7 @@ namespace {
 constexpr std::array<std::string_view, 3> moment_names{"exp_avg", "exp_avg_sq", step_moment};
 
 void check(const AdamOptions& options) {
-    for (const auto& [name, beta] : {std::pair{"beta1", options.beta1}, std::pair{"beta2", options.beta2}}) {
-        if (beta >= 0 && beta < 1) continue;
-        throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be at least 0 and below 1", name, beta));
-    }
+    check_betas({options.beta1, options.beta2});
     check_not_negative("eps", options.eps);
     check_not_negative("weight_decay", options.weight_decay);
 }
@@ -77,13 +72,8 @@ Settings Adam::own_settings() const {
 }
 
 void Adam::load_own_settings(const Settings& settings) {
-    const auto betas = setting<std::vector<double>>(settings, "betas");
-    if (betas.size() != 2) {
-        throw Error(Code::invalid_argument, fmt::format("the setting \"betas\" has {} numbers, not 2", betas.size()));
-    }
     AdamOptions loaded = options_;
-    loaded.beta1 = betas[0];
-    loaded.beta2 = betas[1];
+    std::tie(loaded.beta1, loaded.beta2) = betas_in(settings);
     loaded.eps = setting<double>(settings, "eps");
     loaded.weight_decay = setting<double>(settings, "weight_decay");
     check(loaded);

@@ -91,6 +91,35 @@ void OnDevice::sgd(std::span<const Updated> tensors, const SgdStep<float>& in_fl
     doubles.finish();
 }
 
+template <template <class> class Step>
+void OnDevice::one_moment(std::span<const Updated> tensors, const Step<float>& in_float,
+                          const Step<double>& in_double) {
+    OverTensors<kernels::OneMomentUpdate<float, Step<float>>> floats(api_, {{}, in_float}, stream_);
+    OverTensors<kernels::OneMomentUpdate<double, Step<double>>> doubles(api_, {{}, in_double}, stream_);
+    for (const Updated& one : tensors) {
+        const auto add = [&](auto& to) { to.add(one.elements, one.param, one.grad, one.moments[0]); };
+        one.dtype == DType::f32 ? add(floats) : add(doubles);
+    }
+    floats.finish();
+    doubles.finish();
+}
+
+template void OnDevice::one_moment(std::span<const Updated>, const AdagradStep<float>&, const AdagradStep<double>&);
+template void OnDevice::one_moment(std::span<const Updated>, const LionStep<float>&, const LionStep<double>&);
+
+void OnDevice::fill(const Tensor& tensor, double value) {
+    const size_t size = tensor.size_bytes();
+    const size_t piece = std::min(size, host_bytes);
+    const auto set = [&]<class T>(T number) {
+        std::fill_n(reinterpret_cast<T*>(host_.get()), piece / sizeof(T), number);
+    };
+    tensor.dtype == DType::f32 ? set(static_cast<float>(value)) : set(value);
+    for (size_t done = 0; done < size; done += piece) {
+        api_.copy(tensor.data + done, host_.get(), std::min(piece, size - done), stream_);
+    }
+    api_.record(stream_)->wait(Deadline::in(number_deadline));
+}
+
 void OnDevice::zero_grads(std::span<const OptimizerParam> params) {
     OverTensors<kernels::Zero> all(api_, {}, stream_);
     for (const OptimizerParam& param : params) all.add(param.grad.size_bytes() / sizeof(unsigned), param.grad.data);

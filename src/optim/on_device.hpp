@@ -30,10 +30,16 @@ class OnDevice {
         size_t elements = 0;
         std::byte* param = nullptr;
         const std::byte* grad = nullptr;
-        std::array<std::byte*, 2> moments{};  // nullptr: there is none
+        std::array<std::byte*, 2> moments{};  // without the count of steps; nullptr: there is none
     };
     void adam(std::span<const Updated> tensors, const AdamStep<float>& in_float, const AdamStep<double>& in_double);
     void sgd(std::span<const Updated> tensors, const SgdStep<float>& in_float, const SgdStep<double>& in_double);
+    // Adagrad and Lion.
+    template <template <class> class Step>
+    void one_moment(std::span<const Updated> tensors, const Step<float>& in_float, const Step<double>& in_double);
+
+    // Sets every element of a tensor of this device, which nothing uses yet, to a value.
+    void fill(const Tensor& tensor, double value);
 
     void zero_grads(std::span<const OptimizerParam> params);
     // As those of optim/clip.hpp.

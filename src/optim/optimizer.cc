@@ -140,11 +140,28 @@ std::vector<OnDevice::Updated> Optimizer::updated(std::span<const ParamSlice> sl
         one.elements = slice.count;
         one.param = value_data(slice);
         one.grad = slice.grad;
-        for (size_t i = 0; i < std::min(moments_per_param_, one.moments.size()); ++i) {
-            one.moments[i] = moment_data(slice, i);
+        size_t known = 0;
+        for (size_t i = 0; i < moments_per_param_; ++i) {
+            const bool is_count = moments_[slice.param * moments_per_param_ + i].name == step_moment;
+            if (!is_count) one.moments[known++] = moment_data(slice, i);
         }
     }
     return result;
+}
+
+void Optimizer::fill_moments(std::string_view name, double value) {
+    if (copy_ && copy_->place() != 0) return;  // the first of the ranks that share them does it, before any of them steps
+    for (const Moment& moment : moments_) {
+        const Tensor& tensor = moment.tensor;
+        if (moment.name != name || tensor.numel() == 0) continue;
+        if (tensor.device.type != DeviceType::cpu) {
+            on_device_->fill(tensor, value);
+        } else if (tensor.dtype == DType::f32) {
+            std::ranges::fill(tensor.as<float>(), static_cast<float>(value));
+        } else {
+            std::ranges::fill(tensor.as<double>(), value);
+        }
+    }
 }
 
 std::vector<ParamSlice> Optimizer::whole(std::span<const size_t> params) const {
@@ -211,6 +228,12 @@ void Optimizer::zero_grad() {
 void Optimizer::count_elsewhere(std::span<const size_t> params) {
     for (const size_t param : params) params_[param].counted = false;
     counted_ = true;
+}
+
+void Optimizer::join_sums(metrics::ExactSums& sums) const {
+    for (const Together& together : together_) {
+        if (together.of_params) together.of_params(sums);
+    }
 }
 
 double Optimizer::joined(double own, Over how) const {
@@ -366,6 +389,21 @@ template bool setting<bool>(const Settings&, std::string_view);
 template int64_t setting<int64_t>(const Settings&, std::string_view);
 template double setting<double>(const Settings&, std::string_view);
 template std::vector<double> setting<std::vector<double>>(const Settings&, std::string_view);
+
+void check_betas(const Betas& betas) {
+    for (const auto& [name, beta] : {std::pair{"beta1", betas.first}, std::pair{"beta2", betas.second}}) {
+        if (beta >= 0 && beta < 1) continue;
+        throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be at least 0 and below 1", name, beta));
+    }
+}
+
+Betas betas_in(const Settings& settings) {
+    const auto betas = setting<std::vector<double>>(settings, "betas");
+    if (betas.size() != 2) {
+        throw Error(Code::invalid_argument, fmt::format("the setting \"betas\" has {} numbers, not 2", betas.size()));
+    }
+    return {betas[0], betas[1]};
+}
 
 void check_not_negative(const char* name, double value) {
     if (std::isfinite(value) && value >= 0) return;

@@ -26,6 +26,10 @@
 
 namespace tsr {
 
+namespace metrics {
+class ExactSums;
+}
+
 // State that belongs to one parameter: "exp_avg" of "fc1.weight". `tensor` lives as long as the optimizer and covers
 // the same part as the parameter.
 struct Moment {
@@ -53,7 +57,7 @@ class Optimizer {
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
-    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw"
+    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw", "adagrad", "lion", "lamb"
 
     void step();
     void zero_grad();
@@ -86,8 +90,7 @@ class Optimizer {
     [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
     [[nodiscard]] double lr() const { return lr_; }
     void set_lr(double lr);
-    // Of SGD, or Adam's beta1. Throws INVALID_ARGUMENT if it is out of range, or for an SGD that has none: it keeps no
-    // buffer for it.
+    // Of SGD, or beta1 of others. Throws INVALID_ARGUMENT if it is out of range, or for an optimizer that has none.
     void set_momentum(double momentum);
     virtual void check_momentum() const {}  // throws as set_momentum() if there is none
     [[nodiscard]] int64_t steps() const { return steps_; }
@@ -114,8 +117,14 @@ class Optimizer {
     struct Together {
         std::function<double(double own, Over how)> of_ranks;
         std::function<void(FunctionRef<void()> body)> in_one_call = [](auto body) { body(); };
+        // Each sum becomes that of all ranks, for sums over the elements of each parameter. None: the ranks have different
+        // parameters.
+        std::function<void(metrics::ExactSums& sums)> of_params{};
     };
     void add_together(Together together) { together_.push_back(std::move(together)); }
+    // A step needs norms of full parameters. It is then collective if ranks hold parts of them, and cannot run in the backward
+    // pass there.
+    [[nodiscard]] virtual bool needs_norms() const { return false; }
     // Called once, with the parameters whose gradients other ranks count.
     void count_elsewhere(std::span<const size_t> params);
     [[nodiscard]] bool is_counted() const { return counted_; }
@@ -158,12 +167,21 @@ class Optimizer {
     virtual void load_own_settings(const Settings& settings) = 0;
     virtual void set_own_momentum(double momentum) = 0;
 
+    // Sums over the elements that this rank holds become those over full parameters.
+    void join_sums(metrics::ExactSums& sums) const;
+    // Whether no other rank counts this rank's elements of a parameter as well.
+    [[nodiscard]] static bool is_first_holder(const OptimizerParam& param) {
+        return !param.held || param.held->replica == 0;
+    }
+
     // nullptr: on the CPU.
     [[nodiscard]] OnDevice* on_device() const { return on_device_.get(); }
     // What a device updates for these slices, after before_write() of each parameter.
     [[nodiscard]] std::vector<OnDevice::Updated> updated(std::span<const ParamSlice> slices);
     // The address of a slice's first element.
     [[nodiscard]] std::byte* value_data(const ParamSlice& slice) const;
+    // For constructors: moments that do not begin with zeros.
+    void fill_moments(std::string_view name, double value);
     [[nodiscard]] std::byte* moment_data(const ParamSlice& slice, size_t moment) const;
 
    private:
@@ -208,5 +226,10 @@ template <class T>
 
 // Throws INVALID_ARGUMENT unless `value` is finite and not negative.
 void check_not_negative(const char* name, double value);
+
+// Decay rates of two means.
+using Betas = std::pair<double, double>;
+void check_betas(const Betas& betas);  // throws INVALID_ARGUMENT unless both are at least 0 and below 1
+[[nodiscard]] Betas betas_in(const Settings& settings);  // the setting "betas", not checked
 
 }  // namespace tsr

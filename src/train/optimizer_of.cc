@@ -12,6 +12,8 @@
 #include "base/json.hpp"
 #include "comm/communicator.hpp"
 #include "comm/peers.hpp"
+#include "metrics/exact_sums.hpp"
+#include "metrics/ranks.hpp"
 #include "tensor/tensor.hpp"
 
 namespace tsr {
@@ -37,8 +39,10 @@ void set_gate(Optimizer& optimizer, const std::shared_ptr<Model>& model, const c
     optimizer.set_model(model.get());
 }
 
-// Numbers over gradients are those of all ranks of `comm`, each of which holds a part.
-void join_numbers(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm) {
+// Numbers over gradients are those of all ranks of `comm`, each of which holds a part: of the same parameters, or other ones.
+enum class Parts { of_same_params, of_others };
+void join_numbers(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm,
+                  Parts parts = Parts::of_same_params) {
     const auto of_ranks = [comm](double own, Optimizer::Over how) {
         const Tensor number = tensor_of(std::span<double>(&own, 1), DType::f64);
         comm->run({.collective = Collective::all_reduce,
@@ -48,7 +52,14 @@ void join_numbers(Optimizer& optimizer, const std::shared_ptr<Communicator>& com
                    .label = "norm of gradients"});
         return own;
     };
-    optimizer.add_together({of_ranks, [comm](FunctionRef<void()> body) { comm->in_one_call(body); }});
+    Optimizer::Together together{of_ranks, [comm](FunctionRef<void()> body) { comm->in_one_call(body); }};
+    if (parts == Parts::of_same_params) {
+        together.of_params = [comm](metrics::ExactSums& sums) {
+            metrics::Ranks ranks(comm, "norms of parameters");
+            sums.reduce(ranks);
+        };
+    }
+    optimizer.add_together(std::move(together));
 }
 
 // Deletes an optimizer of a DDP model, after a bucket that is being updated is finished; no other update begins.
@@ -158,7 +169,7 @@ void join_optimizers(Optimizer& optimizer, const std::shared_ptr<Communicator>& 
     for (size_t i = 0; i < optimizer.params().size(); ++i) {
         if (firsts.find(optimizer.params()[i].name)->second.rank != peers.rank()) elsewhere.push_back(i);
     }
-    join_numbers(optimizer, comm);
+    join_numbers(optimizer, comm, Parts::of_others);
     optimizer.count_elsewhere(elsewhere);
 }
 
@@ -166,6 +177,12 @@ void step_in_backward(Ddp& model, Optimizer& optimizer) {
     if (optimizer.model() != &model) {
         throw Error(Code::invalid_argument,
                     "the optimizer was not created from this model; only one that was can step in its backward pass");
+    }
+    if (optimizer.needs_norms() && model.slices()) {
+        throw Error(Code::unsupported,
+                    fmt::format("{} needs the norms of full parameters, of which these ranks hold slices, so it cannot "
+                                "step in the backward pass; step it after the wait",
+                                optimizer.kind()));
     }
     model.step_in_backward(optimizer);
 }

@@ -30,7 +30,8 @@ using MakeOptimizer =
 // ranks use it. Throws INVALID_ARGUMENT, on every rank, if two hold different parts of a parameter.
 void join_optimizers(Optimizer& optimizer, const std::shared_ptr<Communicator>& comm);
 
-// Lets `optimizer` step in the model's backward pass; INVALID_ARGUMENT unless optimizer_of(model) created it.
+// Lets `optimizer` step in the model's backward pass; INVALID_ARGUMENT unless optimizer_of(model) created it, UNSUPPORTED if it
+// needs norms of parameters of which ranks hold slices.
 void step_in_backward(Ddp& model, Optimizer& optimizer);
 
 }  // namespace tsr

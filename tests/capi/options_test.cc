@@ -68,6 +68,9 @@ TEST(Options, InitWritesDefaultsIntoStructsOfAnySize) {
     expect_init_is_sound<tsr_adam_options>(tsr_adam_options_init);
     expect_init_is_sound<tsr_adamw_options>(tsr_adamw_options_init);
     expect_init_is_sound<tsr_loss_scale_options>(tsr_loss_scale_options_init);
+    expect_init_is_sound<tsr_adagrad_options>(tsr_adagrad_options_init);
+    expect_init_is_sound<tsr_lion_options>(tsr_lion_options_init);
+    expect_init_is_sound<tsr_lamb_options>(tsr_lamb_options_init);
     expect_init_is_sound<tsr_sampler_options>(tsr_sampler_options_init);
     expect_init_is_sound<tsr_saver_options>(tsr_saver_options_init);
     expect_init_is_sound<tsr_load_options>(tsr_load_options_init);
@@ -96,6 +99,27 @@ TEST(Options, DocumentedDefaults) {
     tsr_adam_options adam;
     ASSERT_OK(tsr_adam_options_init(&adam, sizeof adam));
     EXPECT_EQ(adam.weight_decay, 0);
+    tsr_adagrad_options adagrad;
+    ASSERT_OK(tsr_adagrad_options_init(&adagrad, sizeof adagrad));
+    EXPECT_EQ(adagrad.lr, 0.01);
+    EXPECT_EQ(adagrad.eps, 1e-10);
+    EXPECT_EQ(adagrad.lr_decay + adagrad.weight_decay + adagrad.initial_accumulator_value, 0);
+    tsr_lion_options lion;
+    ASSERT_OK(tsr_lion_options_init(&lion, sizeof lion));
+    EXPECT_EQ(lion.lr, 0.0001);
+    EXPECT_EQ(lion.beta1, 0.9);
+    EXPECT_EQ(lion.beta2, 0.99);
+    EXPECT_EQ(lion.weight_decay, 0);
+    tsr_lamb_options lamb;
+    ASSERT_OK(tsr_lamb_options_init(&lamb, sizeof lamb));
+    EXPECT_EQ(lamb.lr, 0.001);
+    EXPECT_EQ(lamb.beta1, 0.9);
+    EXPECT_EQ(lamb.beta2, 0.999);
+    EXPECT_EQ(lamb.eps, 1e-8);
+    EXPECT_EQ(lamb.weight_decay, 0);
+    EXPECT_EQ(lamb.max_coeff, 10);
+    EXPECT_EQ(lamb.min_coeff, 0.01);
+    EXPECT_EQ(lamb.bias_correction, 1);
     tsr_sampler_options sampler;
     ASSERT_OK(tsr_sampler_options_init(&sampler, sizeof sampler));
     EXPECT_EQ(sampler.shuffle, 1);
@@ -132,6 +156,18 @@ TEST_F(OptionsInUse, StructSizeIsKept) {
     expect_struct_size_is_kept<tsr_adamw_options>(tsr_adamw_options_init, [&](const auto* o) {
         api::Owned<tsr_optimizer> out;
         return tsr_adamw_create(&param_, &grad_tensor_, 1, o, out.out());
+    });
+    expect_struct_size_is_kept<tsr_adagrad_options>(tsr_adagrad_options_init, [&](const auto* o) {
+        api::Owned<tsr_optimizer> out;
+        return tsr_adagrad_create(&param_, &grad_tensor_, 1, o, out.out());
+    });
+    expect_struct_size_is_kept<tsr_lion_options>(tsr_lion_options_init, [&](const auto* o) {
+        api::Owned<tsr_optimizer> out;
+        return tsr_lion_create(&param_, &grad_tensor_, 1, o, out.out());
+    });
+    expect_struct_size_is_kept<tsr_lamb_options>(tsr_lamb_options_init, [&](const auto* o) {
+        api::Owned<tsr_optimizer> out;
+        return tsr_lamb_create(&param_, &grad_tensor_, 1, o, out.out());
     });
     expect_struct_size_is_kept<tsr_comm_options>(tsr_comm_options_init, [&](const auto* o) {
         api::Owned<tsr_comm> out;

@@ -79,6 +79,9 @@ PLACES = {
     "tsr_sgd_options": (ts.SGD, ("Optimizer.java", "class Sgd"), ("optim.rs", "Sgd, ")),
     "tsr_adam_options": (ts.Adam, ("Optimizer.java", "class Adam"), ("optim.rs", "Adam, ")),
     "tsr_adamw_options": (ts.AdamW, ("Optimizer.java", "class Adam"), ("optim.rs", "AdamW, ")),
+    "tsr_adagrad_options": (ts.Adagrad, ("Optimizer.java", "class Adagrad"), ("optim.rs", "Adagrad, ")),
+    "tsr_lion_options": (ts.Lion, ("Optimizer.java", "class Lion"), ("optim.rs", "Lion, ")),
+    "tsr_lamb_options": (ts.Lamb, ("Optimizer.java", "class Lamb"), ("optim.rs", "Lamb, ")),
     "tsr_store_options": (ts.StoreServer, ("StoreOptions.java", ""), ("store.rs", "impl StoreOptions")),
 }
 # What a binding sets itself, or tells in a setter of another name.
@@ -196,7 +199,7 @@ def wanted(struct: str, field: str) -> list[str]:
         assert value % 1000 == 0
         return [str(value), f"{value // 1000} s", str(value // 1000)]
     if isinstance(value, float):
-        return [{1e-8: "1e-8"}.get(value, f"{value:g}")]
+        return [{1e-8: "1e-8", 1e-10: "1e-10"}.get(value, f"{value:g}")]
     return [str(value), *{0: ["false", "False"], 1: ["true", "True"]}.get(int(str(value)), [])]
 
 

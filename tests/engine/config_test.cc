@@ -80,6 +80,54 @@ TEST(Config, SgdTakesItsParameters) {
     EXPECT_TRUE(sgd.nesterov);
 }
 
+TEST(Config, AdagradTakesItsParameters) {
+    const auto adagrad_of = [](std::string_view text) { return std::get<AdagradOptions>(*parsed(text).optimizer); };
+    const AdagradOptions plain = adagrad_of(R"({"optimizer": {"type": "AdaGrad"}})");
+    EXPECT_EQ(plain.lr, 0.01);
+    EXPECT_EQ(plain.eps, 1e-10);
+    const AdagradOptions all = adagrad_of(
+        R"({"optimizer": {"type": "Adagrad", "params": {"lr": 0.5, "lr_decay": 0.1, "weight_decay": 0.2,
+            "initial_accumulator_value": 0.3, "eps": 0.4}}})");
+    EXPECT_EQ(all.lr, 0.5);
+    EXPECT_EQ(all.lr_decay, 0.1);
+    EXPECT_EQ(all.weight_decay, 0.2);
+    EXPECT_EQ(all.initial_accumulator_value, 0.3);
+    EXPECT_EQ(all.eps, 0.4);
+}
+
+TEST(Config, LionTakesItsParameters) {
+    const auto lion_of = [](std::string_view text) { return std::get<LionOptions>(*parsed(text).optimizer); };
+    const LionOptions plain = lion_of(R"({"optimizer": {"type": "Lion", "params": {}}})");
+    EXPECT_EQ(plain.lr, 1e-4);
+    EXPECT_EQ(plain.beta2, 0.99);
+    const LionOptions all = lion_of(
+        R"({"optimizer": {"type": "lion", "params": {"lr": 0.5, "betas": [0.1, 0.2], "weight_decay": 0.3}}})");
+    EXPECT_EQ(all.lr, 0.5);
+    EXPECT_EQ(all.beta1, 0.1);
+    EXPECT_EQ(all.beta2, 0.2);
+    EXPECT_EQ(all.weight_decay, 0.3);
+}
+
+TEST(Config, LambTakesItsParameters) {
+    const auto lamb_of = [](std::string_view text) { return std::get<LambOptions>(*parsed(text).optimizer); };
+    const LambOptions plain = lamb_of(R"({"optimizer": {"type": "LAMB"}})");
+    EXPECT_EQ(plain.lr, 1e-3);
+    EXPECT_EQ(plain.max_coeff, 10);
+    EXPECT_EQ(plain.min_coeff, 0.01);
+    EXPECT_TRUE(plain.bias_correction);
+    const LambOptions all = lamb_of(
+        R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.5, "betas": [0.1, 0.2], "eps": 0.3, "weight_decay": 0.4,
+            "bias_correction": false, "max_coeff": 0.6, "min_coeff": 0.5, "amsgrad": false, "eps_inside_sqrt": false}}})");
+    EXPECT_EQ(all.lr, 0.5);
+    EXPECT_EQ(all.beta1, 0.1);
+    EXPECT_EQ(all.beta2, 0.2);
+    EXPECT_EQ(all.eps, 0.3);
+    EXPECT_EQ(all.weight_decay, 0.4);
+    EXPECT_FALSE(all.bias_correction);
+    EXPECT_EQ(all.max_coeff, 0.6);
+    EXPECT_EQ(all.min_coeff, 0.5);
+}
+
 TEST(Config, ZeroOptimizationMayBeABoolean) {
     const EngineConfig on = parsed(R"({"zero_optimization": true})");
     EXPECT_EQ(on.stage, 1);
@@ -235,13 +283,13 @@ struct Refused {
 
 TEST(Config, WhatTesseraDoesNotDoIsRefusedByName) {
     for (const char* type :
-         {"Muon", "MuAdam", "MuAdamW", "MuSGD", "Adagrad", "Lion", "Lamb", "OneBitAdam", "RMSprop"}) {
+         {"Muon", "MuAdam", "MuAdamW", "MuSGD", "OneBitAdam", "RMSprop"}) {
         const Error error = refusal_of(fmt::format(R"({{"optimizer": {{"type": "{}"}}}})", type));
         EXPECT_EQ(error.code(), Code::unsupported);
         EXPECT_EQ(
             std::string(error.what()),
-            fmt::format("config key \"optimizer.type\" (line 1, column 16) is \"{}\"; Tessera's engine has Adam, AdamW "
-                        "and SGD; choose one of them",
+            fmt::format("config key \"optimizer.type\" (line 1, column 16) is \"{}\"; Tessera's engine has Adam, AdamW, "
+                        "SGD, Adagrad, Lion and Lamb; choose one of them",
                         type));
     }
     for (const char* key : {"amp", "torch_autocast", "nebula", "compression_training", "quantize_training",
@@ -262,6 +310,10 @@ TEST(Config, WhatTesseraDoesNotDoIsRefusedByName) {
              Refused{R"({"fp16": {"fp16_master_weights_and_grads": true}})", "update f32 and f64", Code::unsupported},
              Refused{R"({"bf16": {"bf16_optimizer_states": true}})", "keep their moments", Code::unsupported},
              Refused{R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})", "set \"gradient_clipping\"",
+                     Code::unsupported},
+             Refused{R"({"optimizer": {"type": "Lamb", "params": {"max_grad_norm": 0}}})", "set \"gradient_clipping\"",
+                     Code::unsupported},
+             Refused{R"({"optimizer": {"type": "Lamb", "params": {"eps_inside_sqrt": true}}})", "to the square root",
                      Code::unsupported},
              Refused{R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "no amsgrad",
                      Code::unsupported},
@@ -312,6 +364,9 @@ TEST(Config, WhatIsMalformedOrContradictsItselfIsRefused) {
              Refused{R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}})", "two numbers", {}},
              Refused{R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}}})", "below 1", {}},
              Refused{R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})", "at least 0", {}},
+             Refused{R"({"optimizer": {"type": "Adagrad", "params": {"lr_decay": -1}}})", "at least 0", {}},
+             Refused{R"({"optimizer": {"type": "Lion", "params": {"betas": [0.9, 0.99, 1]}}})", "two numbers", {}},
+             Refused{R"({"optimizer": {"type": "Lamb", "params": {"min_coeff": 11}}})", "at most \"max_coeff\"", {}},
              Refused{R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", "\"momentum\" above 0", {}},
              Refused{R"({"checkpoint": {"tag_validation": "maybe"}})", "\"Ignore\", \"Warn\" or \"Fail\"", {}},
          }) {

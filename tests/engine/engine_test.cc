@@ -9,7 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
+#include "optim/lamb.hpp"
+#include "optim/lion.hpp"
 #include "parallel/ddp/ddp.hpp"
 #include "parallel/fsdp/fsdp.hpp"
 #include "toy.hpp"
@@ -28,8 +31,9 @@ using testing::values_of;
 
 using Values = std::vector<std::vector<double>>;  // by parameter
 
-// One rank alone: the whole batch in one pass, clipped, then AdamW.
-Values reference(int steps, uint64_t batch, double clipping, const AdamOptions& options) {
+// One rank alone: the whole batch in one pass, clipped, then a step.
+template <class Kind = Adam, class Options>
+Values reference(int steps, uint64_t batch, double clipping, const Options& options) {
     Params<double> params = Toy::initial(1);
     std::vector<OptimizerParam> list;
     Values grads;
@@ -38,13 +42,13 @@ Values reference(int steps, uint64_t batch, double clipping, const AdamOptions& 
     }
     for (const OptimizerParam& param : list) grads.emplace_back(static_cast<size_t>(param.value.numel()));
     for (size_t i = 0; i < list.size(); ++i) list[i].grad.data = reinterpret_cast<std::byte*>(grads[i].data());
-    Adam adam(list, options);
+    Kind optimizer(list, options);
     for (int step = 0; step < steps; ++step) {
         Toy::run(
             static_cast<uint64_t>(step) * batch, batch, 1, false,
             [&](size_t i) { return list[i].value.as<double>().data(); }, [&](size_t i) { return grads[i].data(); }, {});
-        (void)adam.clip_grad_norm(clipping, 2);
-        adam.step();
+        (void)optimizer.clip_grad_norm(clipping, 2);
+        optimizer.step();
     }
     Values out;
     for (const OptimizerParam& param : list) {
@@ -61,11 +65,11 @@ void expect_near(const std::vector<double>& found, const std::vector<double>& wa
     }
 }
 
-std::string config_of(int stage, int accumulation, int micro, const std::string& more = "") {
+std::string config_of(int stage, int accumulation, int micro, const std::string& type = "Adam") {
     return fmt::format(R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
-        "optimizer": {{"type": "Adam", "params": {{"lr": 0.02, "weight_decay": 0.1}}}},
-        "zero_optimization": {{"stage": {}}}{}}})",
-                       micro, accumulation, stage, more);
+        "optimizer": {{"type": "{}", "params": {{"lr": 0.02, "weight_decay": 0.1}}}},
+        "zero_optimization": {{"stage": {}}}}})",
+                       micro, accumulation, type, stage);
 }
 
 constexpr AdamOptions same_adam{.lr = 0.02, .weight_decay = 0.1, .decay = Decay::decoupled};
@@ -110,6 +114,23 @@ TEST_P(EngineAtStages, TrainsAsOneRankAloneDoes) {
                 EXPECT_EQ(engine.counters().skipped_steps, 0);
             }));
     }
+}
+
+TEST_P(EngineAtStages, EveryOptimizerTrainsAsOneRankAloneDoes) {
+    constexpr int steps = 5;
+    const std::vector<std::pair<std::string, Values>> all{
+        {"Adagrad", reference<Adagrad>(steps, 24, 1.0, AdagradOptions{.lr = 0.02, .weight_decay = 0.1})},
+        {"Lion", reference<Lion>(steps, 24, 1.0, LionOptions{.lr = 0.02, .weight_decay = 0.1})},
+        {"Lamb", reference<Lamb>(steps, 24, 1.0, LambOptions{.lr = 0.02, .weight_decay = 0.1})}};
+    expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
+        for (const auto& [type, wanted] : all) {
+            SCOPED_TRACE(type);
+            Params<double> params = Toy::initial(1);
+            Engine engine(shared(comm), params.in_units(), config_of(GetParam(), 2, 4, type));
+            const Values found = trained(engine, comm, steps);
+            for (size_t i = 0; i < found.size(); ++i) expect_near(found[i], wanted[i], 1e-10);
+        }
+    }));
 }
 
 TEST_P(EngineAtStages, FourMicroBatchesEqualABigOne) {

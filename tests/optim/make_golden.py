@@ -21,6 +21,11 @@ CASES = {
     "adam_low_beta1": (torch.optim.Adam, {"lr": 0.01, "betas": (0.25, 0.9)}),
     "adamw_default": (torch.optim.AdamW, {"lr": 0.01}),
     "adamw_decay": (torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
+    "adagrad_plain": (torch.optim.Adagrad, {"lr": 0.1}),
+    "adagrad_decay": (
+        torch.optim.Adagrad,
+        {"lr": 0.1, "lr_decay": 0.5, "weight_decay": 0.1, "initial_accumulator_value": 0.25, "eps": 1e-6},
+    ),
 }
 
 

@@ -10,8 +10,11 @@
 
 #include "base/error.hpp"
 #include "golden.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/kernels.hpp"
+#include "optim/lamb.hpp"
+#include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 
 namespace tsr {
@@ -106,6 +109,35 @@ TEST(AdamW, DoesWhatPyTorchDoes) {
         golden::adamw_decay);
 }
 
+TEST(Adagrad, DoesWhatPyTorchDoes) {
+    expect_golden<Adagrad>(AdagradOptions{.lr = 0.1}, golden::adagrad_plain);
+    expect_golden<Adagrad>(
+        AdagradOptions{
+            .lr = 0.1, .lr_decay = 0.5, .weight_decay = 0.1, .initial_accumulator_value = 0.25, .eps = 1e-6},
+        golden::adagrad_decay);
+}
+
+TEST(Lion, ElementsMoveByTheRateAndStayWhereTheMeanIsZero) {
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    Model<double> model({5});
+    model.values[0] = {1, 1, 1, 1, 1};
+    model.grads[0] = {1e-300, -7, 0, -0.0, nan};
+    Lion optimizer(model.params(), {.lr = 0.25});
+    optimizer.step();
+    EXPECT_EQ(model.values[0][0], 0.75);
+    EXPECT_EQ(model.values[0][1], 1.25);
+    EXPECT_EQ(model.values[0][2], 1);
+    EXPECT_EQ(model.values[0][3], 1);
+    EXPECT_TRUE(std::isnan(model.values[0][4]));
+}
+
+TEST(Lion, MomentumOfASchedulesIsBeta1) {
+    Model<double> model({1});
+    Lion optimizer(model.params(), {});
+    optimizer.set_momentum(0.5);
+    EXPECT_EQ(std::get<std::vector<double>>(optimizer.settings()[1].second), (std::vector{0.5, 0.99}));
+}
+
 // With a constant gradient g both bias-corrected moments are exact (g and g^2), so each step moves by
 // lr * g / (|g| + eps), whatever the betas.
 TEST(Adam, ConstantGradientMovesByTheLearningRate) {
@@ -146,14 +178,25 @@ void expect_all_vectors_give_the_same_bits() {
         std::vector<T> buffer(n);
         std::vector<T> average(n);
         std::vector<T> square(n);
+        std::vector<T> sum(n);
+        std::vector<T> mean(n);
+        std::vector<T> directions(n);
         for (int step = 0; step < 3; ++step) {
             sgd_update(param.data(), grad.data(), buffer.data(), n,
                        SgdStep<T>{T(0.1), T(0.9), T(0.75), T(0.01), step == 1, step == 0}, vectors);
             adam_update(param.data(), grad.data(), average.data(), square.data(), n,
                         AdamStep<T>{T(0.9), T(0.1), T(0.999), T(0.001), T(0.01), T(0.3), T(1e-8), T(0.1), T(0.99)},
                         vectors);
+            one_moment_update(param.data(), grad.data(), sum.data(), n, AdagradStep<T>{T(0.1), T(1e-8), T(0.01)},
+                              vectors);
+            one_moment_update(param.data(), grad.data(), mean.data(), n,
+                              LionStep<T>{T(0.9), T(0.1), T(0.99), T(0.01), T(1e-3), T(0.999)}, vectors);
+            const LambStep<T> lamb{T(0.9), T(0.1), T(0.999), T(0.001), T(1e-8), T(0.1)};
+            lamb_directions(param.data(), grad.data(), average.data(), square.data(), directions.data(), n, lamb,
+                            vectors);
+            lamb_update(param.data(), grad.data(), average.data(), square.data(), n, lamb, T(0.01), vectors);
         }
-        param.insert(param.end(), square.begin(), square.end());
+        for (const auto& moment : {square, sum, mean, directions}) param.insert(param.end(), moment.begin(), moment.end());
         return param;
     };
     const auto plain = run(Vectors::plain);
@@ -187,6 +230,16 @@ TEST(Optimizer, MomentsAreNamedTensorsOfTheParametersShape) {
     EXPECT_EQ(adam.moments()[2].name, "step");
     EXPECT_EQ(adam.moments()[2].tensor.shape, Dims{});
     EXPECT_EQ(adam.moments()[2].tensor.as<float>()[0], 1.0F);
+
+    Adagrad adagrad({{"fc.weight", value, grad}}, {.initial_accumulator_value = 0.5});
+    EXPECT_EQ(adagrad.moments()[1].tensor.as<float>()[0], 0.5F);
+    adagrad.step();
+    ASSERT_EQ(adagrad.moments().size(), 2U);
+    EXPECT_EQ(adagrad.moments()[0].name, "step");
+    EXPECT_EQ(adagrad.moments()[0].tensor.as<float>()[0], 1.0F);
+    EXPECT_EQ(adagrad.moments()[1].name, "sum");
+    EXPECT_EQ(adagrad.moments()[1].tensor.shape, (Dims{2, 3}));
+    EXPECT_EQ(adagrad.moments()[1].tensor.as<float>()[4], 4.5F);
 
     Sgd plain({{"fc.weight", value, grad}}, {});
     EXPECT_TRUE(plain.moments().empty());
@@ -232,6 +285,10 @@ TEST(Optimizer, ResumedGoesOnWithTheSameBits) {
     expect_resume_is_exact<Sgd>(SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.25, .weight_decay = 0.05});
     expect_resume_is_exact<Adam>(AdamOptions{.lr = 0.1, .weight_decay = 0.05});
     expect_resume_is_exact<Adam>(AdamOptions{.lr = 0.1, .weight_decay = 0.05, .decay = Decay::decoupled});
+    expect_resume_is_exact<Adagrad>(
+        AdagradOptions{.lr = 0.1, .lr_decay = 0.25, .weight_decay = 0.05, .initial_accumulator_value = 0.5});
+    expect_resume_is_exact<Lion>(LionOptions{.lr = 0.01, .weight_decay = 0.05});
+    expect_resume_is_exact<Lamb>(LambOptions{.lr = 0.01, .weight_decay = 0.05});
 }
 
 // A load may have been of the moments alone, or of the settings alone.
@@ -357,6 +414,19 @@ TEST(Optimizer, BadOptionsAreRefused) {
     EXPECT_THROW(Adam(model.params(), {.beta2 = -0.1}), Error);
     EXPECT_THROW(Adam(model.params(), {.eps = -1}), Error);
     EXPECT_THROW(Adam(model.params(), {.lr = std::numeric_limits<double>::infinity()}), Error);
+    EXPECT_THROW(Adagrad(model.params(), {.lr_decay = -1}), Error);
+    EXPECT_THROW(Adagrad(model.params(), {.weight_decay = -1}), Error);
+    EXPECT_THROW(Adagrad(model.params(), {.initial_accumulator_value = -1}), Error);
+    EXPECT_THROW(Adagrad(model.params(), {.eps = std::numeric_limits<double>::quiet_NaN()}), Error);
+    EXPECT_THROW(Adagrad(model.params(), {}).set_momentum(0.9), Error);
+    EXPECT_THROW(Lion(model.params(), {.beta1 = 1}), Error);
+    EXPECT_THROW(Lion(model.params(), {.beta2 = std::numeric_limits<double>::quiet_NaN()}), Error);
+    EXPECT_THROW(Lion(model.params(), {.weight_decay = -1}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.beta2 = 1}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.eps = -1}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.weight_decay = -1}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.max_coeff = 0.5, .min_coeff = 0.75}), Error);
+    EXPECT_THROW(Lamb(model.params(), {.max_coeff = std::numeric_limits<double>::infinity()}), Error);
     Sgd optimizer(model.params(), {});
     EXPECT_THROW(optimizer.set_lr(-0.1), Error);
     EXPECT_THROW(optimizer.set_lr(std::numeric_limits<double>::quiet_NaN()), Error);

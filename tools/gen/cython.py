@@ -93,6 +93,7 @@ CLASSES = {
     "tsr_metric_options": ("Metric", ()),
     "tsr_grad_scaler_options": ("GradScaler", ()),
     "tsr_sgd_options": ("SGD", ()),
+    "tsr_adagrad_options": ("Adagrad", ()),
     "tsr_lr_warmup_options": ("LRWarmup", ()),
     "tsr_lr_warmup_cosine_options": ("LRWarmupCosine", ()),
     "tsr_lr_one_cycle_options": ("LROneCycle", ()),

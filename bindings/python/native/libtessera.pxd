@@ -693,6 +693,29 @@ cdef extern from "tessera/optim.h" nogil:
         double beta2
         double eps
         double weight_decay
+    ctypedef struct tsr_adagrad_options:
+        size_t struct_size
+        double lr
+        double lr_decay
+        double weight_decay
+        double initial_accumulator_value
+        double eps
+    ctypedef struct tsr_lion_options:
+        size_t struct_size
+        double lr
+        double beta1
+        double beta2
+        double weight_decay
+    ctypedef struct tsr_lamb_options:
+        size_t struct_size
+        double lr
+        double beta1
+        double beta2
+        double eps
+        double weight_decay
+        double max_coeff
+        double min_coeff
+        tsr_flag bias_correction
     tsr_status tsr_sgd_options_init(tsr_sgd_options *options, size_t struct_size)
     tsr_status tsr_sgd_create(const tsr_param *params, const tsr_tensor *grads, size_t n, const tsr_sgd_options *options, tsr_optimizer **out)
     tsr_status tsr_ddp_sgd(tsr_ddp *ddp, const tsr_sgd_options *options, tsr_optimizer **out)
@@ -708,6 +731,21 @@ cdef extern from "tessera/optim.h" nogil:
     tsr_status tsr_ddp_adamw(tsr_ddp *ddp, const tsr_adamw_options *options, tsr_optimizer **out)
     tsr_status tsr_fsdp_adamw(tsr_fsdp *fsdp, const tsr_adamw_options *options, tsr_optimizer **out)
     tsr_status tsr_tp_adamw(tsr_tp *tp, const tsr_adamw_options *options, tsr_optimizer **out)
+    tsr_status tsr_adagrad_options_init(tsr_adagrad_options *options, size_t struct_size)
+    tsr_status tsr_adagrad_create(const tsr_param *params, const tsr_tensor *grads, size_t n, const tsr_adagrad_options *options, tsr_optimizer **out)
+    tsr_status tsr_ddp_adagrad(tsr_ddp *ddp, const tsr_adagrad_options *options, tsr_optimizer **out)
+    tsr_status tsr_fsdp_adagrad(tsr_fsdp *fsdp, const tsr_adagrad_options *options, tsr_optimizer **out)
+    tsr_status tsr_tp_adagrad(tsr_tp *tp, const tsr_adagrad_options *options, tsr_optimizer **out)
+    tsr_status tsr_lion_options_init(tsr_lion_options *options, size_t struct_size)
+    tsr_status tsr_lion_create(const tsr_param *params, const tsr_tensor *grads, size_t n, const tsr_lion_options *options, tsr_optimizer **out)
+    tsr_status tsr_ddp_lion(tsr_ddp *ddp, const tsr_lion_options *options, tsr_optimizer **out)
+    tsr_status tsr_fsdp_lion(tsr_fsdp *fsdp, const tsr_lion_options *options, tsr_optimizer **out)
+    tsr_status tsr_tp_lion(tsr_tp *tp, const tsr_lion_options *options, tsr_optimizer **out)
+    tsr_status tsr_lamb_options_init(tsr_lamb_options *options, size_t struct_size)
+    tsr_status tsr_lamb_create(const tsr_param *params, const tsr_tensor *grads, size_t n, const tsr_lamb_options *options, tsr_optimizer **out)
+    tsr_status tsr_ddp_lamb(tsr_ddp *ddp, const tsr_lamb_options *options, tsr_optimizer **out)
+    tsr_status tsr_fsdp_lamb(tsr_fsdp *fsdp, const tsr_lamb_options *options, tsr_optimizer **out)
+    tsr_status tsr_tp_lamb(tsr_tp *tp, const tsr_lamb_options *options, tsr_optimizer **out)
     tsr_status tsr_optimizer_step(tsr_optimizer *optimizer)
     tsr_status tsr_optimizer_zero_grad(tsr_optimizer *optimizer)
     tsr_status tsr_optimizer_join(tsr_optimizer *optimizer, tsr_comm *comm)

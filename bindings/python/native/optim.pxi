@@ -96,6 +96,57 @@ def adamw(*over, **given):
     return on.optimizer(out)
 
 
+def adagrad(*over, **given):
+    cdef Trained on = Trained(*over)
+    cdef tsr_adagrad_options o
+    cdef tsr_optimizer *out = NULL
+    cdef list keep = adagrad_options(&o, given)
+    with nogil:
+        if on.ddp != NULL:
+            check(tsr_ddp_adagrad(on.ddp, &o, &out))
+        elif on.fsdp != NULL:
+            check(tsr_fsdp_adagrad(on.fsdp, &o, &out))
+        elif on.tp != NULL:
+            check(tsr_tp_adagrad(on.tp, &o, &out))
+        else:
+            check(tsr_adagrad_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
+    return on.optimizer(out)
+
+
+def lion(*over, **given):
+    cdef Trained on = Trained(*over)
+    cdef tsr_lion_options o
+    cdef tsr_optimizer *out = NULL
+    cdef list keep = lion_options(&o, given)
+    with nogil:
+        if on.ddp != NULL:
+            check(tsr_ddp_lion(on.ddp, &o, &out))
+        elif on.fsdp != NULL:
+            check(tsr_fsdp_lion(on.fsdp, &o, &out))
+        elif on.tp != NULL:
+            check(tsr_tp_lion(on.tp, &o, &out))
+        else:
+            check(tsr_lion_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
+    return on.optimizer(out)
+
+
+def lamb(*over, **given):
+    cdef Trained on = Trained(*over)
+    cdef tsr_lamb_options o
+    cdef tsr_optimizer *out = NULL
+    cdef list keep = lamb_options(&o, given)
+    with nogil:
+        if on.ddp != NULL:
+            check(tsr_ddp_lamb(on.ddp, &o, &out))
+        elif on.fsdp != NULL:
+            check(tsr_fsdp_lamb(on.fsdp, &o, &out))
+        elif on.tp != NULL:
+            check(tsr_tp_lamb(on.tp, &o, &out))
+        else:
+            check(tsr_lamb_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
+    return on.optimizer(out)
+
+
 def optimizer_step(Optimizer optimizer not None):
     cdef Lease lease = use(optimizer)
     with nogil:

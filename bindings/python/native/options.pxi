@@ -439,6 +439,73 @@ cdef list adamw_options(tsr_adamw_options *o, dict given):
     return keep
 
 
+cdef list adagrad_options(tsr_adagrad_options *o, dict given):
+    cdef list keep = []
+    check(tsr_adagrad_options_init(o, sizeof(tsr_adagrad_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "lr":
+            o.lr = real(value, "lr")
+        elif name == "lr_decay":
+            o.lr_decay = real(value, "lr_decay")
+        elif name == "weight_decay":
+            o.weight_decay = real(value, "weight_decay")
+        elif name == "initial_accumulator_value":
+            o.initial_accumulator_value = real(value, "initial_accumulator_value")
+        elif name == "eps":
+            o.eps = real(value, "eps")
+        else:
+            no_option(name, "tsr_adagrad_options")
+    return keep
+
+
+cdef list lion_options(tsr_lion_options *o, dict given):
+    cdef list keep = []
+    check(tsr_lion_options_init(o, sizeof(tsr_lion_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "lr":
+            o.lr = real(value, "lr")
+        elif name == "beta1":
+            o.beta1 = real(value, "beta1")
+        elif name == "beta2":
+            o.beta2 = real(value, "beta2")
+        elif name == "weight_decay":
+            o.weight_decay = real(value, "weight_decay")
+        else:
+            no_option(name, "tsr_lion_options")
+    return keep
+
+
+cdef list lamb_options(tsr_lamb_options *o, dict given):
+    cdef list keep = []
+    check(tsr_lamb_options_init(o, sizeof(tsr_lamb_options)))
+    for name, value in given.items():
+        if value is None:
+            pass
+        elif name == "lr":
+            o.lr = real(value, "lr")
+        elif name == "beta1":
+            o.beta1 = real(value, "beta1")
+        elif name == "beta2":
+            o.beta2 = real(value, "beta2")
+        elif name == "eps":
+            o.eps = real(value, "eps")
+        elif name == "weight_decay":
+            o.weight_decay = real(value, "weight_decay")
+        elif name == "max_coeff":
+            o.max_coeff = real(value, "max_coeff")
+        elif name == "min_coeff":
+            o.min_coeff = real(value, "min_coeff")
+        elif name == "bias_correction":
+            o.bias_correction = bool(value)
+        else:
+            no_option(name, "tsr_lamb_options")
+    return keep
+
+
 cdef list pipeline_options(tsr_pipeline_options *o, dict given):
     cdef list keep = []
     check(tsr_pipeline_options_init(o, sizeof(tsr_pipeline_options)))

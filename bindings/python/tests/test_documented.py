@@ -63,7 +63,7 @@ def test_a_line_of_the_index_says_what_the_name_is(line: str):
 
 
 def test_signatures_can_be_read():
-    for name in ("DDP", "SGD", "Adam", "AdamW", "Comm", "Saver", "State", "init"):
+    for name in ("DDP", "SGD", "Adam", "AdamW", "Adagrad", "Lion", "Lamb", "Comm", "Saver", "State", "init"):
         thing = getattr(ts, name)
         assert inspect.signature(thing)
     assert list(inspect.signature(ts.AdamW).parameters) == ["params", "grads", "lr", "betas", "eps", "weight_decay"]

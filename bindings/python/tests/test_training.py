@@ -201,7 +201,57 @@ def test_adam_by_hand(decoupled):
         np.testing.assert_allclose(w, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("make", [ts.SGD, ts.Adam, ts.AdamW])
+def test_adagrad_by_hand():
+    w, g = np.array([1.0, -2.0]), np.array([0.5, 0.25])
+    opt = ts.Adagrad(
+        {"w": w}, {"w": g}, lr=0.1, lr_decay=0.5, weight_decay=0.1, initial_accumulator_value=0.25, eps=1e-6
+    )
+    expected, total = w.copy(), np.full(2, 0.25)
+    for step in range(5):
+        grad = g + 0.1 * expected
+        total += grad * grad
+        expected -= 0.1 / (1 + step * 0.5) * grad / (np.sqrt(total) + 1e-6)
+        opt.step()
+        np.testing.assert_allclose(w, expected, rtol=1e-12)
+
+
+def test_lion_by_hand():
+    w, g = np.array([1.0, -2.0, 3.0]), np.array([0.5, -0.25, 0.0])
+    opt = ts.Lion({"w": w}, {"w": g}, lr=0.1, betas=(0.5, 0.75), weight_decay=0.1)
+    expected, mean = w.copy(), np.zeros(3)
+    for step in range(5):
+        g *= -1 if step % 2 else 0.5
+        expected = expected * (1 - 0.1 * 0.1) - 0.1 * np.sign(0.5 * mean + 0.5 * g)
+        mean = 0.75 * mean + 0.25 * g
+        opt.step()
+        np.testing.assert_allclose(w, expected, rtol=1e-12)
+
+
+def test_lamb_by_hand():
+    w, g = np.array([1.0, -2.0, 3.0]), np.array([0.5, -0.25, 0.0])
+    opt = ts.Lamb({"w": w}, {"w": g}, lr=0.1, betas=(0.5, 0.75), eps=1e-6, weight_decay=0.1, max_coeff=1.25)
+    expected, m, v = w.copy(), np.zeros(3), np.zeros(3)
+    for step in range(1, 6):
+        g *= -1 if step % 2 else 0.5
+        m = 0.5 * m + 0.5 * g
+        v = 0.75 * v + 0.25 * g * g
+        direction = m / (np.sqrt(v) + 1e-6) + 0.1 * expected
+        ratio = np.clip(np.linalg.norm(expected) / np.linalg.norm(direction), 0.01, 1.25)
+        expected -= 0.1 * np.sqrt(1 - 0.75**step) / (1 - 0.5**step) * ratio * direction
+        opt.step()
+        np.testing.assert_allclose(w, expected, rtol=1e-12)
+
+
+def test_lamb_is_not_for_one_copy_per_host(ranks):
+    def body(comm: ts.Comm):
+        ddp = ts.DDP(comm, {"w": np.ones(4)}, share_params=True)
+        with pytest.raises(ts.Unsupported, match="without share_params"):
+            ts.Lamb(ddp)
+
+    ranks(2, body)
+
+
+@pytest.mark.parametrize("make", [ts.SGD, ts.Adam, ts.AdamW, ts.Adagrad, ts.Lion, ts.Lamb])
 def test_an_optimizer_over_a_ddp_steps_alike_on_all_ranks(ranks, make):
     def body(comm: ts.Comm):
         mine = params()
@@ -254,8 +304,11 @@ def test_a_literal_zero_is_a_zero():
         lambda: ts.SGD({"w": np.ones(2)}, {"w": np.ones(2)}, nesterov=True),
         lambda: ts.Adam({"w": np.ones(2)}, {"w": np.ones(2)}, betas=(1.0, 0.9)),
         lambda: ts.AdamW({"w": np.ones(2, np.int32)}, {"w": np.ones(2, np.int32)}),
+        lambda: ts.Adagrad({"w": np.ones(2)}, {"w": np.ones(2)}, lr_decay=-1),
+        lambda: ts.Lion({"w": np.ones(2)}, {"w": np.ones(2)}, betas=(0.9, 1.0)),
+        lambda: ts.Lamb({"w": np.ones(2)}, {"w": np.ones(2)}, min_coeff=11),
     ],
-    ids=["no grads", "missing", "extra", "shape", "dtype", "lr", "nesterov", "betas", "integers"],
+    ids=["no grads", "missing", "extra", "shape", "dtype", "lr", "nesterov", "betas", "integers", "lr_decay", "lion betas", "min_coeff"],
 )
 def test_bad_optimizers_are_refused(call):
     with pytest.raises(ts.InvalidArgument):

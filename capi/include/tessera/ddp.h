@@ -236,10 +236,10 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_set_hook(tsr_ddp *ddp, tsr_ddp_hook_fn f
  *  then INVALID_STATE, and so is changing the optimizer's settings during a step. A step that fails may have updated
  *  some buckets.
  *  @param ddp        borrowed for the call
- *  @param optimizer  created from this model by tsr_ddp_sgd, tsr_ddp_adam or tsr_ddp_adamw; it steps until it is
+ *  @param optimizer  created from this model by tsr_ddp_sgd, tsr_ddp_adamw or another such function; it steps until it is
  *                    destroyed
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (during a step, or another optimizer already steps), UNSUPPORTED (the
- *          parameters are on a device)
+ *          parameters are on a device, or the optimizer is a Lamb and they are slices of a tsr_tp)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_step_in_backward(tsr_ddp *ddp, tsr_optimizer *optimizer);
 

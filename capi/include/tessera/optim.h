@@ -1,4 +1,4 @@
-/* Tessera: optimizers over local parameters: SGD, Adam, AdamW. */
+/* Tessera: optimizers over local parameters: SGD, Adam, AdamW, Adagrad, Lion, Lamb. */
 #ifndef TESSERA_OPTIM_H
 #define TESSERA_OPTIM_H
 
@@ -185,13 +185,195 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adamw(tsr_fsdp *fsdp, const tsr_adamw_o
  *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_tp_adamw(tsr_tp *tp, const tsr_adamw_options *options, tsr_optimizer **out);
 
+/** Options of Adagrad. `_init` writes the defaults; afterwards every field is taken literally. */
+typedef struct tsr_adagrad_options {
+    size_t struct_size;
+    double lr;           /* the learning rate; default 0.01 */
+    double lr_decay;     /* the rate of step n is lr / (1 + (n - 1) * lr_decay); default 0 */
+    double weight_decay; /* multiplied by the parameter and added to the gradient; default 0 */
+    double initial_accumulator_value; /* with which the sums of squared gradients begin; default 0 */
+    double eps;          /* added to the square root of the sum; default 1e-10 */
+} tsr_adagrad_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_adagrad_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_adagrad_options_init(tsr_adagrad_options *options, size_t struct_size);
+
+/** Adagrad (Duchi et al. 2011) as PyTorch defines it.
+ *  @param params   n contiguous f32 or f64 tensors with unique names, on the CPU or all on one CUDA device; memory
+ *                  borrowed until destroy
+ *  @param grads    n tensors of the same shapes and dtypes; memory borrowed until destroy
+ *  @param n        at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY; on a device also UNSUPPORTED (no kernels for it), CUDA
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_adagrad_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
+                                                   const tsr_adagrad_options *options, tsr_optimizer **out);
+
+/** The same over the parameters and gradient views of `ddp`. With share_params, all ranks create the same optimizer:
+ *  the call is then collective and blocking, and the optimizer steps in backward (tsr_ddp_step_in_backward) from the
+ *  start.
+ *  @param ddp      borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY; with share_params also MISMATCH, TIMEOUT, ABORTED,
+ *          PEER_LOST
+ *  @threadsafety exclusive ddp  @collective yes with share_params  @blocking only with share_params
+ *  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_adagrad(tsr_ddp *ddp, const tsr_adagrad_options *options, tsr_optimizer **out);
+
+/** The same over the shards of the trained parameters of `fsdp` and their gradients; the optimizer's state is sharded
+ *  likewise. It steps between tsr_fsdp_wait and the next forward.
+ *  @param fsdp     borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adagrad(tsr_fsdp *fsdp, const tsr_adagrad_options *options, tsr_optimizer **out);
+
+/** The same over this rank's slices of the floating-point parameters of `tp` and their gradients (tsr_tp_grad); the
+ *  optimizer's state is cut likewise. It steps after tsr_tp_sum_grads.
+ *  @param tp       borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_adagrad(tsr_tp *tp, const tsr_adagrad_options *options, tsr_optimizer **out);
+
+/** Options of Lion. `_init` writes the defaults; afterwards every field is taken literally. */
+typedef struct tsr_lion_options {
+    size_t struct_size;
+    double lr;           /* the learning rate, by which each element moves; default 0.0001 */
+    double beta1;        /* the weight of the mean of gradients in the direction of a step; default 0.9 */
+    double beta2;        /* the decay rate of the mean of gradients; default 0.99 */
+    double weight_decay; /* decoupled: param *= 1 - lr * weight_decay; default 0 */
+} tsr_lion_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_lion_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_lion_options_init(tsr_lion_options *options, size_t struct_size);
+
+/** Lion (Chen et al. 2023): each element moves by lr against the sign of a mean of gradients. An element whose mean is 0
+ *  stays, where DeepSpeed's Lion moves it.
+ *  @param params   n contiguous f32 or f64 tensors with unique names, on the CPU or all on one CUDA device; memory
+ *                  borrowed until destroy
+ *  @param grads    n tensors of the same shapes and dtypes; memory borrowed until destroy
+ *  @param n        at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY; on a device also UNSUPPORTED (no kernels for it), CUDA
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_lion_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
+                                                const tsr_lion_options *options, tsr_optimizer **out);
+
+/** The same over the parameters and gradient views of `ddp`. With share_params, all ranks create the same optimizer:
+ *  the call is then collective and blocking, and the optimizer steps in backward (tsr_ddp_step_in_backward) from the
+ *  start.
+ *  @param ddp      borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY; with share_params also MISMATCH, TIMEOUT, ABORTED,
+ *          PEER_LOST
+ *  @threadsafety exclusive ddp  @collective yes with share_params  @blocking only with share_params
+ *  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_lion(tsr_ddp *ddp, const tsr_lion_options *options, tsr_optimizer **out);
+
+/** The same over the shards of the trained parameters of `fsdp` and their gradients; the optimizer's state is sharded
+ *  likewise. It steps between tsr_fsdp_wait and the next forward.
+ *  @param fsdp     borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_lion(tsr_fsdp *fsdp, const tsr_lion_options *options, tsr_optimizer **out);
+
+/** The same over this rank's slices of the floating-point parameters of `tp` and their gradients (tsr_tp_grad); the
+ *  optimizer's state is cut likewise. It steps after tsr_tp_sum_grads.
+ *  @param tp       borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_lion(tsr_tp *tp, const tsr_lion_options *options, tsr_optimizer **out);
+
+/** Options of Lamb. `_init` writes the defaults; afterwards every field is taken literally. */
+typedef struct tsr_lamb_options {
+    size_t struct_size;
+    double lr;                /* the learning rate; default 0.001 */
+    double beta1;             /* the decay rate of the mean of gradients; default 0.9 */
+    double beta2;             /* the decay rate of the mean of their squares; default 0.999 */
+    double eps;               /* added to the square root of the latter; default 1e-8 */
+    double weight_decay;      /* multiplied by the parameter and added to the direction of a step; default 0 */
+    double max_coeff;         /* the largest trust ratio; default 10 */
+    double min_coeff;         /* the smallest trust ratio, at most max_coeff; default 0.01 */
+    tsr_flag bias_correction; /* 1 (default): lr is multiplied by sqrt(1 - beta2^step) / (1 - beta1^step); 0: it is not */
+} tsr_lamb_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_lamb_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_lamb_options_init(tsr_lamb_options *options, size_t struct_size);
+
+/** Lamb (You et al. 2020) as DeepSpeed's FusedLamb: the direction of Adam plus weight decay, scaled for each parameter by its
+ *  trust ratio, the norm of the parameter over that of the direction (1 if one of them is 0). The norms have the same bits
+ *  however ranks divide a parameter. On the CPU only.
+ *  @param params   n contiguous f32 or f64 tensors with unique names, on the CPU; memory borrowed until destroy
+ *  @param grads    n tensors of the same shapes and dtypes; memory borrowed until destroy
+ *  @param n        at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, UNSUPPORTED (parameters on a device), NO_MEMORY
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_lamb_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
+                                                const tsr_lamb_options *options, tsr_optimizer **out);
+
+/** The same over the parameters and gradient views of `ddp`. If these are slices of a tsr_tp, a step is collective over its
+ *  ranks.
+ *  @param ddp      borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, UNSUPPORTED (share_params, with which each rank updates a part of a
+ *          parameter, or a device), NO_MEMORY
+ *  @threadsafety exclusive ddp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_lamb(tsr_ddp *ddp, const tsr_lamb_options *options, tsr_optimizer **out);
+
+/** The same over the shards of the trained parameters of `fsdp` and their gradients; the optimizer's state is sharded
+ *  likewise. It steps between tsr_fsdp_wait and the next forward, and a step is collective and blocking.
+ *  @param fsdp     borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, UNSUPPORTED (a device), NO_MEMORY
+ *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_lamb(tsr_fsdp *fsdp, const tsr_lamb_options *options, tsr_optimizer **out);
+
+/** The same over this rank's slices of the floating-point parameters of `tp` and their gradients (tsr_tp_grad); the
+ *  optimizer's state is cut likewise. It steps after tsr_tp_sum_grads, and a step is collective and blocking.
+ *  @param tp       borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, UNSUPPORTED (a device), NO_MEMORY
+ *  @threadsafety exclusive tp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_tp_lamb(tsr_tp *tp, const tsr_lamb_options *options, tsr_optimizer **out);
+
 /** Update every parameter from its gradient. Gradients stay unchanged. On a CUDA device the call returns once the step
  *  is on the stream (tsr_optimizer_set_stream), with CUDA if it cannot get there.
  *  @param optimizer  borrowed for the call
  *  @return TSR_OK, INVALID_STATE (DDP: gradients are being reduced or, with synchronisation, none were reduced since
  *          the last step; FSDP: a unit is not sharded, or no gradients were reduced into the shards since the last
- *          step; tensor parallelism: tsr_tp_sum_grads is needed and was not called since the last step)
- *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+ *          step; tensor parallelism: tsr_tp_sum_grads is needed and was not called since the last step). Lamb whose ranks
+ *          hold parts of parameters: also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED, after which parameters and
+ *          moments are unchanged and the communicator has failed
+ *  @threadsafety exclusive  @collective yes for Lamb over a tsr_fsdp, a tsr_tp or a tsr_ddp of its slices  @blocking only then
+ *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_step(tsr_optimizer *optimizer);
 
 /** Set every gradient to zero.

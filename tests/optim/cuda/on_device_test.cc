@@ -14,8 +14,11 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/grad_scaler.hpp"
+#include "optim/lamb.hpp"
+#include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 #include "seed.hpp"
 #include "simulated_cuda/device_test.hpp"
@@ -172,6 +175,28 @@ TEST_F(OptimizerOnDevice, AdamHasTheBitsOfTheCpu) {
     expect_same_steps<Adam>(AdamOptions{.lr = 0.01});
     expect_same_steps<Adam>(AdamOptions{.lr = 0.01, .beta1 = 0.25, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1});
     expect_same_steps<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1, .decay = Decay::decoupled});
+}
+
+TEST_F(OptimizerOnDevice, AdagradHasTheBitsOfTheCpu) {
+    expect_same_steps<Adagrad>(AdagradOptions{.lr = 0.1});
+    expect_same_steps<Adagrad>(AdagradOptions{
+        .lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.05, .initial_accumulator_value = 0.3, .eps = 1e-6});
+}
+
+TEST_F(OptimizerOnDevice, LionHasTheBitsOfTheCpu) {
+    expect_same_steps<Lion>(LionOptions{.lr = 0.1});
+    expect_same_steps<Lion>(LionOptions{.lr = 0.1, .beta1 = 0.5, .beta2 = 0.9, .weight_decay = 0.05});
+}
+
+TEST_F(OptimizerOnDevice, LambIsUnsupported) {
+    make_both();
+    try {
+        Lamb lamb(on_device(), {});
+        ADD_FAILURE() << "it was made";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::unsupported);
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("\"f320\" is on a CUDA device"), HasSubstr("on the CPU only")));
+    }
 }
 
 TEST_F(OptimizerOnDevice, AStepLeavesOutParametersWithoutAGradient) {

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "checkpoint/model/state.hpp"
+#include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
+#include "optim/lion.hpp"
 #include "optim/sgd.hpp"
 #include "parallel/model.hpp"
 #include "with_grads.hpp"
@@ -53,7 +55,7 @@ struct Params {
     }
 };
 
-enum class Kind { sgd, momentum, adam, adamw };
+enum class Kind { sgd, momentum, adam, adamw, adagrad, lion };
 
 inline std::shared_ptr<Optimizer> make(Kind kind, Ddp& ddp) {
     const auto params = with_grads(ddp);
@@ -62,6 +64,11 @@ inline std::shared_ptr<Optimizer> make(Kind kind, Ddp& ddp) {
         made = std::make_shared<Sgd>(params, SgdOptions{.lr = 0.1, .weight_decay = 0.01}, ddp.host_copy());
     } else if (kind == Kind::momentum) {
         made = std::make_shared<Sgd>(params, SgdOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true}, ddp.host_copy());
+    } else if (kind == Kind::adagrad) {
+        made = std::make_shared<Adagrad>(
+            params, AdagradOptions{.lr = 0.1, .lr_decay = 0.1, .initial_accumulator_value = 0.5}, ddp.host_copy());
+    } else if (kind == Kind::lion) {
+        made = std::make_shared<Lion>(params, LionOptions{.lr = 0.01, .weight_decay = 0.1}, ddp.host_copy());
     } else {
         const auto decay = kind == Kind::adam ? Decay::in_gradient : Decay::decoupled;
         made = std::make_shared<Adam>(params, AdamOptions{.lr = 0.01, .weight_decay = 0.1, .decay = decay},

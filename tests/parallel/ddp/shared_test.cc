@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DdpShared, ::testing::Range(1, 6));
 
 TEST_P(DdpShared, EveryOptimizerGivesTheBitsOfThePlainPath) {
     expect_all_well(run_ranks(GetParam(), test_options(), [](Communicator& comm) {
-        for (const Kind kind : {Kind::sgd, Kind::momentum, Kind::adam, Kind::adamw}) {
+        for (const Kind kind : {Kind::sgd, Kind::momentum, Kind::adam, Kind::adamw, Kind::adagrad, Kind::lion}) {
             EXPECT_TRUE(trained(comm, kind, small_buckets(false), 3) == trained(comm, kind, small_buckets(true), 3))
                 << static_cast<int>(kind);
         }

@@ -39,7 +39,7 @@ from .layout import Box, Layout, Replicate, Shard
 from .lr_schedule import LRSchedule
 from .mesh import Mesh
 from .metrics import Metric
-from .optim import SGD, Adam, AdamW, Optimizer
+from .optim import SGD, Adagrad, Adam, AdamW, Lamb, Lion, Optimizer
 from .pipeline import Pipeline, PipelineStats, StageCall
 from .plan import Plan
 from .state import MetricPart, PerRank, Sharded, State, Stateful
@@ -58,6 +58,7 @@ __all__ = [
     "DDP",
     "FSDP",
     "SGD",
+    "Adagrad",
     "Adam",
     "AdamW",
     "Box",
@@ -68,7 +69,9 @@ __all__ = [
     "Deferred",
     "GradScaler",
     "LRSchedule",
+    "Lamb",
     "Layout",
+    "Lion",
     "LoadReport",
     "Mesh",
     "Metric",

@@ -11,7 +11,7 @@ __all__ = ["Optimizer"]
 
 
 class Optimizer(Closable):
-    """Base of `SGD`, `Adam` and `AdamW`.
+    """Base of `SGD`, `Adam`, `AdamW`, `Adagrad`, `Lion` and `Lamb`.
 
     A load, including `Saver.resume`, replaces the settings, including `lr`, by the saved ones: set `lr` after it.
     """
@@ -19,10 +19,12 @@ class Optimizer(Closable):
     _handle: _core.Optimizer
 
     def __init__(self) -> None:
-        raise TypeError("use SGD, Adam or AdamW")
+        raise TypeError("use SGD, Adam, AdamW, Adagrad, Lion or Lamb")
 
     def step(self) -> None:
         """Update every parameter from its gradient; gradients are unchanged.
+
+        With `Lamb` over an `FSDP` or a `TensorParallel` it is collective.
 
         Raises
         ------

@@ -217,6 +217,23 @@ SGD = {
 }
 
 
+class AdagradOptions(TypedDict, total=False):
+    lr: float | None
+    lr_decay: float | None
+    weight_decay: float | None
+    initial_accumulator_value: float | None
+    eps: float | None
+
+
+ADAGRAD = {
+    'lr': Option('float', 'The learning rate; default 0.01.'),
+    'lr_decay': Option('float', 'The rate of step n is lr / (1 + (n - 1) * lr_decay); default 0.'),
+    'weight_decay': Option('float', 'Multiplied by the parameter and added to the gradient; default 0.'),
+    'initial_accumulator_value': Option('float', 'With which the sums of squared gradients begin; default 0.'),
+    'eps': Option('float', 'Added to the square root of the sum; default 1e-10.'),
+}
+
+
 class PipelineOptions(TypedDict, total=False):
     schedule: Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipev"] | None
     max_message_bytes: int | None

@@ -1,6 +1,6 @@
-"""SGD, Adam and AdamW, as PyTorch defines them, for a DDP, FSDP or tensor-parallel model or any parameters.
+"""Optimizers for a DDP, FSDP or tensor-parallel model or any parameters.
 
-Settings default to the library's values, which are PyTorch's.
+SGD, Adam, AdamW and Adagrad are those of PyTorch, with its defaults. Settings default to the library's values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .tensor import tensor
 from .tp import TensorParallel
 
 if TYPE_CHECKING:
-    from ._options import SGDOptions
+    from ._options import AdagradOptions, SGDOptions
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lamb", "Lion", "Optimizer"]
 
 
 def _over(params: DDP | FSDP | TensorParallel | Params, grads: Params | None) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ class SGD(Optimizer):
 
 
 def _betas(betas: tuple[float, float] | None) -> dict[str, float]:
-    """Adam's betas, by their names in C."""
+    """Two betas, by their names in C."""
     if betas is None:
         return {}
     try:
@@ -147,3 +147,108 @@ class AdamW(Optimizer):
         weight_decay: float | None = None,
     ) -> None:
         self._handle = _core.adamw(*_over(params, grads), lr=lr, **_betas(betas), eps=eps, weight_decay=weight_decay)
+
+
+@takes(_options.ADAGRAD)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011).
+
+    A load replaces the settings by the saved ones: set `lr` after it.
+
+    Parameters
+    ----------
+    params, grads
+        As for `SGD`.
+    <options>
+    """
+
+    def __init__(
+        self,
+        params: DDP | FSDP | TensorParallel | Params,
+        grads: Params | None = None,
+        **options: Unpack[AdagradOptions],
+    ) -> None:
+        self._handle = _core.adagrad(*_over(params, grads), **raw(_options.ADAGRAD, options))
+
+
+class Lamb(Optimizer):
+    """Lamb (You et al. 2020) as DeepSpeed's FusedLamb, for parameters on the CPU.
+
+    The direction of Adam plus weight decay is scaled for each parameter by its trust ratio: the norm of the parameter
+    over that of the direction, or 1 if one of them is 0. The norms have the same bits however ranks divide a parameter.
+    Over an `FSDP`, a `TensorParallel` or a `DDP` of its slices, `step` is collective. A load replaces the settings by the
+    saved ones: set `lr` after it.
+
+    Parameters
+    ----------
+    params, grads
+        As for `SGD`; not a `DDP` with `share_params`.
+    lr : float, default 0.001
+        Learning rate.
+    betas : pair of float, default (0.9, 0.999)
+        Decay rates of the two moments.
+    eps : float, default 1e-8
+        Added to the denominator.
+    weight_decay : float, default 0
+        Multiplied by the parameter and added to the direction.
+    bias_correction : bool, default True
+        Multiply `lr` by ``sqrt(1 - beta2**step) / (1 - beta1**step)``.
+    max_coeff : float, default 10
+        The largest trust ratio.
+    min_coeff : float, default 0.01
+        The smallest trust ratio.
+    """
+
+    def __init__(
+        self,
+        params: DDP | FSDP | TensorParallel | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        bias_correction: bool | None = None,
+        max_coeff: float | None = None,
+        min_coeff: float | None = None,
+    ) -> None:
+        self._handle = _core.lamb(
+            *_over(params, grads),
+            lr=lr,
+            **_betas(betas),
+            eps=eps,
+            weight_decay=weight_decay,
+            bias_correction=bias_correction,
+            max_coeff=max_coeff,
+            min_coeff=min_coeff,
+        )
+
+
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023): each element moves by `lr` against the sign of a mean of gradients.
+
+    An element whose mean is 0 stays, where DeepSpeed's Lion moves it. A load replaces the settings by the saved ones:
+    set `lr` after it.
+
+    Parameters
+    ----------
+    params, grads
+        As for `SGD`.
+    lr : float, default 0.0001
+        Learning rate.
+    betas : pair of float, default (0.9, 0.99)
+        Weight of the mean in the direction of a step, and its decay rate.
+    weight_decay : float, default 0
+        Each step multiplies the parameters by ``1 - lr * weight_decay``.
+    """
+
+    def __init__(
+        self,
+        params: DDP | FSDP | TensorParallel | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        self._handle = _core.lion(*_over(params, grads), lr=lr, **_betas(betas), weight_decay=weight_decay)

@@ -607,6 +607,32 @@ structs! {
         eps: f64,
         weight_decay: f64,
     }
+    struct tsr_adagrad_options {
+        struct_size: usize,
+        lr: f64,
+        lr_decay: f64,
+        weight_decay: f64,
+        initial_accumulator_value: f64,
+        eps: f64,
+    }
+    struct tsr_lion_options {
+        struct_size: usize,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        weight_decay: f64,
+    }
+    struct tsr_lamb_options {
+        struct_size: usize,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        weight_decay: f64,
+        max_coeff: f64,
+        min_coeff: f64,
+        bias_correction: tsr_flag,
+    }
     struct tsr_stage_call {
         struct_size: usize,
         work: tsr_stage_work,
@@ -956,6 +982,29 @@ const _: () = {
     assert!(offset_of!(tsr_adamw_options, beta2) == 24);
     assert!(offset_of!(tsr_adamw_options, eps) == 32);
     assert!(offset_of!(tsr_adamw_options, weight_decay) == 40);
+    assert!(size_of::<tsr_adagrad_options>() == 48 && align_of::<tsr_adagrad_options>() == 8);
+    assert!(offset_of!(tsr_adagrad_options, struct_size) == 0);
+    assert!(offset_of!(tsr_adagrad_options, lr) == 8);
+    assert!(offset_of!(tsr_adagrad_options, lr_decay) == 16);
+    assert!(offset_of!(tsr_adagrad_options, weight_decay) == 24);
+    assert!(offset_of!(tsr_adagrad_options, initial_accumulator_value) == 32);
+    assert!(offset_of!(tsr_adagrad_options, eps) == 40);
+    assert!(size_of::<tsr_lion_options>() == 40 && align_of::<tsr_lion_options>() == 8);
+    assert!(offset_of!(tsr_lion_options, struct_size) == 0);
+    assert!(offset_of!(tsr_lion_options, lr) == 8);
+    assert!(offset_of!(tsr_lion_options, beta1) == 16);
+    assert!(offset_of!(tsr_lion_options, beta2) == 24);
+    assert!(offset_of!(tsr_lion_options, weight_decay) == 32);
+    assert!(size_of::<tsr_lamb_options>() == 72 && align_of::<tsr_lamb_options>() == 8);
+    assert!(offset_of!(tsr_lamb_options, struct_size) == 0);
+    assert!(offset_of!(tsr_lamb_options, lr) == 8);
+    assert!(offset_of!(tsr_lamb_options, beta1) == 16);
+    assert!(offset_of!(tsr_lamb_options, beta2) == 24);
+    assert!(offset_of!(tsr_lamb_options, eps) == 32);
+    assert!(offset_of!(tsr_lamb_options, weight_decay) == 40);
+    assert!(offset_of!(tsr_lamb_options, max_coeff) == 48);
+    assert!(offset_of!(tsr_lamb_options, min_coeff) == 56);
+    assert!(offset_of!(tsr_lamb_options, bias_correction) == 64);
     assert!(size_of::<tsr_stage_call>() == 120 && align_of::<tsr_stage_call>() == 8);
     assert!(offset_of!(tsr_stage_call, struct_size) == 0);
     assert!(offset_of!(tsr_stage_call, work) == 8);
@@ -1656,6 +1705,47 @@ functions! {
         out: *mut *mut tsr_optimizer,
     ) -> tsr_status;
     fn tsr_tp_adamw(tp: *mut tsr_tp, options: *const tsr_adamw_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_adagrad_options_init(options: *mut tsr_adagrad_options, struct_size: usize) -> tsr_status;
+    fn tsr_adagrad_create(
+        params: *const tsr_param,
+        grads: *const tsr_tensor,
+        n: usize,
+        options: *const tsr_adagrad_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_ddp_adagrad(
+        ddp: *mut tsr_ddp,
+        options: *const tsr_adagrad_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_fsdp_adagrad(
+        fsdp: *mut tsr_fsdp,
+        options: *const tsr_adagrad_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_tp_adagrad(tp: *mut tsr_tp, options: *const tsr_adagrad_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_lion_options_init(options: *mut tsr_lion_options, struct_size: usize) -> tsr_status;
+    fn tsr_lion_create(
+        params: *const tsr_param,
+        grads: *const tsr_tensor,
+        n: usize,
+        options: *const tsr_lion_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_ddp_lion(ddp: *mut tsr_ddp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_fsdp_lion(fsdp: *mut tsr_fsdp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_tp_lion(tp: *mut tsr_tp, options: *const tsr_lion_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_lamb_options_init(options: *mut tsr_lamb_options, struct_size: usize) -> tsr_status;
+    fn tsr_lamb_create(
+        params: *const tsr_param,
+        grads: *const tsr_tensor,
+        n: usize,
+        options: *const tsr_lamb_options,
+        out: *mut *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_ddp_lamb(ddp: *mut tsr_ddp, options: *const tsr_lamb_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_fsdp_lamb(fsdp: *mut tsr_fsdp, options: *const tsr_lamb_options, out: *mut *mut tsr_optimizer) -> tsr_status;
+    fn tsr_tp_lamb(tp: *mut tsr_tp, options: *const tsr_lamb_options, out: *mut *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_step(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_zero_grad(optimizer: *mut tsr_optimizer) -> tsr_status;
     fn tsr_optimizer_join(optimizer: *mut tsr_optimizer, comm: *mut tsr_comm) -> tsr_status;

@@ -10,8 +10,8 @@ use crate::params::Group;
 use crate::raw;
 use crate::work::Views;
 
-/// Named tensors on one CUDA device with their gradients, which an [`Sgd`](crate::Sgd), [`Adam`](crate::Adam) or
-/// [`AdamW`](crate::AdamW) updates there, in the order of [`Optimizer::set_stream`](crate::Optimizer::set_stream).
+/// Named tensors on one CUDA device with their gradients, which an [`Sgd`](crate::Sgd), [`AdamW`](crate::AdamW)
+/// or other optimizer updates there, in the order of [`Optimizer::set_stream`](crate::Optimizer::set_stream).
 ///
 /// Whoever made the tensors keeps their memory until the optimizer is dropped.
 #[derive(Debug, Default)]

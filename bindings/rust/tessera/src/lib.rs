@@ -122,7 +122,7 @@ pub use mesh::{Mesh, MeshSlice};
 pub use metrics::{Metric, MetricBuilder, MetricPart};
 #[cfg(feature = "object_store")]
 pub use objects::ObjectStorage;
-pub use optim::{Adam, AdamW, Optimizer, Sgd, Trainable};
+pub use optim::{Adagrad, Adam, AdamW, Lamb, Lion, Optimizer, Sgd, Trainable};
 pub use params::{Local, Params};
 pub use pipeline::{Pipeline, PipelineBuilder, PipelineStats, StageCall, StageTensor, Stages};
 pub use plan::{Collective, Plan};

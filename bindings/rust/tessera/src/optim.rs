@@ -1,4 +1,4 @@
-//! Optimizers: SGD, Adam, AdamW.
+//! Optimizers: SGD, Adam, AdamW, Adagrad, Lion, Lamb.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -13,7 +13,10 @@ use crate::error::{check, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
 use crate::raw::created;
-use crate::settings::{adam_setters, adamw_setters, sgd_setters, AdamSettings, AdamwSettings, SgdSettings};
+use crate::settings::{
+    adagrad_setters, adam_setters, adamw_setters, lamb_setters, lion_setters, sgd_setters, AdagradSettings,
+    AdamSettings, AdamwSettings, LambSettings, LionSettings, SgdSettings,
+};
 use crate::tensor::{Held, Tensor, Use};
 use crate::tp::{TensorParallel, TpInner};
 
@@ -166,7 +169,26 @@ builder! {
     AdamW, AdamwSettings, adamw_setters, tsr_ddp_adamw, tsr_fsdp_adamw, tsr_tp_adamw, tsr_adamw_create
 }
 
-/// An optimizer, created by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps the parameters alive.
+builder! {
+    /// Adagrad (Duchi et al. 2011), as PyTorch defines it.
+    Adagrad, AdagradSettings, adagrad_setters, tsr_ddp_adagrad, tsr_fsdp_adagrad, tsr_tp_adagrad, tsr_adagrad_create
+}
+
+builder! {
+    /// Lion (Chen et al. 2023): each element moves by `lr` against the sign of a mean of gradients. An element whose mean is
+    /// 0 stays, where DeepSpeed's Lion moves it.
+    Lion, LionSettings, lion_setters, tsr_ddp_lion, tsr_fsdp_lion, tsr_tp_lion, tsr_lion_create
+}
+
+builder! {
+    /// Lamb (You et al. 2020) as DeepSpeed's FusedLamb, for parameters on the CPU: the direction of Adam plus weight decay,
+    /// scaled for each parameter by its trust ratio, the norm of the parameter over that of the direction, or 1 if one of
+    /// them is 0. The norms have the same bits however ranks divide a parameter. Over an [`Fsdp`], a [`TensorParallel`] or a
+    /// [`Ddp`] of its slices, [`Optimizer::step`] is collective; a [`Ddp`] with `share_params` is `Unsupported`.
+    Lamb, LambSettings, lamb_setters, tsr_ddp_lamb, tsr_fsdp_lamb, tsr_tp_lamb, tsr_lamb_create
+}
+
+/// An optimizer, created by a builder such as [`Sgd`] or [`AdamW`]. It keeps the parameters alive.
 pub struct Optimizer<'c> {
     inner: Rc<OptimizerInner>,
     _comm: Borrowed<'c>,
@@ -214,7 +236,8 @@ impl<'c> Optimizer<'c> {
     /// # Errors
     /// `InvalidState`: gradients are being reduced, or none were reduced since the last step (with synchronisation; for a
     /// [`TensorParallel`] if [`sum_grads`](TensorParallel::sum_grads) has some to sum); a unit of an [`Fsdp`] is
-    /// unsharded; or a view of a parameter (or a mutable one of a gradient) is alive.
+    /// unsharded; or a view of a parameter (or a mutable one of a gradient) is alive. [`Lamb`] over an [`Fsdp`] or a
+    /// [`TensorParallel`], whose step is collective: also those of [`Self::clip_grad_norm`].
     pub fn step(&mut self) -> Result<()> {
         let _params = self.hold_params()?;
         let _grads = Held::new(self.group()?.named_grads(), Use::Reads)?;

@@ -1286,6 +1286,199 @@ macro_rules! adamw_setters {
 pub(crate) use adamw_setters;
 
 #[derive(Clone, Debug, Default)]
+pub(crate) struct AdagradSettings {
+    pub(crate) lr: Option<f64>,
+    pub(crate) lr_decay: Option<f64>,
+    pub(crate) weight_decay: Option<f64>,
+    pub(crate) initial_accumulator_value: Option<f64>,
+    pub(crate) eps: Option<f64>,
+}
+
+impl AdagradSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_adagrad_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_adagrad_options_init) }?;
+        raw::set(&mut raw.lr, self.lr);
+        raw::set(&mut raw.lr_decay, self.lr_decay);
+        raw::set(&mut raw.weight_decay, self.weight_decay);
+        raw::set(&mut raw.initial_accumulator_value, self.initial_accumulator_value);
+        raw::set(&mut raw.eps, self.eps);
+        body(&mut raw)
+    }
+}
+
+macro_rules! adagrad_setters {
+    () => {
+        #[doc = "The learning rate; default 0.01."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn lr(mut self, value: f64) -> Self {
+            self.settings.lr = Some(value);
+            self
+        }
+        #[doc = "The rate of step n is lr / (1 + (n - 1) * lr_decay); default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn lr_decay(mut self, value: f64) -> Self {
+            self.settings.lr_decay = Some(value);
+            self
+        }
+        #[doc = "Multiplied by the parameter and added to the gradient; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn weight_decay(mut self, value: f64) -> Self {
+            self.settings.weight_decay = Some(value);
+            self
+        }
+        #[doc = "With which the sums of squared gradients begin; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn initial_accumulator_value(mut self, value: f64) -> Self {
+            self.settings.initial_accumulator_value = Some(value);
+            self
+        }
+        #[doc = "Added to the square root of the sum; default 1e-10."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn eps(mut self, value: f64) -> Self {
+            self.settings.eps = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use adagrad_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LionSettings {
+    pub(crate) lr: Option<f64>,
+    pub(crate) beta1: Option<f64>,
+    pub(crate) beta2: Option<f64>,
+    pub(crate) weight_decay: Option<f64>,
+}
+
+impl LionSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_lion_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_lion_options_init) }?;
+        raw::set(&mut raw.lr, self.lr);
+        raw::set(&mut raw.beta1, self.beta1);
+        raw::set(&mut raw.beta2, self.beta2);
+        raw::set(&mut raw.weight_decay, self.weight_decay);
+        body(&mut raw)
+    }
+}
+
+macro_rules! lion_setters {
+    () => {
+        #[doc = "The learning rate, by which each element moves; default 0.0001."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn lr(mut self, value: f64) -> Self {
+            self.settings.lr = Some(value);
+            self
+        }
+        #[doc = "The weight of the mean of gradients in the direction of a step; default 0.9."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn beta1(mut self, value: f64) -> Self {
+            self.settings.beta1 = Some(value);
+            self
+        }
+        #[doc = "The decay rate of the mean of gradients; default 0.99."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn beta2(mut self, value: f64) -> Self {
+            self.settings.beta2 = Some(value);
+            self
+        }
+        #[doc = "Decoupled: param *= 1 - lr * weight_decay; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn weight_decay(mut self, value: f64) -> Self {
+            self.settings.weight_decay = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use lion_setters;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LambSettings {
+    pub(crate) lr: Option<f64>,
+    pub(crate) beta1: Option<f64>,
+    pub(crate) beta2: Option<f64>,
+    pub(crate) eps: Option<f64>,
+    pub(crate) weight_decay: Option<f64>,
+    pub(crate) max_coeff: Option<f64>,
+    pub(crate) min_coeff: Option<f64>,
+    pub(crate) bias_correction: Option<bool>,
+}
+
+impl LambSettings {
+    /// The library is loaded.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&mut sys::tsr_lamb_options) -> Result<R>) -> Result<R> {
+        // SAFETY: the callers have loaded the library.
+        let mut raw = unsafe { raw::options(sys::tsr_lamb_options_init) }?;
+        raw::set(&mut raw.lr, self.lr);
+        raw::set(&mut raw.beta1, self.beta1);
+        raw::set(&mut raw.beta2, self.beta2);
+        raw::set(&mut raw.eps, self.eps);
+        raw::set(&mut raw.weight_decay, self.weight_decay);
+        raw::set(&mut raw.max_coeff, self.max_coeff);
+        raw::set(&mut raw.min_coeff, self.min_coeff);
+        raw::set(&mut raw.bias_correction, self.bias_correction.map(i32::from));
+        body(&mut raw)
+    }
+}
+
+macro_rules! lamb_setters {
+    () => {
+        #[doc = "The learning rate; default 0.001."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn lr(mut self, value: f64) -> Self {
+            self.settings.lr = Some(value);
+            self
+        }
+        #[doc = "The decay rate of the mean of gradients; default 0.9."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn beta1(mut self, value: f64) -> Self {
+            self.settings.beta1 = Some(value);
+            self
+        }
+        #[doc = "The decay rate of the mean of their squares; default 0.999."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn beta2(mut self, value: f64) -> Self {
+            self.settings.beta2 = Some(value);
+            self
+        }
+        #[doc = "Added to the square root of the latter; default 1e-8."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn eps(mut self, value: f64) -> Self {
+            self.settings.eps = Some(value);
+            self
+        }
+        #[doc = "Multiplied by the parameter and added to the direction of a step; default 0."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn weight_decay(mut self, value: f64) -> Self {
+            self.settings.weight_decay = Some(value);
+            self
+        }
+        #[doc = "The largest trust ratio; default 10."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn max_coeff(mut self, value: f64) -> Self {
+            self.settings.max_coeff = Some(value);
+            self
+        }
+        #[doc = "The smallest trust ratio, at most max_coeff; default 0.01."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn min_coeff(mut self, value: f64) -> Self {
+            self.settings.min_coeff = Some(value);
+            self
+        }
+        #[doc = "True (default): lr is multiplied by sqrt(1 - beta2^step) / (1 - beta1^step); false: it is not."]
+        #[must_use = "the setting is in what is returned"]
+        pub fn bias_correction(mut self, value: bool) -> Self {
+            self.settings.bias_correction = Some(value);
+            self
+        }
+    };
+}
+pub(crate) use lamb_setters;
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PipelineSettings {
     pub(crate) schedule: Option<PipelineSchedule>,
     pub(crate) microbatches: Option<usize>,

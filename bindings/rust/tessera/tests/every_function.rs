@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use common::{deadline, options, ranks, serve};
 use tessera::{
-    params, random, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp, DdpJoin,
-    DdpOptions, ExportOptions, Fsdp, GradScaler, Layout, Level, LoadOptions, Local, LrDecay, LrSchedule, Mesh, Metric,
-    MetricKind, ObjectStorage, Optimizer, Pipeline, Placement, ReduceOp, Region, Sampler, Saver, Sgd, StageCall,
-    Stages, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
+    params, random, units, Adagrad, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp,
+    DdpJoin, DdpOptions, ExportOptions, Fsdp, GradScaler, Lamb, Layout, Level, Lion, LoadOptions, Local, LrDecay, LrSchedule,
+    Mesh, Metric, MetricKind, ObjectStorage, Optimizer, Pipeline, Placement, ReduceOp, Region, Sampler, Saver, Sgd,
+    StageCall, Stages, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
 };
 
 #[test]
@@ -169,6 +169,9 @@ fn training(comm: &Comm) {
         Sgd::new(&mut ddp).build().unwrap(),
         Adam::new(&mut ddp).build().unwrap(),
         AdamW::new(&mut ddp).build().unwrap(),
+        Adagrad::new(&mut ddp).build().unwrap(),
+        Lion::new(&mut ddp).build().unwrap(),
+        Lamb::new(&mut ddp).build().unwrap(),
     ];
     ddp.zero_grad().unwrap();
     // SAFETY: null is the only stream of the CPU.
@@ -190,6 +193,9 @@ fn training(comm: &Comm) {
     Sgd::new(&mut local).build().unwrap().step().unwrap();
     Adam::new(&mut local).build().unwrap().step().unwrap();
     AdamW::new(&mut local).build().unwrap().step().unwrap();
+    Adagrad::new(&mut local).build().unwrap().step().unwrap();
+    Lion::new(&mut local).build().unwrap().step().unwrap();
+    Lamb::new(&mut local).build().unwrap().step().unwrap();
     let mut scaler = GradScaler::builder().init_scale(2.0).build().unwrap();
     let mut opt = Sgd::new(&mut local).build().unwrap();
     scaler.unscale(&mut opt).unwrap();
@@ -270,6 +276,9 @@ fn training_in_shards(comm: &Comm) {
         Sgd::new(&mut fsdp).build().unwrap(),
         Adam::new(&mut fsdp).build().unwrap(),
         AdamW::new(&mut fsdp).build().unwrap(),
+        Adagrad::new(&mut fsdp).build().unwrap(),
+        Lion::new(&mut fsdp).build().unwrap(),
+        Lamb::new(&mut fsdp).build().unwrap(),
     ];
     State::new().add("model", &fsdp).unwrap();
     assert_eq!(fsdp.layout(0).unwrap().regions(1).unwrap()[0].sizes, [1, 2]);
@@ -301,8 +310,14 @@ fn training_in_slices(comm: &Comm) {
         .plan([("tok", Style::Vocabulary)])
         .build()
         .unwrap();
-    let mut opts =
-        [Sgd::new(&mut tp).build().unwrap(), Adam::new(&mut tp).build().unwrap(), AdamW::new(&mut tp).build().unwrap()];
+    let mut opts = [
+        Sgd::new(&mut tp).build().unwrap(),
+        Adam::new(&mut tp).build().unwrap(),
+        AdamW::new(&mut tp).build().unwrap(),
+        Adagrad::new(&mut tp).build().unwrap(),
+        Lion::new(&mut tp).build().unwrap(),
+        Lamb::new(&mut tp).build().unwrap(),
+    ];
     State::new().add("model", &tp).unwrap();
     assert_eq!((tp.cut(0), tp.layout(0).unwrap().regions(1).unwrap()[0].offsets[0]), (Some(0), 2));
     let (mut part, mut whole) = ([0.0f32; 2], [0.0f32; 4]);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tessera::{
-    params, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Local, Optimizer, ReduceOp, Sampler,
-    Saver, Sgd, State, Tensor,
+    params, Adagrad, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Lamb, Lion, Local, Optimizer,
+    ReduceOp, Sampler, Saver, Sgd, State, Tensor,
 };
 
 fn two_layers(fill: f32) -> tessera::Params {
@@ -272,6 +272,38 @@ fn optimizers_do_what_their_papers_say() {
         adamw,
         std::array::from_fn(|i| start[i] * (1.0 - 0.1 * 0.1) - 0.1 * gradient[i] / (gradient[i].abs() + 1e-6)),
     );
+    let adagrad = step(
+        &|m| {
+            let rates = Adagrad::new(m).lr(0.1).lr_decay(0.5).weight_decay(0.0);
+            rates.initial_accumulator_value(0.25).eps(1e-6).build().unwrap()
+        },
+        2,
+    );
+    close(
+        adagrad,
+        std::array::from_fn(|i| {
+            let g = gradient[i];
+            let moved = |n: f64| g / ((0.25 + n * g * g).sqrt() + 1e-6);
+            start[i] - 0.1 * moved(1.0) - 0.1 / 1.5 * moved(2.0)
+        }),
+    );
+    let lamb = step(
+        &|m| {
+            let rates = Lamb::new(m).lr(0.1).beta1(0.0).beta2(0.0).eps(1e-6).weight_decay(0.1);
+            rates.bias_correction(false).max_coeff(1.5).min_coeff(0.5).build().unwrap()
+        },
+        1,
+    );
+    let norm = |of: &[f64]| of.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let directions: [f64; 3] = std::array::from_fn(|i| gradient[i] / (gradient[i].abs() + 1e-6) + 0.1 * start[i]);
+    let ratio = (norm(&start) / norm(&directions)).clamp(0.5, 1.5);
+    close(lamb, std::array::from_fn(|i| start[i] - 0.1 * ratio * directions[i]));
+    let lion = step(&|m| Lion::new(m).lr(0.1).beta1(0.5).beta2(0.75).weight_decay(0.1).build().unwrap(), 2);
+    let sign = |g: f64| if g == 0.0 { 0.0 } else { g.signum() };
+    close(
+        lion,
+        std::array::from_fn(|i| (start[i] * 0.99 - 0.1 * sign(gradient[i])) * 0.99 - 0.1 * sign(gradient[i])),
+    );
 }
 
 #[test]
@@ -281,6 +313,12 @@ fn settings_are_checked_and_defaults_are_the_librarys() {
     for bad in [f64::NAN, -1.0, f64::INFINITY] {
         assert_eq!(Adam::new(&mut model).lr(bad).build().unwrap_err().code(), Code::InvalidArgument);
     }
+    assert_eq!(Adagrad::new(&mut model).build().unwrap().lr().unwrap(), 0.01);
+    assert_eq!(Lamb::new(&mut model).build().unwrap().lr().unwrap(), 0.001);
+    assert_eq!(Lamb::new(&mut model).min_coeff(11.0).build().unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(Lion::new(&mut model).build().unwrap().lr().unwrap(), 0.0001);
+    assert_eq!(Lion::new(&mut model).beta2(1.0).build().unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(Adagrad::new(&mut model).lr_decay(-1.0).build().unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(Sgd::new(&mut model).nesterov(true).build().unwrap_err().code(), Code::InvalidArgument);
     let mut opt = Adam::new(&mut model).build().unwrap();
     opt.set_lr(0.25).unwrap();

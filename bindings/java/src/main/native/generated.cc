@@ -144,6 +144,26 @@ static_assert(offsetof(tsr_adamw_options, beta1) == 16);
 static_assert(offsetof(tsr_adamw_options, beta2) == 24);
 static_assert(offsetof(tsr_adamw_options, eps) == 32);
 static_assert(offsetof(tsr_adamw_options, weight_decay) == 40);
+static_assert(sizeof(tsr_adagrad_options) == 48);
+static_assert(offsetof(tsr_adagrad_options, lr) == 8);
+static_assert(offsetof(tsr_adagrad_options, lr_decay) == 16);
+static_assert(offsetof(tsr_adagrad_options, weight_decay) == 24);
+static_assert(offsetof(tsr_adagrad_options, initial_accumulator_value) == 32);
+static_assert(offsetof(tsr_adagrad_options, eps) == 40);
+static_assert(sizeof(tsr_lion_options) == 40);
+static_assert(offsetof(tsr_lion_options, lr) == 8);
+static_assert(offsetof(tsr_lion_options, beta1) == 16);
+static_assert(offsetof(tsr_lion_options, beta2) == 24);
+static_assert(offsetof(tsr_lion_options, weight_decay) == 32);
+static_assert(sizeof(tsr_lamb_options) == 72);
+static_assert(offsetof(tsr_lamb_options, lr) == 8);
+static_assert(offsetof(tsr_lamb_options, beta1) == 16);
+static_assert(offsetof(tsr_lamb_options, beta2) == 24);
+static_assert(offsetof(tsr_lamb_options, eps) == 32);
+static_assert(offsetof(tsr_lamb_options, weight_decay) == 40);
+static_assert(offsetof(tsr_lamb_options, max_coeff) == 48);
+static_assert(offsetof(tsr_lamb_options, min_coeff) == 56);
+static_assert(offsetof(tsr_lamb_options, bias_correction) == 64);
 static_assert(sizeof(tsr_pipeline_options) == 56);
 static_assert(offsetof(tsr_pipeline_options, schedule) == 8);
 static_assert(offsetof(tsr_pipeline_options, microbatches) == 12);
@@ -1640,9 +1660,132 @@ jlong tp_adamw(JNIEnv* env, jclass, jlong tp, jobject options) {
     });
 }
 
+void adagrad_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_adagrad_options_init(options_of<tsr_adagrad_options>(env, options), sizeof(tsr_adagrad_options)));
+    });
+}
+
+jlong adagrad_create(JNIEnv* env, jclass, jobjectArray names, jlongArray params, jlongArray grads, jobject options) {
+    return shim(env, [&]() -> jlong {
+        const Params params_list(env, names, params);
+        const Tensors grads_list(env, grads);
+        same_size(params_list, grads_list);
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_adagrad_create(params_list.data(), grads_list.data(), params_list.size(), options_of<tsr_adagrad_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong ddp_adagrad(JNIEnv* env, jclass, jlong ddp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_ddp_adagrad(as<tsr_ddp>(ddp), options_of<tsr_adagrad_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong fsdp_adagrad(JNIEnv* env, jclass, jlong fsdp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_fsdp_adagrad(as<tsr_fsdp>(fsdp), options_of<tsr_adagrad_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong tp_adagrad(JNIEnv* env, jclass, jlong tp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_tp_adagrad(as<tsr_tp>(tp), options_of<tsr_adagrad_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+void lion_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_lion_options_init(options_of<tsr_lion_options>(env, options), sizeof(tsr_lion_options)));
+    });
+}
+
+jlong lion_create(JNIEnv* env, jclass, jobjectArray names, jlongArray params, jlongArray grads, jobject options) {
+    return shim(env, [&]() -> jlong {
+        const Params params_list(env, names, params);
+        const Tensors grads_list(env, grads);
+        same_size(params_list, grads_list);
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_lion_create(params_list.data(), grads_list.data(), params_list.size(), options_of<tsr_lion_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong ddp_lion(JNIEnv* env, jclass, jlong ddp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_ddp_lion(as<tsr_ddp>(ddp), options_of<tsr_lion_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong fsdp_lion(JNIEnv* env, jclass, jlong fsdp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_fsdp_lion(as<tsr_fsdp>(fsdp), options_of<tsr_lion_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong tp_lion(JNIEnv* env, jclass, jlong tp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_tp_lion(as<tsr_tp>(tp), options_of<tsr_lion_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+void lamb_options_init(JNIEnv* env, jclass, jobject options) {
+    shim(env, [&] {
+        check(env, tsr_lamb_options_init(options_of<tsr_lamb_options>(env, options), sizeof(tsr_lamb_options)));
+    });
+}
+
+jlong lamb_create(JNIEnv* env, jclass, jobjectArray names, jlongArray params, jlongArray grads, jobject options) {
+    return shim(env, [&]() -> jlong {
+        const Params params_list(env, names, params);
+        const Tensors grads_list(env, grads);
+        same_size(params_list, grads_list);
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_lamb_create(params_list.data(), grads_list.data(), params_list.size(), options_of<tsr_lamb_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong ddp_lamb(JNIEnv* env, jclass, jlong ddp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_ddp_lamb(as<tsr_ddp>(ddp), options_of<tsr_lamb_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong fsdp_lamb(JNIEnv* env, jclass, jlong fsdp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_fsdp_lamb(as<tsr_fsdp>(fsdp), options_of<tsr_lamb_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
+jlong tp_lamb(JNIEnv* env, jclass, jlong tp, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_optimizer* out_out = nullptr;
+        check(env, tsr_tp_lamb(as<tsr_tp>(tp), options_of<tsr_lamb_options>(env, options), &out_out));
+        return as_long(out_out);
+    });
+}
+
 void optimizer_step(JNIEnv* env, jclass, jlong optimizer) {
     shim(env, [&] {
-        check(env, tsr_optimizer_step(as<tsr_optimizer>(optimizer)));
+        blocking(env, [&] { return tsr_optimizer_step(as<tsr_optimizer>(optimizer)); });
     });
 }
 
@@ -2435,6 +2578,21 @@ Methods plain_methods() {
         method<ddp_adamw>("ddpAdamw"),
         method<fsdp_adamw>("fsdpAdamw"),
         method<tp_adamw>("tpAdamw"),
+        method<adagrad_options_init>("adagradOptionsInit"),
+        method<adagrad_create>("adagradCreate"),
+        method<ddp_adagrad>("ddpAdagrad"),
+        method<fsdp_adagrad>("fsdpAdagrad"),
+        method<tp_adagrad>("tpAdagrad"),
+        method<lion_options_init>("lionOptionsInit"),
+        method<lion_create>("lionCreate"),
+        method<ddp_lion>("ddpLion"),
+        method<fsdp_lion>("fsdpLion"),
+        method<tp_lion>("tpLion"),
+        method<lamb_options_init>("lambOptionsInit"),
+        method<lamb_create>("lambCreate"),
+        method<ddp_lamb>("ddpLamb"),
+        method<fsdp_lamb>("fsdpLamb"),
+        method<tp_lamb>("tpLamb"),
         method<optimizer_step>("optimizerStep"),
         method<optimizer_zero_grad>("optimizerZeroGrad"),
         method<optimizer_join>("optimizerJoin"),

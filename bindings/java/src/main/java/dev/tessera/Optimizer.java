@@ -5,9 +5,9 @@ import java.util.Objects;
 import java.util.function.LongUnaryOperator;
 
 /**
- * SGD, Adam or AdamW as PyTorch defines them, over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its
- * shards and their gradients), a {@link TensorParallel} (its slices and their gradients) or tensors. Created by a
- * builder. Calls that change gradients, parameters or settings are exclusive.
+ * SGD, Adam, AdamW, Adagrad, Lion or Lamb over a {@link Ddp} (its parameters and gradients), an {@link Fsdp} (its shards and
+ * their gradients), a {@link TensorParallel} (its slices and their gradients) or tensors. Created by a builder. Calls that
+ * change gradients, parameters or settings are exclusive.
  */
 public final class Optimizer extends NativeObject {
     private final Object over; // keeps the model reachable
@@ -181,6 +181,129 @@ public final class Optimizer extends NativeObject {
         return new Adam(new Target(params, grads), true);
     }
 
+    /**
+     * Start building an Adagrad optimizer over a DDP object.
+     *
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adagrad adagrad(Ddp ddp) {
+        return new Adagrad(new Target(ddp, "ddp"));
+    }
+
+    /**
+     * Start building an Adagrad optimizer over the shards of an FSDP object.
+     *
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adagrad adagrad(Fsdp fsdp) {
+        return new Adagrad(new Target(fsdp, "fsdp"));
+    }
+
+    /**
+     * Start building an Adagrad optimizer over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adagrad adagrad(TensorParallel tp) {
+        return new Adagrad(new Target(tp, "tp"));
+    }
+
+    /**
+     * Start building an Adagrad optimizer over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Adagrad adagrad(Params params, List<Tensor> grads) {
+        return new Adagrad(new Target(params, grads));
+    }
+
+    /**
+     * Start building a Lion optimizer over a DDP object.
+     *
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lion lion(Ddp ddp) {
+        return new Lion(new Target(ddp, "ddp"));
+    }
+
+    /**
+     * Start building a Lion optimizer over the shards of an FSDP object.
+     *
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lion lion(Fsdp fsdp) {
+        return new Lion(new Target(fsdp, "fsdp"));
+    }
+
+    /**
+     * Start building a Lion optimizer over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lion lion(TensorParallel tp) {
+        return new Lion(new Target(tp, "tp"));
+    }
+
+    /**
+     * Start building a Lion optimizer over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Lion lion(Params params, List<Tensor> grads) {
+        return new Lion(new Target(params, grads));
+    }
+
+    /**
+     * Start building a Lamb optimizer over a DDP object.
+     *
+     * @param ddp the model whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lamb lamb(Ddp ddp) {
+        return new Lamb(new Target(ddp, "ddp"));
+    }
+
+    /**
+     * Start building a Lamb optimizer over the shards of an FSDP object.
+     *
+     * @param fsdp the model whose trained shards are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lamb lamb(Fsdp fsdp) {
+        return new Lamb(new Target(fsdp, "fsdp"));
+    }
+
+    /**
+     * Start building a Lamb optimizer over the slices of a tensor-parallel model.
+     *
+     * @param tp the model whose floating-point slices are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Lamb lamb(TensorParallel tp) {
+        return new Lamb(new Target(tp, "tp"));
+    }
+
+    /**
+     * Start building a Lamb optimizer over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, with its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Lamb lamb(Params params, List<Tensor> grads) {
+        return new Lamb(new Target(params, grads));
+    }
+
     /** Settings of stochastic gradient descent; options that are not set have the library's defaults. */
     public static final class Sgd extends SgdOptionsFields<Sgd> {
         private final Target target;
@@ -254,8 +377,102 @@ public final class Optimizer extends NativeObject {
         }
     }
 
+    /** Settings of Adagrad; options that are not set have the library's defaults. */
+    public static final class Adagrad extends AdagradOptionsFields<Adagrad> {
+        private final Target target;
+        private Adagrad(Target target) {
+            this.target = target;
+        }
+
+        /**
+         * Create the optimizer.
+         *
+         * @return the optimizer
+         * @throws TesseraInvalidArgumentException if a setting or a tensor is invalid
+         */
+        public Optimizer build() {
+            return target.make(ddp -> Native.ddpAdagrad(ddp, this), fsdp -> Native.fsdpAdagrad(fsdp, this),
+                    tp -> Native.tpAdagrad(tp, this),
+                    (names, tensors, grads) -> Native.adagradCreate(names, tensors, grads, this));
+        }
+    }
+
     /**
-     * Update every parameter from its gradient. Gradients are unchanged.
+     * Settings of Lion (Chen et al. 2023): each element moves by the rate against the sign of a mean of gradients. An element
+     * whose mean is 0 stays, where DeepSpeed's Lion moves it. Options that are not set have the library's defaults.
+     */
+    public static final class Lion extends LionOptionsFields<Lion> {
+        private final Target target;
+        private Lion(Target target) {
+            this.target = target;
+        }
+
+        /**
+         * The weight of the mean of gradients in the direction of a step, and its decay rate; the defaults are 0.9 and 0.99.
+         *
+         * @param first 0 to below 1
+         * @param second 0 to below 1
+         * @return this
+         */
+        public Lion betas(double first, double second) {
+            return beta1(first).beta2(second);
+        }
+
+        /**
+         * Create the optimizer.
+         *
+         * @return the optimizer
+         * @throws TesseraInvalidArgumentException if a setting or a tensor is invalid
+         */
+        public Optimizer build() {
+            return target.make(ddp -> Native.ddpLion(ddp, this), fsdp -> Native.fsdpLion(fsdp, this),
+                    tp -> Native.tpLion(tp, this),
+                    (names, tensors, grads) -> Native.lionCreate(names, tensors, grads, this));
+        }
+    }
+
+    /**
+     * Settings of Lamb (You et al. 2020) as DeepSpeed's FusedLamb, for parameters in host memory: the direction of Adam plus
+     * weight decay, scaled for each parameter by its trust ratio, the norm of the parameter over that of the direction, or 1
+     * if one of them is 0. The norms have the same bits however ranks divide a parameter. Over an {@link Fsdp}, a {@link
+     * TensorParallel} or a {@link Ddp} of its slices, {@link Optimizer#step} is collective. Options that are not set have
+     * the library's defaults.
+     */
+    public static final class Lamb extends LambOptionsFields<Lamb> {
+        private final Target target;
+        private Lamb(Target target) {
+            this.target = target;
+        }
+
+        /**
+         * Decay rates of the two moments; the defaults are 0.9 and 0.999.
+         *
+         * @param first 0 to below 1
+         * @param second 0 to below 1
+         * @return this
+         */
+        public Lamb betas(double first, double second) {
+            return beta1(first).beta2(second);
+        }
+
+        /**
+         * Create the optimizer.
+         *
+         * @return the optimizer
+         * @throws TesseraInvalidArgumentException if a setting or a tensor is invalid
+         * @throws TesseraException with {@link ErrorCode#UNSUPPORTED} if the parameters are on a device, or the ranks of a
+         *     host share them
+         */
+        public Optimizer build() {
+            return target.make(ddp -> Native.ddpLamb(ddp, this), fsdp -> Native.fsdpLamb(fsdp, this),
+                    tp -> Native.tpLamb(tp, this),
+                    (names, tensors, grads) -> Native.lambCreate(names, tensors, grads, this));
+        }
+    }
+
+    /**
+     * Update every parameter from its gradient. Gradients are unchanged. With {@link Lamb} over an {@link Fsdp} or a {@link
+     * TensorParallel} it is collective.
      *
      * @throws TesseraInvalidStateException if the model's gradients are being reduced, none were reduced since the last
      *     step (with synchronisation), units of an FSDP model are unsharded, or {@link TensorParallel#sumGrads} was not

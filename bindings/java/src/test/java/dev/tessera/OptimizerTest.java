@@ -47,6 +47,44 @@ class OptimizerTest {
     }
 
     @Test
+    void adagradDividesByTheRootOfSummedSquares() {
+        try (Optimizer adagrad = Optimizer.adagrad(params, List.of(grad)).lr(0.1).lrDecay(0.5).weightDecay(0)
+                .initialAccumulatorValue(0.25).eps(1e-6).build()) {
+            adagrad.step();
+            adagrad.step();
+            double[] expected = {1, -2};
+            for (int i = 0; i < 2; ++i) {
+                final double g = grad.floats().get(i);
+                expected[i] -= 0.1 * g / (Math.sqrt(0.25 + g * g) + 1e-6);
+                expected[i] -= 0.1 / 1.5 * g / (Math.sqrt(0.25 + 2 * g * g) + 1e-6);
+            }
+            expect(expected);
+        }
+    }
+
+    @Test
+    void lionMovesByTheRateAgainstTheSign() {
+        try (Optimizer lion = Optimizer.lion(params, List.of(grad)).lr(0.125).betas(0.5, 0.5).weightDecay(0.5).build()) {
+            lion.step();
+            expect(1 - 0.125 * 0.5 - 0.125, -2 + 0.125 * 0.5 * 2 - 0.125);
+            lion.zeroGrad();
+            grad.floats().put(0, -1f);
+            lion.step();
+            expect(0.8125 * (1 - 0.125 * 0.5) + 0.125, -2 * (1 - 0.125 * 0.5) - 0.125);
+        }
+    }
+
+    @Test
+    void lambScalesByTheTrustRatio() {
+        try (Optimizer lamb = Optimizer.lamb(params, List.of(grad)).lr(0.1).betas(0, 0).eps(0).weightDecay(0)
+                .biasCorrection(false).maxCoeff(10).minCoeff(0.01).build()) {
+            lamb.step();
+            final double ratio = Math.hypot(1, 2) / Math.hypot(1, 1);
+            expect(1 - 0.1 * ratio, -2 - 0.1 * ratio);
+        }
+    }
+
+    @Test
     void theCpuHasOneStream() {
         try (Optimizer sgd = Optimizer.sgd(params, List.of(grad)).lr(1).build()) {
             sgd.setStream(0);
@@ -80,7 +118,13 @@ class OptimizerTest {
     void defaultsAreTheLibrarys() {
         try (Optimizer adamW = Optimizer.adamW(params, List.of(grad)).build();
                 Optimizer adam = Optimizer.adam(params, List.of(grad)).build();
+                Optimizer adagrad = Optimizer.adagrad(params, List.of(grad)).build();
+                Optimizer lion = Optimizer.lion(params, List.of(grad)).build();
+                Optimizer lamb = Optimizer.lamb(params, List.of(grad)).build();
                 Optimizer sgd = Optimizer.sgd(params, List.of(grad)).build()) {
+            assertEquals(1e-3, lamb.lr());
+            assertEquals(1e-4, lion.lr());
+            assertEquals(1e-2, adagrad.lr());
             assertEquals(1e-3, adamW.lr());
             assertEquals(1e-3, adam.lr());
             assertEquals(1e-3, sgd.lr());
@@ -100,6 +144,12 @@ class OptimizerTest {
                 () -> Optimizer.sgd(params, List.of(grad)).nesterov(true).build());
         assertThrows(TesseraInvalidArgumentException.class,
                 () -> Optimizer.adam(params, List.of(grad)).betas(1.5, 0.9).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.lamb(params, List.of(grad)).minCoeff(11).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.lion(params, List.of(grad)).betas(0.9, 1).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.adagrad(params, List.of(grad)).lrDecay(-1).build());
         assertThrows(TesseraInvalidArgumentException.class,
                 () -> Optimizer.adam(params, List.of(Tensor.zeros(DType.F64, 2))).build());
         assertThrows(TesseraInvalidArgumentException.class,
