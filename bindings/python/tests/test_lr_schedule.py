@@ -125,7 +125,7 @@ def test_the_example_of_the_page_runs():
         (lambda: LRSchedule.warmup(warmup_type="exp"), ts.InvalidArgument, "warmup_type is 'exp'"),
         (lambda: LRSchedule.warmup(warmup_steps=3), TypeError, "there is no option 'warmup_steps'"),
         (lambda: LRSchedule.warmup(total_num_steps=9), ts.InvalidArgument, "total_num_steps is 9; it must be at least"),
-        (LRSchedule.warmup_cosine, ts.InvalidArgument, "total_num_steps is 0"),
+        (LRSchedule.warmup_cosine, ts.InvalidArgument, "total_num_steps is not given"),
         (LRSchedule.one_cycle, ts.InvalidArgument, "cycle_max_lr is 0"),
         (lambda: LRSchedule.range_test(1, 0, 1, False), ts.InvalidArgument, "step_size is 0"),
         (lambda: LRSchedule.sequential([], []), ts.InvalidArgument, "the number of schedules is 0"),

@@ -118,7 +118,7 @@ fn bad_arguments_are_refused() {
     refused(LrSchedule::multi_step_decay(&[u64::MAX], 0.5), "a milestone is");
     refused(LrSchedule::wsd(i64::MAX as u64, 1, 1, LrDecay::Linear, 0.0), "have no sum");
     refused(LrSchedule::warmup().warmup_num_steps(0).build(), "warmup_num_steps is 0");
-    refused(LrSchedule::warmup_cosine().build(), "total_num_steps is 0");
+    refused(LrSchedule::warmup_cosine().build(), "total_num_steps is not given");
     refused(LrSchedule::one_cycle().build(), "cycle_max_lr is 0");
     refused(LrSchedule::range_test(1.0, 0, 1.0, false), "step_size is 0");
     refused(LrSchedule::chained([]), "the number of schedules is 0");

@@ -140,7 +140,7 @@ class LrScheduleTest {
         bad.put("the number of milestones is 0", () -> LrSchedule.multiStepDecay(0.5));
         bad.put("have no sum", () -> LrSchedule.wsd(Long.MAX_VALUE, 1, 1, LrSchedule.Decay.LINEAR, 0));
         bad.put("warmup_num_steps is -1", () -> LrSchedule.warmup().warmupNumSteps(-1).build());
-        bad.put("total_num_steps is 0", () -> LrSchedule.warmupCosine().build());
+        bad.put("total_num_steps is not given", () -> LrSchedule.warmupCosine().build());
         bad.put("cycle_max_lr is 0", () -> LrSchedule.oneCycle().build());
         bad.put("step_size is 0", () -> LrSchedule.rangeTest(1, 0, 1, false));
         bad.put("the number of schedules is 0", () -> LrSchedule.chained(List.of()));
