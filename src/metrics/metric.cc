@@ -102,8 +102,8 @@ void Metric::merge(const Metric& other) {
 
 Error Metric::unreported(std::string_view what) const {
     return Error(Code::invalid_state,
-                 fmt::format("the metric {} {}: an update of it has failed ({}); repeat the update, call reset, or go on "
-                             "without it by a compute, which reports it once",
+                 fmt::format("the metric {} {}: an update of it has failed ({}); repeat the update, call reset, or call "
+                             "compute, which reports it once and continues without it",
                              name_of(kind_), what, refused_->what()))
         .caused_by(*refused_);
 }

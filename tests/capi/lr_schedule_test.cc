@@ -220,7 +220,7 @@ TEST(LrScheduleApi, BadArgumentsAreRefused) {
     warmup.struct_size = 0;
     refused(tsr_lr_warmup(&warmup, s.out()), "struct_size");
     refused(tsr_lr_warmup_cosine(nullptr, s.out()), "total_num_steps is not given");
-    refused(tsr_lr_one_cycle(nullptr, s.out()), "cycle_max_lr is 0");
+    refused(tsr_lr_one_cycle(nullptr, s.out()), "cycle_max_lr is not given");
     refused(tsr_lr_chained(nullptr, 0, s.out()), "the number of schedules is 0");
     refused(tsr_lr_chained(nullptr, 1, s.out()), "schedules is NULL");
 

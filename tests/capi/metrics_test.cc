@@ -99,7 +99,7 @@ TEST(MetricsApi, ASaveOfTwoRanksIsLoadedByThree) {
         api::Owned<tsr_saver> checking;
         ASSERT_OK(tsr_saver_create(comm, checked.c_str(), &options, checking.out()));
         EXPECT_FAILS(tsr_saver_save(checking, 1, state), TSR_E_MISMATCH,
-                     "rank 0 alone has the samples of a metric: save it in a state of its own");
+                     "rank 0 alone has the samples of a metric: save it in a separate state");
     });
     api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
         const auto metric = metric_of(TSR_METRIC_AUROC);

@@ -257,8 +257,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_lr_schedule_momentum_at(const tsr_lr_schedul
 
 /** Let the schedule set an optimizer from now on: its learning rate, whose value so far becomes base_lr, and its
  *  momentum if the schedule has one. Attach it before a checkpoint is loaded. It may be destroyed before the schedule.
- *  An optimizer may be attached to a later schedule too, to go on with that one: step only that from then on, because
- *  each schedule sets the rate whatever the other has set.
+ *  Another schedule may take over an optimizer: attach it there too and step only that one from then on, because each
+ *  schedule sets the rate whatever the other has set.
  *  @param schedule   borrowed for the call
  *  @param optimizer  borrowed until destroy of the schedule or the optimizer
  *  @return TSR_OK, INVALID_ARGUMENT (it has no momentum, but the schedule sets one), INVALID_STATE (attached

@@ -10,7 +10,7 @@ extern "C" {
 
 /** Create a turn of one rank. Every rank of the communicator creates it, the rank whose turn it is then works, and all call
  *  tsr_turn_end, where the others wait. Until then the communicator refuses everything else on every rank with
- *  INVALID_STATE, also another turn; other communicators go on. A rank that waits notices the death of a peer at once, as
+ *  INVALID_STATE, also another turn; other communicators are not affected. A rank that waits notices the death of a peer at once, as
  *  in any collective.
  *  @param comm        borrowed until destroy
  *  @param rank        the rank whose turn it is

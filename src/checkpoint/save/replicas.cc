@@ -160,7 +160,7 @@ class Replicas {
             advice += "; ";
         }
         if (of_metric) {
-            advice += "rank 0 alone has the samples of a metric: save it in a state of its own, without check_replicas";
+            advice += "rank 0 alone has the samples of a metric: save it in a separate state, without check_replicas";
         }
         if (of_model) {
             if (of_metric) advice += "; ";
