@@ -12,6 +12,10 @@ import tessera as ts
 from tessera import LRSchedule
 
 
+def many() -> LRSchedule:
+    return LRSchedule.chained([LRSchedule.exponential(1)] * 1000)
+
+
 def sgd(lr: float, momentum: float = 0.0) -> ts.SGD:
     return ts.SGD({"w": np.ones(2)}, {"w": np.ones(2)}, lr=lr, momentum=momentum)
 
@@ -131,7 +135,7 @@ def test_the_example_of_the_page_runs():
         (lambda: LRSchedule.sequential([], []), ts.InvalidArgument, "the number of schedules is 0"),
         (lambda: LRSchedule.sequential([LRSchedule.exponential(1)], [5]), ts.InvalidArgument, "do not separate"),
         (lambda: LRSchedule.chained([sgd(0.1)]), TypeError, "schedule 0 is a SGD"),
-        (lambda: LRSchedule.chained([LRSchedule.chained([LRSchedule.exponential(1)] * 1000)]), ts.InvalidArgument, "more than 1000"),
+        (lambda: LRSchedule.chained([many()]), ts.InvalidArgument, "more than 1000"),
         (lambda: LRSchedule(), TypeError, "use LRSchedule.cosine"),
     ],
 )

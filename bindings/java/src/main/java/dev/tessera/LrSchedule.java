@@ -254,7 +254,8 @@ public final class LrSchedule extends NativeObject {
     /**
      * One schedule after the other (PyTorch's SequentialLR). Each begins with its step 0.
      *
-     * @param schedules at least 1; at most 1000 with all that they are composed of, nested at most 16 deep; only their values count, not their steps
+     * @param schedules at least 1; at most 1000 with all that they are composed of, nested at most 16 deep; only their
+     *     values count, not their steps
      * @param milestones the steps at which the second to last schedule begin, strictly ascending
      * @return the schedule
      */
