@@ -45,7 +45,15 @@ MetricKind = Literal[
     "binned_average_precision",
     "binned_auroc",
 ]
-_OTHER_NAMES = {"f1": "f_beta", "f1_score": "f_beta", "auc": "auroc", "roc_auc": "auroc", "roc_auc_score": "auroc"}
+_OTHER_NAMES = {
+    "auc": "auroc",
+    "roc_auc": "auroc",
+    "roc_auc_score": "auroc",
+    "cross_entropy": "log_loss",
+    "f1": "f_beta",
+    "f1_score": "f_beta",
+    "r2": "r2_score",
+}
 
 
 @takes(_options.METRIC)
