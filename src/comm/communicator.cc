@@ -75,6 +75,16 @@ bool is_of_whole_job(const Peer& own) {
 
 }  // namespace
 
+void Communicator::begin_turn(int rank) {
+    int open = -1;
+    if (turn_of_.compare_exchange_strong(open, rank, std::memory_order_relaxed)) return;
+    throw Error(Code::invalid_state,
+                fmt::format("rank {}: a turn of rank {} begins inside the turn of rank {} of communicator '{}'; end that "
+                            "one first",
+                            this->rank(), rank, open, name()))
+        .with_rank(this->rank());
+}
+
 Error of_launcher(const Error& error, const std::vector<int>& launcher_ranks) {
     const auto rank = static_cast<size_t>(error.record()->rank);  // -1 is beyond all
     const auto peer = static_cast<size_t>(error.record()->peer);

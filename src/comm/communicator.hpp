@@ -4,6 +4,7 @@
 // operations; abort(), error() and the getters are safe to call from any thread.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -107,6 +108,11 @@ class Communicator {
     // before `body` runs, and not by the calls inside it.
     virtual void in_one_call(FunctionRef<void()> body) { body(); }
 
+    // A turn of rank `rank` (turn.hpp). Until end_turn(), operations of anything else throw INVALID_STATE, and so does another
+    // begin_turn(). Not collective.
+    void begin_turn(int rank);
+    void end_turn() { turn_of_.store(-1, std::memory_order_relaxed); }
+
     // Collective. Returns nullptr for color < 0. Invalid options of one rank fail on all ranks with the same code; the
     // error names that rank.
     [[nodiscard]] virtual std::shared_ptr<Communicator> split(int color, int key, const CommOptions& options) = 0;
@@ -127,6 +133,13 @@ class Communicator {
     virtual void record(std::string_view /*label*/, FunctionRef<void()> body) { body(); }
     // Writes this rank's flight record so far (flight_recorder.hpp) to a file of JSON lines. Any thread.
     virtual void write_trace(const std::string& path) const = 0;
+
+   protected:
+    // The rank whose turn it is; -1: none.
+    [[nodiscard]] int turn_of() const { return turn_of_.load(std::memory_order_relaxed); }
+
+   private:
+    std::atomic<int> turn_of_{-1};
 };
 
 }  // namespace tsr

@@ -47,6 +47,7 @@ void Group::in_one_call(FunctionRef<void()> body) {
     }  // not in a callback of another
     const Issuing issuing(*this);
     refuse_own_job();
+    refuse_in_turn();
     if (!poisoned_.load(std::memory_order_acquire)) throw_if_unusable();  // if poisoned, the calls report the cause
     if (Reentry::is_inside(&several_)) return body();
     const Reentry several(&several_, "communicator", options_.name);
@@ -78,6 +79,16 @@ void Group::refuse_own_job() const {
         fmt::format("rank {}: asynchronous work on communicator '{}' inside a job of its own queue (such as a bucket "
                     "hook of a model) would deadlock; use the synchronous calls, which run at once",
                     rank_, options_.name))
+        .with_rank(rank_);
+}
+
+// Jobs that were queued before the turn go on, and so does what follows a failure.
+void Group::refuse_in_turn() const {
+    if (turn_of() < 0 || progressing_ == this || poisoned_.load(std::memory_order_acquire)) return;
+    throw Error(Code::invalid_state,
+                fmt::format("rank {}: communicator '{}' is used inside the turn of rank {}, in which the others wait; use "
+                            "it before or after the turn, or split another communicator before it",
+                            rank_, options_.name, turn_of()))
         .with_rank(rank_);
 }
 

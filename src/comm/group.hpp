@@ -99,7 +99,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void open_device(int place);
 
     void run(const Request& request) override {
-        const Call once = enter();
+        const Call once(*this, request.of_turn);
         if (validate(request, rank_, world_size_, own_device_)) [[unlikely]]
             return run_on_device(request);
         if (runs_inline()) return run_inline(request);
@@ -110,7 +110,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     WorkPtr track(void* stream, std::string_view label, std::function<void()> verify) override;
 
     WorkPtr submit(const Request& request) override {
-        const Call once = enter();
+        const Call once(*this, request.of_turn);
         const bool on_device = validate(request, rank_, world_size_, own_device_);
         refuse_own_job();
         throw_if_unusable();
@@ -201,7 +201,11 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     };
     class Call {
        public:
-        explicit Call(const Group& group) : once_(&group, "communicator", group.options_.name), issuing_(group) {}
+        explicit Call(const Group& group, bool of_turn = false)
+            : once_(&group, "communicator", group.options_.name), issuing_(group) {
+            if (group.turn_of() >= 0 && !of_turn) [[unlikely]]
+                group.refuse_in_turn();
+        }
 
        private:
         const Reentry once_;
@@ -211,6 +215,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void refuse_in_child() const;
     void refuse_own_thread() const;
     void refuse_own_job() const;
+    void refuse_in_turn() const;
     [[nodiscard]] bool in_own_job() const { return progressing_ == this && in_job_; }
     // Whether a blocking call runs on this thread: in a job of the queue, or with an empty queue. Throws if it must not
     // run.

@@ -48,6 +48,7 @@ struct Request {
     int tag = 0;
     std::string_view label;  // "bucket 5", in messages; lives as long as the program or the communicator
     void* stream = nullptr;  // of the tensors' device
+    bool of_turn = false;    // a turn's own (turn.hpp), which alone may run until the turn ends
 };
 
 [[nodiscard]] inline bool is_point_to_point(Collective c) { return c == Collective::send || c == Collective::recv; }

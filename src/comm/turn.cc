@@ -29,6 +29,18 @@ class Patience {
     const milliseconds before_;
 };
 
+// Afterwards the communicator can be used again, also if the end failed.
+class Ending {
+   public:
+    explicit Ending(Communicator& comm) : comm_(comm) {}
+    ~Ending() { comm_.end_turn(); }
+    Ending(const Ending&) = delete;
+    Ending& operator=(const Ending&) = delete;
+
+   private:
+    Communicator& comm_;
+};
+
 std::string progress_text(int64_t done, int64_t total) {
     return total > 0 ? fmt::format("{} of {}", done, total) : fmt::format("{}", done);
 }
@@ -50,6 +62,7 @@ Turn::Turn(std::shared_ptr<Communicator> comm, int rank, milliseconds patience)
                     fmt::format("the timeout of a turn is {} ms; it must be positive", patience.count()));
     }
     if (const auto error = comm_->error()) throw Error(*error);  // or in a forked child, by itself
+    comm_->begin_turn(rank);
 }
 
 Request Turn::broadcast(const Tensor& bytes) const {
@@ -58,6 +71,7 @@ Request Turn::broadcast(const Tensor& bytes) const {
     request.outputs = {&bytes, 1};
     request.peer = rank_;
     request.label = "turn";
+    request.of_turn = true;
     return request;
 }
 
@@ -84,6 +98,7 @@ void Turn::progress(int64_t done, int64_t total) {
 void Turn::end(const std::optional<std::string>& failure) {
     if (ended_) throw Error(Code::invalid_state, "this turn has ended already");
     ended_ = true;
+    const Ending ending(*comm_);
     if (is_own()) {
         tell(failure);
     } else {

@@ -1,6 +1,6 @@
 // One rank's turn: it works alone, as in an evaluation on rank 0, while the others wait for it. The wait has a deadline of
 // its own, which starts again with each report of progress, and it watches the peers like any other. Every rank creates one;
-// until it has ended, nobody may use the communicator for anything else. Used by one thread.
+// until it has ended or is destroyed, the communicator refuses everything else. Used by one thread.
 #pragma once
 
 #include <array>
@@ -17,10 +17,13 @@ namespace tsr {
 
 class Turn {
    public:
-    // Not collective. `patience`: how long the others wait for a sign of `rank`.
+    // Not collective. `patience`: how long the others wait for a sign of `rank`. Throws INVALID_STATE inside another turn.
     Turn(std::shared_ptr<Communicator> comm, int rank, milliseconds patience);
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
+    ~Turn() {
+        if (!ended_) comm_->end_turn();
+    }
 
     [[nodiscard]] bool is_own() const { return comm_->rank() == rank_; }
     // On the rank whose turn it is: `done` of `total` steps are made; total 0: unknown. Does not wait: a report is left out
@@ -52,7 +55,7 @@ class Turn {
     const Tensor bytes_;                                           // of it
     WorkPtr on_its_way_;                                           // null: nothing was sent
     bool has_news_ = false;
-    bool ended_ = false;
+    bool ended_ = false;           // or its end was tried
     Clock::time_point next_line_ = Clock::now();  // of the log
 };
 

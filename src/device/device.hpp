@@ -44,6 +44,7 @@ struct ConstByteRows {
     size_t stride = 0;
 
     ConstByteRows(const std::byte* first, size_t distance) : data(first), stride(distance) {}
+    // NOLINTNEXTLINE(google-explicit-constructor): as a pointer becomes one to const
     ConstByteRows(const ByteRows& rows) : data(rows.data), stride(rows.stride) {}
 };
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.hpp"
+#include "base/refuse.hpp"
 #include "metrics/curve_values.hpp"
 #include "metrics/totals_metric.hpp"
 
@@ -34,11 +34,12 @@ class Binned final : public TotalsMetric {
 
     void check_rows(const Batch& batch) const override {
         batch.for_each_block([&](const Block& block) {
-            for (const double score : block.predictions) {
-                if (score >= 0 && score <= 1) continue;
-                throw Error(Code::invalid_argument,
-                            fmt::format("a prediction is {}; binned metrics take scores from 0 to 1", score));
-            }
+            const auto outside = [](double score) { return !(score >= 0 && score <= 1); };
+            const auto found = std::ranges::find_if(block.predictions, outside);
+            if (found == block.predictions.end()) return;
+            const auto at = static_cast<size_t>(found - block.predictions.begin());
+            refuse("predictions{} is {}; binned metrics take scores from 0 to 1",
+                   batch.place(block, at / columns(), at % columns(), columns()), *found);
         });
     }
 

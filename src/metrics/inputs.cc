@@ -42,11 +42,13 @@ void check_tensor(const Tensor& tensor, const char* what, Values values) {
 }
 
 // The rows of a tensor with that many columns. Columns are its last dimension; without them it has any shape.
-size_t rows_of(const Tensor& tensor, const char* what, size_t columns) {
+size_t rows_of(const Tensor& tensor, const char* what, size_t columns, std::string_view columns_from) {
     const int ndim = tensor.shape.ndim();
     if (columns == 1) return static_cast<size_t>(tensor.numel());
     if (ndim == 0 || tensor.shape[ndim - 1] != static_cast<int64_t>(columns)) {
-        refuse("{} are of shape {}; the last dimension must be {}", what, tensor.shape.str(), columns);
+        refuse("{} are of shape {}; the last dimension must be {}, since {} is {}{}", what, tensor.shape.str(), columns,
+               columns_from, columns,
+               ndim < 2 ? "" : fmt::format(": set {} to {}", columns_from, tensor.shape[ndim - 1]));
     }
     return static_cast<size_t>(tensor.numel()) / columns;
 }
@@ -108,8 +110,12 @@ size_t first_outside(std::span<const int64_t> labels, int64_t classes) {
         std::ranges::find_if(labels, [&](int64_t label) { return label < 0 || label >= classes; }) - labels.begin());
 }
 
-std::string place(size_t row, size_t column, size_t columns) {
-    return columns == 1 ? fmt::format("[{}]", row) : fmt::format("[{}, {}]", row, column);
+// What a user of a binary metric whose predictions have a score for each class has to set.
+std::string advice_on_task(const Form& form, const Dims& shape, size_t rows, size_t target_rows) {
+    const int ndim = shape.ndim();
+    if (!form.is_binary || ndim < 2 || rows != target_rows * static_cast<size_t>(shape[ndim - 1])) return {};
+    return fmt::format("; for {} scores per sample set task to multiclass or multilabel, and classes to {}",
+                       shape[ndim - 1], shape[ndim - 1]);
 }
 
 }  // namespace
@@ -122,12 +128,12 @@ Batch::Batch(const Inputs& inputs, const Form& form, Scratch& scratch)
     };
     const Tensor& predictions = required(inputs.predictions, "predictions");
     check_tensor(predictions, "predictions", form.predictions);
-    rows_ = rows_of(predictions, "predictions", form.prediction_columns);
+    rows_ = rows_of(predictions, "predictions", form.prediction_columns, form.columns_from);
     const auto same_rows = [&](const Tensor& tensor, const char* what, size_t columns) {
-        const size_t rows = rows_of(tensor, what, columns);
+        const size_t rows = rows_of(tensor, what, columns, form.columns_from);
         if (rows == rows_) return;
-        refuse("predictions are of shape {} and {} of shape {}: {} and {} samples", predictions.shape.str(), what,
-               tensor.shape.str(), rows_, rows);
+        refuse("predictions are of shape {} and {} of shape {}: {} and {} samples{}", predictions.shape.str(), what,
+               tensor.shape.str(), rows_, rows, advice_on_task(form, predictions.shape, rows_, rows));
     };
     if (form.targets != Values::none) {
         const Tensor& targets = required(inputs.targets, "targets");
@@ -165,7 +171,7 @@ double Batch::epsilon() const {
 }
 
 void Batch::read(size_t begin, size_t rows, Block& block) const {
-    block = {.rows = rows};
+    block = {.begin = begin, .rows = rows};
     std::span<double> predictions, numbers, weights;
     std::span<int64_t> predicted, labels;
     const size_t columns = form_.prediction_columns;
@@ -213,22 +219,23 @@ void Batch::for_each_block(FunctionRef<void(const Block&)> body) const {
     }
 }
 
-size_t Batch::source(size_t begin, size_t row) const {
-    return begin + (scratch_.kept.empty() ? row : scratch_.kept[row]);
+std::string Batch::place(const Block& block, size_t row, size_t column, size_t columns) const {
+    const size_t source = block.begin + (scratch_.kept.empty() ? row : scratch_.kept[row]);
+    return columns == 1 ? fmt::format("[{}]", source) : fmt::format("[{}, {}]", source, column);
 }
 
-void Batch::check_block(const Block& block, size_t begin) const {
+void Batch::check_block(const Block& block) const {
     const auto finite = [&](std::span<const double> values, const char* what, size_t columns, double largest) {
         const size_t at = first_beyond(values, largest);
         if (at == values.size()) return;
-        refuse("{}{} is {}; it must be finite{}", what, place(source(begin, at / columns), at % columns, columns),
+        refuse("{}{} is {}; it must be finite{}", what, place(block, at / columns, at % columns, columns),
                values[at], std::isfinite(values[at]) ? " and at most 2^256 in magnitude" : "");
     };
     const auto inside = [&](std::span<const int64_t> labels, const char* what, size_t columns) {
         const size_t at = first_outside(labels, form_.classes);
         if (at == labels.size()) return;
         refuse("{}{} is {}; labels must be 0 to {}, since classes is {}", what,
-               place(source(begin, at / columns), at % columns, columns), labels[at], form_.classes - 1, form_.classes);
+               place(block, at / columns, at % columns, columns), labels[at], form_.classes - 1, form_.classes);
     };
     const double largest = form_.arithmetic ? largest_number : std::numeric_limits<double>::max();
     finite(block.predictions, "predictions", form_.prediction_columns, largest);
@@ -238,27 +245,26 @@ void Batch::check_block(const Block& block, size_t begin) const {
     inside(block.labels, "targets", form_.target_columns);
     const auto negative = std::ranges::find_if(block.weights, [](double weight) { return weight < 0; });
     if (negative != block.weights.end()) {
-        refuse("weights[{}] is {}; it must not be negative",
-               source(begin, static_cast<size_t>(negative - block.weights.begin())), *negative);
+        refuse("weights{} is {}; it must not be negative",
+               place(block, static_cast<size_t>(negative - block.weights.begin())), *negative);
     }
-    const auto exact = [&](const Tensor* tensor, std::span<const double> values, const char* what) {
+    const auto exact = [&](const Tensor* tensor, std::span<const double> values, const char* what, size_t columns) {
         if (tensor == nullptr || tensor->dtype != DType::i64) return;
-        for (const double value : values) {
-            if (std::fabs(value) > static_cast<double>(exact_integers)) {
-                refuse("{} contain the integer {}, which is beyond 2^53; convert them to f64", what, value);
-            }
-        }
+        const size_t at = first_beyond(values, static_cast<double>(exact_integers));
+        if (at == values.size()) return;
+        refuse("{}{} is {}; integers must be within 2^53: convert {} to f64", what,
+               place(block, at / columns, at % columns, columns), values[at], what);
     };
-    exact(inputs_.predictions, block.predictions, "predictions");
-    exact(inputs_.targets, block.numbers, "targets");
-    exact(inputs_.weights, block.weights, "weights");
+    exact(inputs_.predictions, block.predictions, "predictions", form_.prediction_columns);
+    exact(inputs_.targets, block.numbers, "targets", form_.target_columns);
+    exact(inputs_.weights, block.weights, "weights", 1);
 }
 
 void Batch::check_values() const {
     Block block;
     for (size_t begin = 0; begin < rows_; begin += block_rows_) {
         read(begin, std::min(block_rows_, rows_ - begin), block);
-        if (block.rows > 0) check_block(block, begin);
+        if (block.rows > 0) check_block(block);
     }
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/function_ref.hpp"
@@ -34,10 +36,13 @@ struct Form {
     int64_t classes = 0;             // labels are 0 to classes - 1
     std::optional<int64_t> ignored;  // rows with this target are left out
     bool arithmetic = false;         // numbers are multiplied: they are at most largest_number
+    std::string_view columns_from;   // the option that sets the number of columns; empty: it is always 1
+    bool is_binary = false;          // other tasks have several columns
 };
 
 // Consecutive rows without those that are not valid. Labels of predictions and targets are int64, numbers double.
 struct Block {
+    size_t begin = 0;  // in the input
     size_t rows = 0;
     std::span<const double> predictions;
     std::span<const int64_t> predicted;
@@ -64,6 +69,8 @@ class Batch {
     // Throws INVALID_ARGUMENT, which names the tensor, the row and the value, unless all values of valid rows are what the
     // form says: finite numbers, labels in range, finite weights that are not negative.
     void check_values() const;
+    // Where row `row` of the last block is in the input, for messages: "[4]", or with a column "[4, 0]".
+    [[nodiscard]] std::string place(const Block& block, size_t row, size_t column = 0, size_t columns = 1) const;
     // The predictions are f32, f16 or bf16, whose values f32 has.
     [[nodiscard]] bool is_single() const;
     // The distance from 1 to the next number of the predictions' dtype.
@@ -71,9 +78,7 @@ class Batch {
 
    private:
     void read(size_t begin, size_t rows, Block& block) const;
-    void check_block(const Block& block, size_t begin) const;
-    // The row of the input that is row `row` of the last block, which begins at `begin`.
-    [[nodiscard]] size_t source(size_t begin, size_t row) const;
+    void check_block(const Block& block) const;
 
     Inputs inputs_;
     Form form_;

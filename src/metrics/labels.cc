@@ -18,7 +18,8 @@ class Labels : public TotalsMetric {
                 .prediction_columns = labels,
                 .targets = Values::labels,
                 .target_columns = labels,
-                .classes = is_multilabel() ? 2 : options().classes};
+                .classes = is_multilabel() ? 2 : options().classes,
+                .columns_from = "classes"};
     }
 };
 
@@ -65,7 +66,8 @@ class TopK final : public TotalsMetric {
         return {.predictions = Values::numbers,
                 .prediction_columns = static_cast<size_t>(options().classes),
                 .targets = Values::labels,
-                .classes = options().classes};
+                .classes = options().classes,
+                .columns_from = "classes"};
     }
 
     void add(const Batch& batch) override {

@@ -1,10 +1,8 @@
 // Log loss and perplexity. The loss of a sample is rounded once; their sum is exact.
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.hpp"
+#include "base/refuse.hpp"
 #include "metrics/totals_metric.hpp"
 
 namespace tsr::metrics {
@@ -36,7 +34,9 @@ class Likelihood final : public TotalsMetric {
         Form form{.predictions = Values::numbers,
                   .prediction_columns = width(),
                   .targets = Values::labels,
-                  .classes = options().classes};
+                  .classes = options().classes,
+                  .columns_from = "classes",
+                  .is_binary = !is_perplexity() && options().task == Task::binary};
         if (is_perplexity()) form.ignored = options().ignore_index;
         return form;
     }
@@ -44,26 +44,20 @@ class Likelihood final : public TotalsMetric {
     void check_rows(const Batch& batch) const override {
         if (is_perplexity() || options().from_logits) return;
         const double tolerance = std::sqrt(batch.epsilon());
-        size_t row = 0;
         batch.for_each_block([&](const Block& block) {
-            for (size_t i = 0; i < block.rows; ++i, ++row) {
+            for (size_t i = 0; i < block.rows; ++i) {
                 double sum = 0;
-                for (const double p : block.predictions.subspan(i * width(), width())) {
+                for (size_t c = 0; c < width(); ++c) {
+                    const double p = block.predictions[i * width() + c];
                     if (p < 0 || p > 1) {
-                        throw Error(
-                            Code::invalid_argument,
-                            fmt::format("a prediction of valid sample {} is {}; probabilities must be 0 to 1: set "
-                                        "from_logits for logits",
-                                        row, p));
+                        refuse("predictions{} is {}; probabilities must be 0 to 1: set from_logits for logits",
+                               batch.place(block, i, c, width()), p);
                     }
                     sum += p;
                 }
                 if (width() > 1 && std::fabs(sum - 1) > tolerance) {
-                    throw Error(
-                        Code::invalid_argument,
-                        fmt::format("the predictions of valid sample {} sum to {}; probabilities must sum to 1: set "
-                                    "from_logits for logits",
-                                    row, sum));
+                    refuse("predictions{} sum to {}; probabilities must sum to 1: set from_logits for logits",
+                           batch.place(block, i), sum);
                 }
             }
         });

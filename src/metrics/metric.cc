@@ -95,12 +95,24 @@ void Metric::merge(const Metric& other) {
         throw Error(Code::invalid_argument,
                     fmt::format("a metric {} cannot be merged into a metric {}", other.description(), description()));
     }
+    if (other.refused_) throw other.unreported("cannot be merged");
     add_from(other);
     samples_ += other.samples_;
 }
 
+Error Metric::unreported(std::string_view what) const {
+    return Error(Code::invalid_state,
+                 fmt::format("the metric {} {}: an update of it has failed ({}); repeat the update, call reset, or call "
+                             "compute, which reports it once and continues without it",
+                             name_of(kind_), what, refused_->what()))
+        .caused_by(*refused_);
+}
+
 void Metric::gather(const std::shared_ptr<Communicator>& comm) {
-    if (!comm || comm->world_size() == 1) return;
+    if (!comm || comm->world_size() == 1) {
+        if (const auto error = std::exchange(refused_, std::nullopt)) throw Error(*error);
+        return;
+    }
     comm->in_one_call([&] {
         Ranks ranks(comm);
         ranks.agree(std::exchange(refused_, std::nullopt), description());
@@ -119,6 +131,7 @@ void Metric::reset() {
 }
 
 std::string Metric::save() const {
+    if (refused_) throw unreported("cannot be saved");
     ByteWriter out;
     out.number(static_cast<uint64_t>(samples_));
     write(out);
@@ -148,7 +161,9 @@ Form Metric::form_of_scores() const {
             .prediction_columns = columns(),
             .targets = Values::labels,
             .target_columns = is_multilabel() ? columns() : 1,
-            .classes = options_.task == Task::multiclass ? options_.classes : 2};
+            .classes = options_.task == Task::multiclass ? options_.classes : 2,
+            .columns_from = "classes",
+            .is_binary = options_.task == Task::binary};
 }
 
 double averaged(Average average, std::span<const double> values, std::span<const double> weights, bool keep_nan) {

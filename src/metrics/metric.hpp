@@ -58,7 +58,8 @@ class Metric {
     double compute(const std::shared_ptr<Communicator>& comm);
     // An array of the last compute(), valid until the next one. Throws NOT_FOUND, which lists the names.
     [[nodiscard]] const Result& result(std::string_view name) const;
-    // Adds the samples of another metric of the same description.
+    // Adds the samples of another metric of the same description. Throws INVALID_STATE if an update of that one failed and this
+    // was not reported yet; so does save().
     void merge(const Metric& other);
     // Moves all samples to rank 0: collective.
     void gather(const std::shared_ptr<Communicator>& comm);
@@ -95,6 +96,8 @@ class Metric {
     [[nodiscard]] Form form_of_scores() const;
 
    private:
+    [[nodiscard]] Error unreported(std::string_view what) const;
+
     Kind kind_;
     Options options_;
     int64_t samples_ = 0;

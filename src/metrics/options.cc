@@ -68,6 +68,11 @@ constexpr std::array<KindTraits, kinds> traits{{
 constexpr int64_t most_numbers = int64_t{1} << 26;
 constexpr int64_t list_numbers = 8;  // of an empty list of scores
 
+// As users write them.
+constexpr std::array<std::string_view, 3> tasks{"binary", "multiclass", "multilabel"};
+constexpr std::array<std::string_view, 5> averages{"none", "micro", "macro", "weighted", "samples"};
+constexpr std::array<std::string_view, 4> normalizations{"none", "true", "predictions", "all"};
+
 template <class Enum>
 void check_enum(Enum value, Enum last, const char* name) {
     if (value < Enum{} || value > last)
@@ -168,6 +173,10 @@ void check(Kind kind, const Options& o) {
         kind != Kind::perplexity && o.task == Task::binary && o.classes != 2) {
         refuse("classes is {}, but the task is binary; set the task multiclass", o.classes);
     }
+    if (kind == Kind::top_k_accuracy && o.top_k > o.classes) {
+        refuse("top_k is {}, but there are only {} classes; set classes to their number, or lower top_k", o.top_k,
+               o.classes);
+    }
     if (numbers_of(kind, o) > most_numbers) {
         refuse("the state of {} with {} classes would have {} numbers, more than the limit of {}", name_of(kind),
                o.classes, numbers_of(kind, o), most_numbers);
@@ -192,11 +201,11 @@ std::string described(Kind kind, const Options& o) {
     const auto put = [&](uint32_t field, const char* name, auto value) {
         if ((fields & field) != 0) text += fmt::format(" {}={}", name, value);
     };
-    put(task, "task", static_cast<int>(o.task));
+    put(task, "task", tasks.at(static_cast<size_t>(o.task)));
     put(classes, "classes", o.classes);
     put(outputs, "outputs", o.outputs);
-    put(average, "average", static_cast<int>(o.average));
-    put(normalize, "normalize", static_cast<int>(o.normalize));
+    put(average, "average", averages.at(static_cast<size_t>(o.average)));
+    put(normalize, "normalize", normalizations.at(static_cast<size_t>(o.normalize)));
     put(top_k, "top_k", o.top_k);
     put(thresholds, "thresholds", o.thresholds);
     put(beta, "beta", o.beta);

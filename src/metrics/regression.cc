@@ -45,7 +45,8 @@ Form form_of_outputs(const Options& options) {
             .prediction_columns = outputs,
             .targets = Values::numbers,
             .target_columns = outputs,
-            .arithmetic = true};
+            .arithmetic = true,
+            .columns_from = "outputs"};
 }
 
 // Absolute or squared errors of each output.

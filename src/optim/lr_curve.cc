@@ -52,7 +52,7 @@ std::string texts_of(const std::vector<LrCurvePtr>& curves) {
 LrCurve composed(const char* kind, const std::vector<LrCurvePtr>& curves) {
     refuse_unless(!curves.empty(), "the number of schedules", curves.size(), "at least 1");
     LrCurve whole;
-    size_t count = 1;
+    size_t count = 0;
     for (const LrCurvePtr& each : curves) {
         count += static_cast<size_t>(each->count);
         whole.depth = std::max(whole.depth, each->depth + 1);
@@ -66,7 +66,7 @@ LrCurve composed(const char* kind, const std::vector<LrCurvePtr>& curves) {
         throw Error(Code::invalid_argument, fmt::format("the {} schedule is nested {} deep; at most {} are allowed",
                                                         kind, whole.depth, most_depth));
     }
-    whole.count = static_cast<int>(count);
+    whole.count = static_cast<int>(count + 1);
     return whole;
 }
 

@@ -67,6 +67,7 @@ LrCurvePtr warmup_lr(const WarmupLrOptions& o) {
 }
 
 LrCurvePtr warmup_cosine_lr(const WarmupCosineLrOptions& o) {
+    if (o.total_num_steps == 0) refuse("total_num_steps is not given; give the step at which the cosine ends");
     check_steps("total_num_steps", o.total_num_steps);
     check_not_negative("warmup_min_ratio", o.warmup_min_ratio);
     check_not_negative("cos_min_ratio", o.cos_min_ratio);
@@ -124,8 +125,9 @@ struct Cycle {
 void check(const OneCycleLrOptions& o) {
     check_not_negative("cycle_min_lr", o.cycle_min_lr);
     check_not_negative("cycle_max_lr", o.cycle_max_lr);
-    refuse_unless(o.cycle_max_lr > 0 && o.cycle_max_lr >= o.cycle_min_lr, "cycle_max_lr", o.cycle_max_lr,
-                  "above 0 and at least cycle_min_lr");
+    if (o.cycle_max_lr == 0) refuse("cycle_max_lr is not given; give the rate between the two halves of the cycle");
+    refuse_unless(o.cycle_max_lr >= o.cycle_min_lr, "cycle_max_lr", o.cycle_max_lr,
+                  "at least cycle_min_lr");
     check_not_negative("decay_lr_rate", o.decay_lr_rate);
     check_not_negative("decay_mom_rate", o.decay_mom_rate);
     const Cycle cycle(o);

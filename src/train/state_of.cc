@@ -195,6 +195,7 @@ class MetricValues final : public StateSource {
             metric_->reset();
         }
     }
+    [[nodiscard]] bool is_replicated() const override { return false; }
 
    private:
     std::string bytes_of(const Values& values) const {

@@ -131,7 +131,6 @@ struct Handles {
         EXPECT_OK(tsr_mesh_create(comm, &name, &one, 1, mesh.out()));
         EXPECT_OK(tsr_plan_create(comm, TSR_COLLECTIVE_ALL_REDUCE, nullptr, 0, &tensor, 1, TSR_REDUCE_SUM, -1, nullptr,
                                   plan.out()));
-        EXPECT_OK(tsr_turn_create(comm, 0, 1000, turn.out()));
         const int64_t four = 4;
         const tsr_placement whole{TSR_PLACE_REPLICATE, 0};
         EXPECT_OK(tsr_layout_create(&four, 1, &one, &whole, 1, layout.out()));
@@ -163,6 +162,7 @@ struct Handles {
         EXPECT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));
         EXPECT_OK(tsr_saver_save(saver, 1, state));
         EXPECT_OK(tsr_checkpoint_open(directory.path().c_str(), checkpoint.out()));
+        EXPECT_OK(tsr_turn_create(comm, 0, 1000, turn.out()));  // last: it has the communicator to itself
     }
 
     // By type: the handle, so that a function's first parameter finds its own.

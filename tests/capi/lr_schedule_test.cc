@@ -219,8 +219,8 @@ TEST(LrScheduleApi, BadArgumentsAreRefused) {
     refused(tsr_lr_warmup(&warmup, s.out()), "warmup_type is -1; it must be from 0 to 1");
     warmup.struct_size = 0;
     refused(tsr_lr_warmup(&warmup, s.out()), "struct_size");
-    refused(tsr_lr_warmup_cosine(nullptr, s.out()), "total_num_steps is 0");
-    refused(tsr_lr_one_cycle(nullptr, s.out()), "cycle_max_lr is 0");
+    refused(tsr_lr_warmup_cosine(nullptr, s.out()), "total_num_steps is not given");
+    refused(tsr_lr_one_cycle(nullptr, s.out()), "cycle_max_lr is not given");
     refused(tsr_lr_chained(nullptr, 0, s.out()), "the number of schedules is 0");
     refused(tsr_lr_chained(nullptr, 1, s.out()), "schedules is NULL");
 

@@ -83,7 +83,23 @@ TEST(MetricsApi, ASaveOfTwoRanksIsLoadedByThree) {
         ASSERT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));
         EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_STATE, "rank 1 has samples of the metric 'auroc'");
         ASSERT_OK(tsr_metric_gather(metric, comm));
+        if (rank == 0) {
+            EXPECT_FAILS(update(metric, {NAN}, {0}), TSR_E_INVALID_ARGUMENT, "is nan");
+        }
+        EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_STATE,
+                     "the metric auroc cannot be saved: an update of it has failed");
+        EXPECT_FAILS(tsr_metric_gather(metric, comm), TSR_E_INVALID_ARGUMENT, "predictions[0] is nan");
+        ASSERT_OK(tsr_metric_gather(metric, comm));
         EXPECT_OK(tsr_saver_save(saver, 1, state));
+
+        tsr_saver_options options;
+        ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+        options.check_replicas = 1;
+        const std::string checked = directory.path() + "/checked";
+        api::Owned<tsr_saver> checking;
+        ASSERT_OK(tsr_saver_create(comm, checked.c_str(), &options, checking.out()));
+        EXPECT_FAILS(tsr_saver_save(checking, 1, state), TSR_E_MISMATCH,
+                     "rank 0 alone has the samples of a metric: save it in a separate state");
     });
     api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
         const auto metric = metric_of(TSR_METRIC_AUROC);

@@ -28,7 +28,12 @@ TEST(TurnApi, RefusesWhatItCannotDo) {
     EXPECT_FAILS(tsr_turn_create(comm, 0, 0, turn.out()), TSR_E_INVALID_ARGUMENT, "must be positive");
     ASSERT_OK(tsr_turn_create(comm, 0, 1000, turn.out()));
     EXPECT_FAILS(tsr_turn_progress(turn, 3, 2), TSR_E_INVALID_ARGUMENT, "3 of 2");
+    api::Owned<tsr_turn> inner;
+    EXPECT_FAILS(tsr_turn_create(comm, 0, 1000, inner.out()), TSR_E_INVALID_STATE,
+                 "a turn of rank 0 begins inside the turn of rank 0");
+    EXPECT_FAILS(tsr_comm_barrier(comm, nullptr), TSR_E_INVALID_STATE, "is used inside the turn of rank 0");
     EXPECT_OK(tsr_turn_end(turn, nullptr));
+    EXPECT_OK(tsr_turn_create(comm, 0, 1000, inner.out()));
 }
 
 }  // namespace

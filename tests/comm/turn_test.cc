@@ -132,10 +132,49 @@ TEST(Turn, IsUsedAsItIsMeantTo) {
         } else {
             refused(Code::invalid_state, "rank 1 reports progress in the turn of rank 0", [&] { turn.progress(1, 1); });
         }
+        const std::string inside =
+            std::to_string(comm.rank()) + ": a turn of rank 1 begins inside the turn of rank 0 of communicator";
+        refused(Code::invalid_state, inside.c_str(), [&] { Turn(unowned(comm), 1, milliseconds{1}); });
+        const char* used = "is used inside the turn of rank 0";
+        refused(Code::invalid_state, used, [&] { comm.run({}); });
+        refused(Code::invalid_state, used, [&] { (void)comm.submit({}); });
+        refused(Code::invalid_state, used, [&] { (void)comm.submit_job([] {}); });
+        refused(Code::invalid_state, used, [&] { (void)comm.split(0, 0, comm.options()); });
+        refused(Code::invalid_state, used, [&] { (void)comm.allocate(64); });
+        refused(Code::invalid_state, used, [&] { comm.finalize(); });
+        refused(Code::invalid_state, used, [&] { comm.in_one_call([] {}); });
         turn.end(std::nullopt);
         refused(Code::invalid_state, "has ended", [&] { turn.end(std::nullopt); });
         if (turn.is_own()) refused(Code::invalid_state, "has ended", [&] { turn.progress(1, 1); });
         comm.run({});
+    }));
+}
+
+TEST(Turn, ThatFailsOrIsDroppedFreesTheCommunicator) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        for (const int rank : {0, 1}) {
+            const Turn dropped(unowned(comm), rank, milliseconds{1000});
+        }
+        Turn failing(unowned(comm), 0, patience(milliseconds{20000}));
+        const auto error = attempt([&] { failing.end("no data"); });
+        EXPECT_EQ(error.has_value(), !failing.is_own());
+        const Turn next(unowned(comm), 1, milliseconds{1000});
+    }));
+}
+
+// A job that was queued before the turn goes on in it.
+TEST(Turn, WaitsForWhatWasQueuedBefore) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        std::atomic<bool> begun{false};
+        const WorkPtr job = comm.submit_job([&] {
+            wait_until([&] { return begun.load(); }, soon(), "the turn");
+            comm.run({});
+        });
+        Turn turn(unowned(comm), 0, patience(milliseconds{20000}));
+        begun = true;
+        turn.end(std::nullopt);
+        EXPECT_TRUE(job->done());
+        job->wait(soon());
     }));
 }
 

@@ -74,7 +74,14 @@ TEST(MetricInput, ShapesMustFit) {
     three.task = Task::multiclass;
     three.classes = 3;
     expect_refused(Kind::auroc, three, Data<float>{.predictions = {0, 1, 2, 3}, .targets = {0, 1}, .columns = 2},
-                   "the last dimension must be 3");
+                   "the last dimension must be 3, since classes is 3: set classes to 2");
+    Options words;
+    expect_refused(Kind::perplexity, words, Data<float>{.predictions = {0, 1, 2, 3, 4}, .targets = {0}, .columns = 5},
+                   "the last dimension must be 2, since classes is 2: set classes to 5");
+    expect_refused(Kind::r2_score, [] { Options o; o.outputs = 3; return o; }(),
+                   Data<double, double>{.predictions = {1, 2}, .targets = {1, 2}}, "since outputs is 3");
+    expect_refused(Kind::log_loss, {}, Data<float>{.predictions = {0, 1, 1, 0, 0, 0}, .targets = {0, 1}, .columns = 3},
+                   "6 and 2 samples; for 3 scores per sample set task to multiclass or multilabel, and classes to 3");
     Data<float> weighted = good;
     weighted.weights = {1, 2};
     expect_refused(Kind::auroc, {}, weighted, "4 and 2 samples");
@@ -85,12 +92,23 @@ TEST(MetricInput, ShapesMustFit) {
 }
 
 TEST(MetricInput, ProbabilitiesMustBeSome) {
-    expect_refused(Kind::log_loss, {}, Data<double>{.predictions = {0.5, 1.5}, .targets = {0, 1}}, "must be 0 to 1");
+    Data<double> log_loss{.predictions = {0.5, 2, 0.5, 1.5}, .targets = {0, 1, 1, 0}, .valid = {1, 0, 1, 1}};
+    expect_refused(Kind::log_loss, {}, log_loss, "predictions[3] is 1.5; probabilities must be 0 to 1");
+    expect_refused(Kind::binned_auroc, {}, log_loss, "predictions[3] is 1.5; binned metrics take scores from 0 to 1");
     Options two;
     two.task = Task::multiclass;
     expect_refused(Kind::log_loss, two, Data<double>{.predictions = {0.5, 0.4}, .targets = {0}, .columns = 2},
-                   "must sum to 1");
-    expect_refused(Kind::binned_auroc, {}, Data<double>{.predictions = {0.5, 1.5}, .targets = {0, 1}}, "from 0 to 1");
+                   "predictions[0] sum to 0.9; probabilities must sum to 1");
+    two.classes = 3;
+    expect_refused(Kind::binned_auroc, two,
+                   Data<double>{.predictions = {0, 1, 0, 0, 1, 1.1}, .targets = {0, 1}, .columns = 3},
+                   "predictions[1, 2] is 1.1");
+}
+
+TEST(MetricInput, IntegersMustBeThoseThatDoubleHas) {
+    expect_refused(Kind::mean_squared_error, {},
+                   Data<int64_t>{.predictions = {1, -(int64_t{1} << 54)}, .targets = {0, 1}},
+                   "predictions[1] is -1.8014398509481984e+16; integers must be within 2^53");
 }
 
 TEST(MetricInput, OnADeviceIsUnsupported) {
@@ -154,6 +172,9 @@ TEST(MetricInput, OptionsMustFit) {
     options.zero_division = 0.5;
     expect_no_such(Kind::precision, options, "zero_division is 0.5");
     options = {};
+    options.top_k = 3;
+    expect_no_such(Kind::top_k_accuracy, options, "top_k is 3, but there are only 2 classes");
+    options = {};
     options.outputs = 0;
     expect_no_such(Kind::r2_score, options, "outputs is 0");
 }
@@ -178,6 +199,30 @@ TEST(Metric, MergesWithItsLike) {
     EXPECT_EQ(other->samples(), 2);
     expect_refused([&] { one->merge(*one); }, Code::invalid_argument, "with itself");
     expect_refused([&] { one->merge(*Metric::create(Kind::mean, {})); }, Code::invalid_argument, "a metric mean");
+    Options micro;
+    micro.task = Task::multilabel;
+    micro.average = Average::micro;
+    expect_refused([&] { one->merge(*Metric::create(Kind::auroc, micro)); }, Code::invalid_argument,
+                   "a metric auroc task=multilabel classes=2 average=micro");
+}
+
+TEST(Metric, AFailedUpdateIsNotForgottenByAMergeASaveOrAGather) {
+    const auto metric = Metric::create(Kind::auroc, {});
+    update(*metric, good);
+    const auto fail = [&] { EXPECT_THROW(update(*metric, Data<float>{.predictions = {NAN}, .targets = {1}}), Error); };
+    fail();
+    const auto other = Metric::create(Kind::auroc, {});
+    const std::string why = ": an update of it has failed (predictions[0] is nan; it must be finite)";
+    expect_refused([&] { other->merge(*metric); }, Code::invalid_state, "auroc cannot be merged" + why);
+    EXPECT_EQ(other->samples(), 0);
+    expect_refused([&] { (void)metric->save(); }, Code::invalid_state, "auroc cannot be saved" + why);
+    expect_refused([&] { metric->gather(nullptr); }, Code::invalid_argument, "predictions[0] is nan");  // once
+    other->merge(*metric);
+    EXPECT_EQ(other->samples(), 4);
+    EXPECT_FALSE(metric->save().empty());
+    fail();
+    metric->merge(*other);  // the failure stays
+    expect_refused([&] { (void)metric->compute(nullptr); }, Code::invalid_argument, "predictions[0] is nan");
 }
 
 TEST(Metric, MergesScoresOfDifferentTypesAndWeights) {

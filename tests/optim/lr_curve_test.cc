@@ -181,7 +181,7 @@ TEST(LrCurve, BadOptionsAreRefused) {
     expect_refused([] { return warmup_lr({0, {}, 1, LrWarmup::log, -1}); }, "total_num_steps is -1");
     expect_refused([] { return warmup_lr({0, {}, 10, LrWarmup::log, 9}); },
                    "total_num_steps is 9; it must be at least warmup_num_steps, which is 10");
-    expect_refused([] { return warmup_cosine_lr({0, 0, 0, 0, LrWarmup::log}); }, "total_num_steps is 0");
+    expect_refused([] { return warmup_cosine_lr({0, 0, 0, 0, LrWarmup::log}); }, "give the step at which the cosine ends");
     expect_refused([] { return warmup_cosine_lr({5, 0, 6, 0, LrWarmup::log}); }, "which is 6");
     expect_refused([] { return warmup_cosine_lr({5, -1, 5, 0, LrWarmup::log}); }, "warmup_min_ratio is -1");
     expect_refused([] { return warmup_cosine_lr({5, 0, 5, nan, LrWarmup::log}); }, "cos_min_ratio is nan");
@@ -198,7 +198,7 @@ TEST(LrCurve, BadOptionsOfOneCycleAreRefused) {
         expect_refused([&] { return one_cycle_lr(options); }, said);
     };
     EXPECT_NO_THROW((void)one_cycle_lr(good));
-    refused(&OneCycleLrOptions::cycle_max_lr, 0.0, "cycle_max_lr is 0; it must be above 0");
+    refused(&OneCycleLrOptions::cycle_max_lr, 0.0, "cycle_max_lr is not given; give the rate between the two halves");
     refused(&OneCycleLrOptions::cycle_max_lr, 0.05, "at least cycle_min_lr");
     refused(&OneCycleLrOptions::cycle_min_lr, nan, "cycle_min_lr is nan");
     refused(&OneCycleLrOptions::decay_lr_rate, -1.0, "decay_lr_rate is -1");
@@ -227,8 +227,11 @@ TEST(LrCurve, BadCompositionsAreRefused) {
     expect_refused([&] { return sequential_lr({curve, curve, curve}, steps(3, 3)); }, "strictly ascending");
     expect_refused([&] { return sequential_lr({curve, curve}, steps(0)); }, "milestone 0 is 0");
     expect_refused([&] { return chained_lr({}); }, "the number of schedules is 0");
-    expect_refused([&] { return chained_lr(std::vector<LrCurvePtr>(1000, curve)); }, "more than 1000");
-    EXPECT_NO_THROW((void)chained_lr(std::vector<LrCurvePtr>(999, curve)));
+    expect_refused([&] { return chained_lr(std::vector<LrCurvePtr>(1001, curve)); }, "more than 1000");
+    EXPECT_NO_THROW((void)chained_lr(std::vector<LrCurvePtr>(1000, curve)));
+    const LrCurvePtr inner = chained_lr(std::vector<LrCurvePtr>(500, curve));  // counts as 501 in another
+    EXPECT_NO_THROW((void)chained_lr({inner, chained_lr(std::vector<LrCurvePtr>(498, curve))}));
+    expect_refused([&] { return chained_lr({inner, chained_lr(std::vector<LrCurvePtr>(499, curve))}); }, "more than");
 }
 
 TEST(LrCurve, NestingIsBounded) {

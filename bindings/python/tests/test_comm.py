@@ -501,5 +501,13 @@ def test_a_turn_is_used_as_it_is_meant_to(alone: ts.Comm):
         ts.Turn()
     with alone.turn(0, timeout=1) as turn, pytest.raises(ts.InvalidArgument, match="2 of 1"):
         turn.progress(2, 1)
+    with alone.turn(0, timeout=1):
+        with pytest.raises(ts.InvalidState, match="begins inside the turn of rank 0"):
+            alone.turn(0, timeout=1)
+        with pytest.raises(ts.InvalidState, match="used inside the turn of rank 0"):
+            alone.barrier()
+    alone.barrier()
+    alone.turn(0, timeout=1).close()
+    alone.barrier()
     with pytest.raises(ts.InvalidState):
         turn.end()

@@ -277,8 +277,15 @@ def test_ranks_have_the_bits_of_one(ranks, tmp_path: Path):
 
 
 def test_bad_input_is_refused_and_named():
-    with pytest.raises(ts.InvalidArgument, match="there is no metric 'auc'"):
-        ts.Metric("auc")  # type: ignore[arg-type]
+    for wrong, close in (("auc", "auroc"), ("AUROC", "auroc"), ("f1", "f_beta"), ("MSE", "mean_squared_error")):
+        with pytest.raises(ts.InvalidArgument, match=rf"there is no metric '{wrong}'.* the closest: {close}"):
+            ts.Metric(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ts.InvalidArgument, match="average is None; pass 'none' for the values of each class"):
+        ts.Metric("recall", task="multiclass", classes=3, average=None)
+    with pytest.raises(ts.InvalidArgument, match="top_k is 5, but there are only 3 classes"):
+        ts.Metric("top_k_accuracy", classes=3, top_k=5)
+    with pytest.raises(ts.InvalidArgument, match="since classes is 2: set classes to 7"):
+        ts.Metric("perplexity").update(np.zeros((4, 7)), np.zeros(4, np.int64))
     with pytest.raises(ts.InvalidArgument, match="auroc has no option beta"):
         ts.Metric("auroc", beta=2.0)
     with pytest.raises(ts.InvalidArgument, match="task is 'unary'"):
@@ -294,7 +301,6 @@ def test_bad_input_is_refused_and_named():
         (good[0], np.array([0]), "2 and 1 samples"),
         (good[0], np.array([0.0, 1.0]), "targets are f64; labels must be"),
         (np.array([1, 2], np.complex64), good[1], "predictions are c64"),
-        (np.zeros((2, 4))[:, 1], good[1], "not contiguous"),
     ):
         with pytest.raises(ts.InvalidArgument, match=what):
             metric.update(scores, labels)
@@ -312,6 +318,40 @@ def test_bad_input_is_refused_and_named():
     metric.close()
     with pytest.raises(ts.InvalidState, match="closed"):
         metric.compute()
+
+
+def test_lists_and_columns_are_copied():
+    table = np.array([[0.1, 0.0], [0.4, 0.0], [0.35, 1.0], [0.8, 1.0]])
+    scores, labels, valid = table[:, 0], table[:, 1].astype(np.int64), [True, True, True, True]
+    expected = 0.75
+    for given in (
+        (scores, np.repeat(labels, 2)[::2]),
+        (scores.tolist(), labels.tolist()),
+        (memoryview(table[:, 0]), tuple(labels.tolist())),
+    ):
+        metric = ts.Metric("auroc")
+        metric.update(*given, valid=valid)
+        assert metric.compute() == expected
+    top = ts.Metric("top_k_accuracy", classes=3, top_k=1)
+    top.update([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]], [1, 1], weights=[1, 3])
+    assert top.compute() == 0.25
+    top.update(np.asfortranarray([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]]), [1, 0])
+    with pytest.raises(ts.InvalidArgument, match="the predictions are no array"):
+        top.update([[0.1, 0.7, 0.2], [0.5]], [1, 1])
+
+
+def test_a_failed_update_is_not_lost(tmp_path: Path, alone: ts.Comm):
+    metric, other = ts.Metric("auroc"), ts.Metric("auroc")
+    with pytest.raises(ts.InvalidArgument):
+        metric.update([np.nan], [1])
+    with pytest.raises(ts.InvalidState, match=r"cannot be merged: an update of it has failed \(predictions\[0\] is nan"):
+        other.merge(metric)
+    with ts.Saver(alone, tmp_path) as saver:
+        state = ts.State(auroc=ts.MetricPart(alone, metric))
+        with pytest.raises(ts.InvalidState, match="cannot be saved"):
+            saver.save(1, state)
+        metric.reset()
+        saver.save(1, state)
 
 
 def test_a_failed_update_is_an_error_on_every_rank(ranks):

@@ -62,7 +62,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_lr_exponential(double gamma, tsr_lr_schedule
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_lr_polynomial(int64_t total_steps, double power, tsr_lr_schedule **out);
 
-/** From base_lr to `min_lr` along half a cosine, and back in as many steps, repeatedly (PyTorch's CosineAnnealingLR).
+/** From base_lr to `min_lr` along half a cosine, and back in as many steps, repeatedly (PyTorch's CosineAnnealingLR): the
+ *  rate rises again after `total_steps`.
  *  @param total_steps  from base_lr to min_lr (T_max); at least 1
  *  @param min_lr       finite, not negative (eta_min)
  *  @param out          the schedule
@@ -213,7 +214,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_lr_range_test(double min_lr, int64_t step_si
 
 /** One schedule after the other (PyTorch's SequentialLR). Each begins with its step 0.
  *  @param schedules     n schedules, of which only the values count, not the steps; borrowed for the call
- *  @param n             at least 1; at most 1000 schedules in all, nested at most 16 deep
+ *  @param n             at least 1; at most 1000 with all that they are composed of, nested at most 16 deep
  *  @param milestones    the steps at which the second to last schedule begin: at least 1, strictly
  *                       ascending; borrowed for the call
  *  @param n_milestones  n - 1
@@ -256,6 +257,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_lr_schedule_momentum_at(const tsr_lr_schedul
 
 /** Let the schedule set an optimizer from now on: its learning rate, whose value so far becomes base_lr, and its
  *  momentum if the schedule has one. Attach it before a checkpoint is loaded. It may be destroyed before the schedule.
+ *  Another schedule may take over an optimizer: attach it there too and step only that one from then on, because each
+ *  schedule sets the rate whatever the other has set.
  *  @param schedule   borrowed for the call
  *  @param optimizer  borrowed until destroy of the schedule or the optimizer
  *  @return TSR_OK, INVALID_ARGUMENT (it has no momentum, but the schedule sets one), INVALID_STATE (attached

@@ -114,7 +114,7 @@ typedef struct tsr_metric_options {
     /* of multiclass tasks and perplexity the number of classes, of multilabel that of labels; default 2 */
     int64_t classes;
     int64_t outputs;      /* columns of predictions and targets of a regression; default 1 */
-    int64_t top_k;        /* how many classes a prediction of top_k_accuracy has; default 2 */
+    int64_t top_k;        /* how many classes a prediction of top_k_accuracy has; at most `classes`; default 2 */
     int64_t thresholds;   /* of binned kinds, at least 2; default 100 */
     int64_t ignore_index; /* perplexity leaves out tokens with this target; default -100 */
     double beta;          /* how much more recall counts than precision in F-beta; default 1 */
@@ -143,7 +143,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_metric_create(tsr_metric_kind kind, const ts
 /** Add this rank's samples. Tensors are contiguous and on the CPU. Numbers are f64, f32, f16 or bf16, or integers that double has;
  *  labels are i64, i32, u8 or bool. An update that fails has added nothing; if it is not followed by one that succeeds, the next
  *  tsr_metric_compute or tsr_metric_gather fails with its error on every rank, which names this rank, and the one after that
- *  continues without it.
+ *  continues without it. Until then a merge or save of the metric is INVALID_STATE.
+ *  Numbers of means, sums and regressions, and weights, are at most 2^256 in magnitude, so that their squares are finite.
  *  @param metric       borrowed for the call
  *  @param predictions  [samples] or [samples, columns]; samples may have several dimensions; borrowed for the call
  *  @param targets      the same samples; NULL for kinds without; borrowed for the call
@@ -178,7 +179,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_metric_result(const tsr_metric *metric, cons
 /** Add the samples of another metric of the same kind and options, which keeps them.
  *  @param metric  borrowed for the call
  *  @param other   borrowed for the call
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (an update of `other` failed, and no call has reported it), NO_MEMORY
  *  @threadsafety exclusive, both  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_metric_merge(tsr_metric *metric, const tsr_metric *other);
 

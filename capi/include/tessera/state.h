@@ -129,7 +129,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_sampler(tsr_state *state, const ch
 
 /** Add the samples of a metric as `<prefix>.*`. Rank 0 has them all: call tsr_metric_gather before a save. A load gives rank 0 of
  *  `comm` the samples and resets the metric on the other ranks, whatever the number of ranks. A save or load while another rank
- *  has samples is INVALID_STATE: gather the metric or reset it. Saves with check_replicas refuse metrics, as the ranks differ.
+ *  has samples, or after an update that failed and was not reported, is INVALID_STATE: gather the metric or reset it. Saves
+ *  with check_replicas refuse metrics, as the ranks differ.
  *  @param state   borrowed for the call
  *  @param prefix  for example "auroc"; borrowed for the call
  *  @param metric  borrowed until destroy of the state

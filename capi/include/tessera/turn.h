@@ -9,14 +9,16 @@ extern "C" {
 #endif
 
 /** Create a turn of one rank. Every rank of the communicator creates it, the rank whose turn it is then works, and all call
- *  tsr_turn_end, where the others wait. Until then no rank may use the communicator for anything else. A rank that waits
- *  notices the death of a peer at once, as in any collective.
+ *  tsr_turn_end, where the others wait. Until then the communicator refuses everything else on every rank with
+ *  INVALID_STATE, also another turn; other communicators are not affected. A rank that waits notices the death of a peer at once, as
+ *  in any collective.
  *  @param comm        borrowed until destroy
  *  @param rank        the rank whose turn it is
  *  @param timeout_ms  how long the others wait for the end, or for the next report of progress; positive. The timeout of
  *                     the communicator does not apply to them
  *  @param out         the turn
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE; the error of a communicator that has failed
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (also inside another turn of `comm`); the error of a communicator that
+ *          has failed
  *  @threadsafety exclusive comm  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_turn_create(tsr_comm *comm, int32_t rank, int32_t timeout_ms, tsr_turn **out);
 
@@ -41,7 +43,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_turn_progress(tsr_turn *turn, int64_t done, 
  *  @threadsafety exclusive turn and its comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_turn_end(tsr_turn *turn, const char *failure);
 
-/** Free the turn. Without an end, the others wait until their timeout. NULL is ignored.
+/** Free the turn, after which the communicator can be used again. Without an end, the others wait until their timeout.
+ *  NULL is ignored.
  *  @param turn  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_turn_destroy(tsr_turn *turn);

@@ -140,8 +140,10 @@ class tsr_shaped_tensor {
     tsr_shaped_tensor(const tsr_shaped_tensor &) = delete;
     tsr_shaped_tensor &operator=(const tsr_shaped_tensor &) = delete;
 
+    /* NOLINTBEGIN(google-explicit-constructor): it stands where the C functions take a tensor. */
     operator const tsr_tensor *() const noexcept { return &tensor_; }
     operator tsr_tensor() const & noexcept { return tensor_; }
+    /* NOLINTEND(google-explicit-constructor) */
     operator tsr_tensor() const && = delete; /* its shape would dangle */
 
    private:

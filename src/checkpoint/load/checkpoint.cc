@@ -211,8 +211,6 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     return std::move(plan.report);
 }
 
-namespace {}  // namespace
-
 void Checkpoint::check(Depth depth, const ProgressFn& progress) const {
     Progress counted(progress, Phase::verify, depth == Depth::headers ? 0 : manifest_.size_bytes());
     const std::vector<std::string> faults =

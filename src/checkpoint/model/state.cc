@@ -275,6 +275,11 @@ const StateSource* State::source_of(std::string_view name) const {
     return nullptr;
 }
 
+bool State::has_own(std::string_view name) const {
+    const StateSource* source = source_of(name);
+    return source != nullptr && !source->is_replicated();
+}
+
 void State::set_value(std::string_view name, Json value) {
     const Reentry once = enter();
     check_name(name, "a value's name");

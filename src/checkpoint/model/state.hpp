@@ -99,6 +99,8 @@ class State {
     // Changes when the tensors change. While a version is kept, no other set of tensors has it.
     [[nodiscard]] std::shared_ptr<const void> tensors_version() const;
     [[nodiscard]] Values take_metrics() { return std::exchange(metrics_, {}); }  // for the save that begins
+    // Whether a value of this name is of a source whose values are the ranks' own.
+    [[nodiscard]] bool has_own(std::string_view name) const;
     // Whether it has no tensors, sources and metrics.
     [[nodiscard]] bool has_values_alone() const { return tensors_.empty() && sources_.empty() && metrics_.empty(); }
     // All values, including the current ones of the sources.

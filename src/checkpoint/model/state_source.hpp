@@ -22,6 +22,8 @@ class StateSource {
     // Called after the tensors of a load are in place, with one value for each of collect(): the saved value, or the
     // current one if none was saved (a load may allow that).
     virtual void apply(const Values& values) = 0;
+    // Whether its values are the same on all ranks.
+    [[nodiscard]] virtual bool is_replicated() const { return true; }
     // Whether it also has tensors in the state that it depends on; then a load never leaves it alone.
     [[nodiscard]] virtual bool has_tensors() const { return false; }
 };

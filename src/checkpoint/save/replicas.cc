@@ -34,6 +34,7 @@ struct Replicated {
     std::optional<Box> box;          // set for a single box; then
     std::vector<int> holders;        // the ranks that hold it, in order
     bool is_value = false;
+    bool is_of_metric = false;
     uint32_t crc = 0;  // of this rank's bytes, if it holds any
 };
 
@@ -63,6 +64,7 @@ class Replicas {
             if (private_rank(name)) continue;
             Replicated& one = list_.emplace_back(Replicated{&name});
             one.is_value = true;
+            one.is_of_metric = state.has_own(name);
             one.crc = crc32c(value.dump());
         }
     }
@@ -122,6 +124,8 @@ class Replicas {
         std::optional<Error> first;
         std::vector<std::string> others;
         size_t differ = 0;
+        bool of_metric = false;  // some that differ
+        bool of_model = false;
         const std::string* last = nullptr;
         for (size_t begin = 0; begin < list_.size(); begin += gathered) {
             const size_t end = std::min(begin + gathered, list_.size());
@@ -139,6 +143,7 @@ class Replicas {
                 });
                 if (!error) continue;
                 last = list_[i].name;
+                (list_[i].is_of_metric ? of_metric : of_model) = true;
                 if (differ++ == 0) {
                     first = std::move(error);
                 } else if (others.size() < most_told) {
@@ -154,7 +159,13 @@ class Replicas {
             if (others.size() < differ - 1) advice += ", ...";
             advice += "; ";
         }
-        advice += "broadcast rank 0's state before training, or save without check_replicas";
+        if (of_metric) {
+            advice += "rank 0 alone has the samples of a metric: save it in a separate state, without check_replicas";
+        }
+        if (of_model) {
+            if (of_metric) advice += "; ";
+            advice += "broadcast rank 0's state before training, or save without check_replicas";
+        }
         return first->with_advice(advice);
     }
 

@@ -15,7 +15,7 @@ from . import _core
 from .errors import InvalidArgument
 
 Timeout = float | timedelta | None
-"""Seconds or a timedelta; None selects the library's default."""
+"""Seconds or a timedelta, at most 24 days, to which a longer one is shortened; None selects the library's default."""
 
 _Self = TypeVar("_Self", bound="Closable")
 _T = TypeVar("_T")
@@ -78,10 +78,17 @@ def checked(value: Any, kind: type[_T], name: str, *others: object) -> _T:
 
 
 def there_are(wrong: object, names: Collection[str]) -> str:
-    """Suggestions for a wrong name, for messages: all names if they are few, else the closest ones."""
+    """Suggestions for a wrong name, for messages: all names if they are few, else the closest ones.
+
+    A name is close if it is spelled alike, in any case, or has these initials ("mse").
+    """
     if len(names) <= 8:
         return f"known: {', '.join(names) or 'none'}"
-    near = get_close_matches(wrong, names, 3, 0.5) if isinstance(wrong, str) else []
+    near: list[str] = []
+    if isinstance(wrong, str):
+        lower = wrong.lower()
+        near = [name for name in names if "".join(word[:1] for word in name.split("_")) == lower]
+        near += [name for name in get_close_matches(lower, names, 3, 0.5) if name not in near]
     return f"{len(names)} are known, {'the closest' if near else 'the first'}: {', '.join(near or list(names)[:3])}"
 
 

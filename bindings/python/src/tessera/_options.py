@@ -191,7 +191,7 @@ METRIC = {
     'from_logits': Option('bool', 'True: predictions of log_loss are logits; default False: probabilities, which sum to 1.'),
     'classes': Option('int', 'Of multiclass tasks and perplexity the number of classes, of multilabel that of labels; default 2.'),
     'outputs': Option('int', 'Columns of predictions and targets of a regression; default 1.'),
-    'top_k': Option('int', 'How many classes a prediction of top_k_accuracy has; default 2.'),
+    'top_k': Option('int', 'How many classes a prediction of top_k_accuracy has; at most `classes`; default 2.'),
     'thresholds': Option('int', 'Of binned kinds, at least 2; default 100.'),
     'ignore_index': Option('int', 'Perplexity leaves out tokens with this target; default -100.'),
     'beta': Option('float', 'How much more recall counts than precision in F-beta; default 1.'),

@@ -302,8 +302,8 @@ class Comm(Collectives):
     def turn(self, rank: int, *, timeout: float | timedelta) -> Turn:
         """Let one rank work alone, as in an evaluation on rank 0, while the others wait for it.
 
-        All ranks enter a ``with`` block over the turn; the others wait where it ends. Inside, no rank may use this
-        communicator for anything else. A rank that dies is noticed at once, as in any collective.
+        All ranks enter a ``with`` block over the turn; the others wait where it ends. Inside, this communicator refuses
+        everything else on every rank. A rank that dies is noticed at once, as in any collective.
 
         Parameters
         ----------
@@ -317,6 +317,11 @@ class Comm(Collectives):
         -------
         Turn
             True on the rank whose turn it is.
+
+        Raises
+        ------
+        InvalidState
+            Another turn of this communicator has not ended.
 
         Examples
         --------

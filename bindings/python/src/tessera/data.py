@@ -12,6 +12,7 @@ from . import _core, _options
 from ._base import Closable, checked
 from ._given import raw, takes
 from .comm import Comm
+from .errors import InvalidArgument
 from .tensor import tensor
 
 if TYPE_CHECKING:
@@ -68,8 +69,10 @@ class Sampler(Closable):
             Indices below `length`; `count` is `size`, or less at the end of an epoch, the same on all ranks.
         """
         wanted = index(size)
+        if wanted < 1:
+            raise InvalidArgument(f"the batch size is {wanted}; it must be at least 1")
         # More than the data set holds is never given.
-        indices = np.empty(max(min(wanted, self._length), 0), np.int64)
+        indices = np.empty(min(wanted, self._length), np.int64)
         indices = indices[: _core.sampler_next(self._handle, tensor(indices))]
         self._last = len(indices)
         return indices

@@ -72,7 +72,10 @@ class LRSchedule(Closable):
 
     @staticmethod
     def cosine(total_steps: int, min_lr: float) -> LRSchedule:
-        """From `base_lr` to `min_lr` along half a cosine, and back, repeatedly (PyTorch's ``CosineAnnealingLR``)."""
+        """From `base_lr` to `min_lr` along half a cosine, and back, repeatedly (PyTorch's ``CosineAnnealingLR``).
+
+        The rate rises again after `total_steps`.
+        """
         return _made(_core.lr_cosine(total_steps, min_lr))
 
     @staticmethod
@@ -169,7 +172,7 @@ class LRSchedule(Closable):
         Parameters
         ----------
         schedules : iterable of LRSchedule
-            At least 1; at most 1000 in all, nested at most 16 deep. The steps that they have made do not count.
+            At least 1; at most 1000 with all that they are composed of, nested at most 16 deep. The steps that they have made do not count.
         milestones : iterable of int
             The steps at which the second to last schedule begin, strictly ascending.
         """

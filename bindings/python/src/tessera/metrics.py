@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
@@ -44,6 +45,15 @@ MetricKind = Literal[
     "binned_average_precision",
     "binned_auroc",
 ]
+_OTHER_NAMES = {
+    "auc": "auroc",
+    "roc_auc": "auroc",
+    "roc_auc_score": "auroc",
+    "cross_entropy": "log_loss",
+    "f1": "f_beta",
+    "f1_score": "f_beta",
+    "r2": "r2_score",
+}
 
 
 @takes(_options.METRIC)
@@ -77,7 +87,13 @@ class Metric(Closable):
 
     def __init__(self, kind: MetricKind, **options: Unpack[MetricOptions]) -> None:
         if kind not in _core.METRIC_KINDS:
-            raise InvalidArgument(f"there is no metric {kind!r}; {there_are(kind, _core.METRIC_KINDS)}")
+            close = _OTHER_NAMES.get(str(kind).lower())
+            known = there_are(kind, _core.METRIC_KINDS) if close is None else f"the closest: {close}"
+            raise InvalidArgument(f"there is no metric {kind!r}; {known}")
+        if "average" in options and options["average"] is None:
+            raise InvalidArgument(
+                "average is None; pass 'none' for the values of each class, as scikit-learn's average=None returns them"
+            )
         self._handle = _core.metric_create(_core.METRIC_KINDS[kind], **raw(_options.METRIC, options))
         self._kind = kind
 
@@ -88,19 +104,19 @@ class Metric(Closable):
 
     def update(
         self,
-        predictions: ArrayLike,
-        targets: ArrayLike | None = None,
+        predictions: ArrayLike | Sequence[Any],
+        targets: ArrayLike | Sequence[Any] | None = None,
         *,
-        weights: ArrayLike | None = None,
-        valid: ArrayLike | None = None,
+        weights: ArrayLike | Sequence[Any] | None = None,
+        valid: ArrayLike | Sequence[Any] | None = None,
     ) -> None:
         """Add this rank's samples.
 
         Parameters
         ----------
-        predictions, targets : array
-            Of the samples, with the last dimension for classes, labels or outputs if there are several; contiguous, on
-            the CPU. Means and sums have no targets.
+        predictions, targets : array or list
+            Of the samples, with the last dimension for classes, labels or outputs if there are several; on the CPU.
+            Lists, and NumPy arrays that are not contiguous, are copied. Means and sums have no targets.
         weights : array, optional
             Of the samples, 0 or more; otherwise each counts once.
         valid : array of bool or uint8, optional
@@ -110,11 +126,13 @@ class Metric(Closable):
         ------
         InvalidArgument
             Shapes or types do not fit, a number is not finite, or a label is out of range; the message has its index.
-            The update has added nothing. Unless one succeeds afterwards, `compute` raises this on all ranks, once.
+            The update has added nothing. Unless one succeeds afterwards, `compute` raises this on all ranks, once;
+            until then a merge or save of the metric raises `InvalidState`.
         Unsupported
             An array is on a device.
         """
-        _core.metric_update(self._handle, _given(predictions), _given(targets), _given(weights), _given(valid))
+        given = {"predictions": predictions, "targets": targets, "weights": weights, "valid": valid}
+        _core.metric_update(self._handle, *[_given(array, what) for what, array in given.items()])
 
     def compute(self, comm: Comm | None = None) -> float:
         """The metric of all samples of all ranks. Collective; ranks without samples take part. The samples stay.
@@ -180,5 +198,14 @@ class Metric(Closable):
         return f"<tessera.{type(self).__name__} {self._kind}{' (closed)' if self.closed else ''}>"
 
 
-def _given(array: ArrayLike | None) -> _core.Tensor | None:
-    return None if array is None else tensor(array, writable=False)
+def _given(array: ArrayLike | Sequence[Any] | None, what: str) -> _core.Tensor | None:
+    if array is None:
+        return None
+    if isinstance(array, (list, tuple, memoryview)):
+        try:
+            array = np.asarray(array)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"the {what} are no array: {error}") from None
+    if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return tensor(array, writable=False)

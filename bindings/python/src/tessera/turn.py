@@ -80,7 +80,7 @@ class Turn(Closable):
         _core.turn_end(self._handle, failure)
 
     def close(self) -> None:
-        """Free the turn. If it has not ended, the other ranks wait until their timeout."""
+        """Free the turn and its communicator for other calls. Without an end, the others wait until their timeout."""
         _core.turn_destroy(self._handle)
 
     def __exit__(

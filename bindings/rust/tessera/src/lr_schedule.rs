@@ -171,7 +171,7 @@ impl LrSchedule {
     }
 
     /// From `base_lr` to `min_lr` in `total_steps` along half a cosine, and back, repeatedly (PyTorch's
-    /// CosineAnnealingLR).
+    /// CosineAnnealingLR): the rate rises again after `total_steps`.
     ///
     /// # Errors
     /// `InvalidArgument`.
@@ -238,7 +238,7 @@ impl LrSchedule {
     }
 
     /// One schedule after the other (PyTorch's SequentialLR), of which the second to last begin, with their step 0, at
-    /// the milestones. At most 1000 in all, nested at most 16 deep. The steps that they have made do not count.
+    /// the milestones. At most 1000 with all that they are composed of, nested at most 16 deep. The steps that they have made do not count.
     ///
     /// # Errors
     /// `InvalidArgument`.

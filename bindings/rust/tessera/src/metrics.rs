@@ -115,7 +115,7 @@ impl Metric {
     /// # Errors
     /// `InvalidArgument`: shapes or types do not fit, a number is not finite, or a label is out of range; the message has
     /// its index. The update has added nothing; unless one succeeds afterwards, [`Self::compute`] returns this on all ranks,
-    /// once. `Unsupported`: a tensor is on a device. `InvalidState`: a mutable view of a tensor is alive.
+    /// once; until then a merge or save of the metric is `InvalidState`. `Unsupported`: a tensor is on a device. `InvalidState`: a mutable view of a tensor is alive.
     pub fn update(&mut self, predictions: &Tensor, targets: Option<&Tensor>) -> Result<()> {
         self.update_with(predictions, targets, None, None)
     }
@@ -160,7 +160,8 @@ impl Metric {
         let mut array = raw::empty_tensor();
         check(unsafe { sys::tsr_metric_result(self.inner.as_ptr(), c_name.as_ptr(), &mut array) })?;
         if array.dtype != dtype.as_raw() {
-            return Err(Error::argument(format!("the array {name:?} is not of {dtype}; call array() or counts()")));
+            let (has, call) = if dtype == DType::I64 { ("numbers", "array") } else { ("counts", "counts") };
+            return Err(Error::argument(format!("the array {name:?} has {has}; call {call}({name:?})")));
         }
         // SAFETY: a result has as many sizes as dimensions, and its elements until the next call.
         let shape = unsafe { slice(array.shape, usize::try_from(array.ndim).unwrap_or(0)) };
@@ -189,7 +190,7 @@ impl Metric {
     /// Adds the samples of another metric of the same kind and options, which keeps them.
     ///
     /// # Errors
-    /// `InvalidArgument`: kind or options differ.
+    /// `InvalidArgument`: kind or options differ. `InvalidState`: an update of `other` failed, and no call has reported it.
     pub fn merge(&mut self, other: &Metric) -> Result<()> {
         check(unsafe { sys::tsr_metric_merge(self.inner.as_ptr(), other.inner.as_ptr()) })
     }

@@ -1068,7 +1068,7 @@ macro_rules! metric_setters {
             self.settings.outputs = Some(value);
             self
         }
-        #[doc = "How many classes a prediction of top_k_accuracy has; default 2."]
+        #[doc = "How many classes a prediction of top_k_accuracy has; at most `classes`; default 2."]
         #[must_use = "the setting is in what is returned"]
         pub fn top_k(mut self, value: u64) -> Self {
             self.settings.top_k = Some(value);

@@ -25,7 +25,7 @@ impl Comm {
     ///
     /// `timeout` is how long the others wait for the end, or for the next [`Turn::progress`]; the timeout of the
     /// communicator does not apply to them. Returns what `work` returns, on the rank whose turn it is; `None` on the
-    /// others. Inside `work`, the communicator cannot do anything else.
+    /// others. Inside `work`, the communicator refuses everything else, also another turn, with `InvalidState`.
     ///
     /// # Errors
     /// That of `work`, on its rank; the others get its text as [`User`](crate::Code::User). `Timeout`: the rank neither

@@ -565,3 +565,16 @@ fn a_turn_that_fails_fails_everywhere() {
     let refused = alone.turn(1, deadline(), |_| Ok::<_, tessera::Error>(())).unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
 }
+
+#[test]
+fn a_turn_has_the_communicator_to_itself() {
+    let alone = alone();
+    let inside = alone.turn(0, deadline(), |_| {
+        let inner = alone.turn(0, deadline(), |_| Ok::<_, tessera::Error>(())).unwrap_err();
+        Ok::<_, tessera::Error>([inner, alone.barrier().unwrap_err()])
+    });
+    let [inner, used] = inside.unwrap().unwrap();
+    assert_eq!((inner.code(), used.code()), (Code::InvalidState, Code::InvalidState));
+    assert!(inner.message().contains("begins inside the turn of rank 0"), "{inner}");
+    alone.barrier().unwrap();
+}

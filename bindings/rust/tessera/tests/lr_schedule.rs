@@ -118,11 +118,12 @@ fn bad_arguments_are_refused() {
     refused(LrSchedule::multi_step_decay(&[u64::MAX], 0.5), "a milestone is");
     refused(LrSchedule::wsd(i64::MAX as u64, 1, 1, LrDecay::Linear, 0.0), "have no sum");
     refused(LrSchedule::warmup().warmup_num_steps(0).build(), "warmup_num_steps is 0");
-    refused(LrSchedule::warmup_cosine().build(), "total_num_steps is 0");
-    refused(LrSchedule::one_cycle().build(), "cycle_max_lr is 0");
+    refused(LrSchedule::warmup_cosine().build(), "total_num_steps is not given");
+    refused(LrSchedule::one_cycle().build(), "cycle_max_lr is not given");
     refused(LrSchedule::range_test(1.0, 0, 1.0, false), "step_size is 0");
     refused(LrSchedule::chained([]), "the number of schedules is 0");
-    refused(LrSchedule::chained(std::iter::repeat(&growing).take(1000)), "more than 1000");
+    let many = LrSchedule::chained(std::iter::repeat(&growing).take(1000)).unwrap();
+    refused(LrSchedule::chained([&many]), "more than 1000");
     refused(LrSchedule::sequential([&growing], &[5]), "do not separate");
     refused(growing.lr_at(u64::MAX, 1.0), "step is");
     refused(growing.lr_at(1, f64::NAN), "base_lr is nan");

@@ -159,7 +159,7 @@ public final class Comm extends Collectives {
 
     /**
      * Let one rank work alone, as in an evaluation on rank 0, while the others wait for it. Collective, exclusive: until it
-     * returns, no rank may use this communicator for anything else. A rank that dies is noticed at once, as in any
+     * returns, this communicator refuses everything else on every rank. A rank that dies is noticed at once, as in any
      * collective.
      *
      * @param <T> what the work returns
@@ -172,6 +172,7 @@ public final class Comm extends Collectives {
      * @return its result on that rank if it is not null; empty on the others
      * @throws E what the work throws, on that rank
      * @throws TesseraTimeoutException if that rank neither ends nor reports progress in time, or another does not come
+     * @throws TesseraInvalidStateException inside another turn of this communicator
      */
     public <T, E extends Exception> Optional<T> turn(int rank, Duration timeout, Turn.Body<T, E> body) throws E {
         Objects.requireNonNull(body, "body");

@@ -114,7 +114,8 @@ public final class LrSchedule extends NativeObject {
     }
 
     /**
-     * From baseLr to minLr along half a cosine, and back in as many steps, repeatedly (PyTorch's CosineAnnealingLR).
+     * From baseLr to minLr along half a cosine, and back in as many steps, repeatedly (PyTorch's CosineAnnealingLR):
+     * the rate rises again after {@code totalSteps}.
      *
      * @param totalSteps from baseLr to minLr; at least 1
      * @param minLr finite, not negative
@@ -159,6 +160,7 @@ public final class LrSchedule extends NativeObject {
      * @return the schedule
      */
     public static LrSchedule wsd(long warmupSteps, long stableSteps, long decaySteps, Decay decay, double minRatio) {
+        Objects.requireNonNull(decay, "decay");
         return new LrSchedule(Native.lrWsd(warmupSteps, stableSteps, decaySteps, decay.ordinal(), minRatio));
     }
 
@@ -252,7 +254,8 @@ public final class LrSchedule extends NativeObject {
     /**
      * One schedule after the other (PyTorch's SequentialLR). Each begins with its step 0.
      *
-     * @param schedules at least 1; at most 1000 in all, nested at most 16 deep; only their values count, not their steps
+     * @param schedules at least 1; at most 1000 with all that they are composed of, nested at most 16 deep; only their
+     *     values count, not their steps
      * @param milestones the steps at which the second to last schedule begin, strictly ascending
      * @return the schedule
      */
@@ -279,8 +282,8 @@ public final class LrSchedule extends NativeObject {
     private static long withHandles(List<LrSchedule> schedules, Call call) {
         final List<Ref> held = new ArrayList<>();
         try {
-            for (LrSchedule each : schedules) {
-                Objects.requireNonNull(each, "schedule").ref.retain();
+            for (LrSchedule each : Objects.requireNonNull(schedules, "schedules")) {
+                Objects.requireNonNull(each, "schedule " + held.size()).ref.retain();
                 held.add(each.ref);
             }
             return call.of(held.stream().mapToLong(ref -> ref.callRetained(h -> h)).toArray());
@@ -321,6 +324,7 @@ public final class LrSchedule extends NativeObject {
      * @throws TesseraInvalidArgumentException if it has no momentum, but the schedule sets one
      */
     public void attach(Optimizer optimizer) {
+        Objects.requireNonNull(optimizer, "optimizer");
         ref.runExclusive(h -> optimizer.ref.runExclusive(o -> Native.lrScheduleAttach(h, o)));
     }
 
@@ -345,5 +349,10 @@ public final class LrSchedule extends NativeObject {
      */
     public void setSteps(long steps) {
         ref.runExclusive(h -> Native.lrScheduleSetSteps(h, steps));
+    }
+
+    @Override
+    public String toString() {
+        return "LrSchedule(" + (isClosed() ? "closed" : "steps " + steps()) + ")";
     }
 }

@@ -108,8 +108,20 @@ public final class Metric extends NativeObject {
         ALL
     }
 
-    private Metric(long handle) {
+    private final Kind kind;
+
+    private Metric(long handle, Kind kind) {
         super(new Ref("Metric", handle, Native::metricDestroy));
+        this.kind = kind;
+    }
+
+    /**
+     * What it computes.
+     *
+     * @return the kind that it was built with
+     */
+    public Kind kind() {
+        return kind;
     }
 
     /**
@@ -137,7 +149,7 @@ public final class Metric extends NativeObject {
          * @throws TesseraInvalidArgumentException if the kind does not have an option, or not this value
          */
         public Metric build() {
-            return new Metric(Native.metricCreate(kind.ordinal(), this));
+            return new Metric(Native.metricCreate(kind.ordinal(), this), kind);
         }
     }
 
@@ -149,7 +161,8 @@ public final class Metric extends NativeObject {
      * @param targets of the same samples; null for means and sums
      * @throws TesseraInvalidArgumentException if shapes or types do not fit, a number is not finite or a label is out of
      *     range; the message has its index. The update has added nothing; unless one succeeds afterwards,
-     *     {@link #compute} throws this on all ranks, once
+     *     {@link #compute} throws this on all ranks, once; until then a merge or save of the metric throws
+     *     {@link TesseraInvalidStateException}
      */
     public void update(Tensor predictions, Tensor targets) {
         update(predictions, targets, null, null);
@@ -165,7 +178,7 @@ public final class Metric extends NativeObject {
      * @throws TesseraInvalidArgumentException as {@link #update(Tensor, Tensor)}
      */
     public void update(Tensor predictions, Tensor targets, Tensor weights, Tensor valid) {
-        final long[] p = predictions.descriptor();
+        final long[] p = Objects.requireNonNull(predictions, "predictions").descriptor();
         final long[] t = descriptor(targets);
         final long[] w = descriptor(weights);
         final long[] v = descriptor(valid);
@@ -185,6 +198,7 @@ public final class Metric extends NativeObject {
      * @throws TesseraMismatchException if the ranks compute different metrics
      */
     public double compute(Comm comm) {
+        Objects.requireNonNull(comm, "comm");
         return ref.callExclusive(h -> comm.ref.callExclusive(c -> Native.metricCompute(h, c)));
     }
 
@@ -239,8 +253,9 @@ public final class Metric extends NativeObject {
     private static Tensor result(long handle, byte[] text, String name, DType dtype) {
         final Tensor tensor = Tensor.overNative(Native.metricResult(handle, text), null);
         if (tensor.dtype() != dtype) {
-            throw new IllegalArgumentException("the array " + name + " is of " + tensor.dtype() + ", not of " + dtype
-                    + "; call " + (dtype == DType.I64 ? "array" : "counts"));
+            final boolean counts = tensor.dtype() == DType.I64;
+            throw new IllegalArgumentException("the array \"" + name + "\" has " + (counts ? "counts" : "numbers")
+                    + "; call " + (counts ? "counts" : "array") + "(\"" + name + "\")");
         }
         return tensor;
     }
@@ -250,8 +265,10 @@ public final class Metric extends NativeObject {
      *
      * @param other not this one
      * @throws TesseraInvalidArgumentException if kind or options differ
+     * @throws TesseraInvalidStateException if an update of {@code other} failed and no call has reported it
      */
     public void merge(Metric other) {
+        Objects.requireNonNull(other, "other");
         ref.runExclusive(h -> {
             if (other == this) {
                 Native.metricMerge(h, h);
@@ -267,11 +284,17 @@ public final class Metric extends NativeObject {
      * @param comm as for {@link #compute(Comm)}
      */
     public void gather(Comm comm) {
+        Objects.requireNonNull(comm, "comm");
         ref.runExclusive(h -> comm.ref.runExclusive(c -> Native.metricGather(h, c)));
     }
 
     /** Forget all samples and results. */
     public void reset() {
         ref.runExclusive(Native::metricReset);
+    }
+
+    @Override
+    public String toString() {
+        return "Metric(" + kind + (isClosed() ? ", closed)" : ")");
     }
 }

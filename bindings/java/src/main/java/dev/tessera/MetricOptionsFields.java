@@ -114,7 +114,7 @@ abstract class MetricOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * How many classes a prediction of {@code top_k_accuracy} has; default 2.
+     * How many classes a prediction of {@code top_k_accuracy} has; at most {@code classes}; default 2.
      *
      * @param value the new one
      * @return this

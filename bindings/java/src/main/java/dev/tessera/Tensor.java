@@ -291,6 +291,36 @@ public final class Tensor {
         return tensor;
     }
 
+    /**
+     * A new tensor of I64, such as labels, with a copy of {@code values}.
+     *
+     * @param values the elements, row-major
+     * @param shape sizes of the dimensions; none for one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException if the shape has another number of elements
+     */
+    public static Tensor copyOf(long[] values, long... shape) {
+        final Tensor tensor = zeros(DType.I64, shape.length == 0 ? new long[] {values.length} : shape);
+        tensor.requireNumel(values.length);
+        tensor.longs().put(values);
+        return tensor;
+    }
+
+    /**
+     * A new tensor of I32 with a copy of {@code values}.
+     *
+     * @param values the elements, row-major
+     * @param shape sizes of the dimensions; none for one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException if the shape has another number of elements
+     */
+    public static Tensor copyOf(int[] values, long... shape) {
+        final Tensor tensor = zeros(DType.I32, shape.length == 0 ? new long[] {values.length} : shape);
+        tensor.requireNumel(values.length);
+        tensor.ints().put(values);
+        return tensor;
+    }
+
     /** A tensor over memory of the library that {@code owner} keeps. */
     static Tensor overNative(long[] descriptor, Object owner) {
         final long[] shape = Arrays.copyOfRange(descriptor, HEADER_WORDS, descriptor.length);

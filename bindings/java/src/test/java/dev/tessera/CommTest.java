@@ -587,6 +587,14 @@ class CommTest {
             assertThrows(TesseraInvalidArgumentException.class, () -> comm.turn(2, Ranks.DEADLINE, turn -> null));
             assertThrows(TesseraInvalidArgumentException.class, () -> comm.turn(0, Duration.ZERO, turn -> null));
             assertThrows(NullPointerException.class, () -> comm.turn(0, Ranks.DEADLINE, null));
+            comm.turn(1, Ranks.DEADLINE, turn -> {
+                final TesseraException inner = assertThrows(
+                        TesseraInvalidStateException.class, () -> comm.turn(0, Ranks.DEADLINE, again -> null));
+                assertTrue(inner.getMessage().contains("begins inside the turn of rank 1"), inner.getMessage());
+                assertThrows(TesseraInvalidStateException.class, comm::barrier);
+                return null;
+            });
+            comm.barrier();
         });
     }
 }

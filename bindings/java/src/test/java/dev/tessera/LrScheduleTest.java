@@ -140,12 +140,13 @@ class LrScheduleTest {
         bad.put("the number of milestones is 0", () -> LrSchedule.multiStepDecay(0.5));
         bad.put("have no sum", () -> LrSchedule.wsd(Long.MAX_VALUE, 1, 1, LrSchedule.Decay.LINEAR, 0));
         bad.put("warmup_num_steps is -1", () -> LrSchedule.warmup().warmupNumSteps(-1).build());
-        bad.put("total_num_steps is 0", () -> LrSchedule.warmupCosine().build());
-        bad.put("cycle_max_lr is 0", () -> LrSchedule.oneCycle().build());
+        bad.put("total_num_steps is not given", () -> LrSchedule.warmupCosine().build());
+        bad.put("cycle_max_lr is not given", () -> LrSchedule.oneCycle().build());
         bad.put("step_size is 0", () -> LrSchedule.rangeTest(1, 0, 1, false));
         bad.put("the number of schedules is 0", () -> LrSchedule.chained(List.of()));
         bad.put("do not separate", () -> LrSchedule.sequential(List.of(growing), 5));
-        bad.put("more than 1000", () -> LrSchedule.chained(Collections.nCopies(1000, growing)));
+        bad.put("more than 1000", () -> LrSchedule.chained(
+                List.of(LrSchedule.chained(Collections.nCopies(1000, growing)))));
         bad.put("at most 1000", () -> LrSchedule.chained(Collections.nCopies(1001, growing)));
         bad.put("the step is -1", () -> growing.lrAt(-1, 1));
         bad.put("base_lr is nan", () -> growing.lrAt(1, Double.NaN));
@@ -156,8 +157,15 @@ class LrScheduleTest {
             final String message = assertThrows(TesseraInvalidArgumentException.class, call, said).getMessage();
             assertTrue(message.contains(said), message);
         });
-        assertThrows(NullPointerException.class, () -> LrSchedule.chained(Collections.singletonList(null)));
+        final Map<String, Executable> missing = new LinkedHashMap<>();
+        missing.put("schedule 0", () -> LrSchedule.chained(Collections.singletonList(null)));
+        missing.put("schedules", () -> LrSchedule.sequential(null));
+        missing.put("optimizer", () -> growing.attach(null));
+        missing.put("decay", () -> LrSchedule.wsd(1, 1, 1, null, 0));
+        missing.forEach((what, call) -> assertEquals(what, assertThrows(NullPointerException.class, call).getMessage()));
+        assertEquals("LrSchedule(steps 0)", growing.toString());
         growing.close();
+        assertEquals("LrSchedule(closed)", growing.toString());
         assertThrows(IllegalStateException.class, growing::step);
     }
 }

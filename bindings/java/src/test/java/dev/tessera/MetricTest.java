@@ -5,11 +5,10 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
-import java.nio.LongBuffer;
 import java.nio.file.Path;
+import java.util.List;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.api.io.TempDir;
 
 class MetricTest {
@@ -20,9 +19,7 @@ class MetricTest {
     Path root;
 
     private static Tensor labels(long... values) {
-        final LongBuffer buffer = ByteBuffer.allocateDirect(8 * values.length).order(ByteOrder.nativeOrder()).asLongBuffer();
-        buffer.put(values).rewind();
-        return Tensor.of(buffer);
+        return Tensor.copyOf(values);
     }
 
     @Test
@@ -34,7 +31,15 @@ class MetricTest {
             assertArrayEquals(new double[] {0, 0.5, 0.5, 1, 1}, roc.array("tpr"));
             assertEquals(Double.POSITIVE_INFINITY, roc.array("thresholds")[0]);
             assertThrows(TesseraNotFoundException.class, () -> roc.array("matrix"));
-            assertThrows(IllegalArgumentException.class, () -> roc.counts("tpr"));
+            final String wrong = assertThrows(IllegalArgumentException.class, () -> roc.counts("tpr")).getMessage();
+            assertEquals("the array \"tpr\" has numbers; call array(\"tpr\")", wrong);
+            assertEquals(Metric.Kind.ROC_CURVE, roc.kind());
+            assertEquals("Metric(ROC_CURVE)", roc.toString());
+            for (Executable call : List.<Executable>of(() -> roc.update(null, labels(LABELS)), () -> roc.compute(null),
+                    () -> roc.gather(null), () -> roc.merge(null))) {
+                final String name = assertThrows(NullPointerException.class, call).getMessage();
+                assertTrue(List.of("predictions", "comm", "other").contains(name), name);
+            }
             roc.reset();
             assertThrows(TesseraNotFoundException.class, () -> roc.array("fpr"));
         }
@@ -114,6 +119,10 @@ class MetricTest {
                         assertThrows(TesseraInvalidArgumentException.class, () -> metric.compute(comm));
                 assertTrue(error.getMessage().contains("rank 1: predictions[0] is nan"), error.getMessage());
                 assertEquals(0.75, metric.compute(comm));
+                assertThrows(TesseraInvalidArgumentException.class, () -> metric.update(labels(0), labels(7)));
+                try (Metric other = Metric.of(Metric.Kind.AUROC).build()) {
+                    assertThrows(TesseraInvalidStateException.class, () -> other.merge(metric));
+                }
             }
         });
     }
