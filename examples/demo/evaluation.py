@@ -113,9 +113,9 @@ def evaluation_section(evaluations: list[Evaluation]) -> str:
     return (
         f'<p class="sub">Each rank recognised its share of the {rows} held-out digits. Tessera\'s metrics computed the rest '
         "over all ranks; each has the same values.</p>"
-        f'<div class="two"><section><h4>Confusion matrix</h4>{confusion_table(evaluations[0].matrix)}'
-        '<p class="sub">Rows are true digits, columns what they were recognised as.</p></section>'
-        f"<section><h4>ROC curves, the mean of each digit against the rest</h4>{roc_chart(evaluations, 430, 1)}"
-        f'<p class="legend">{legend}<span>dashed: chance</span></p></section>'
-        f"<section><h4>The corner, magnified 20 times</h4>{roc_chart(evaluations, 430, 0.05)}</section></div>"
+        f'<div class="three"><section><h4>Confusion matrix</h4>{confusion_table(evaluations[0].matrix)}'
+        '<p class="sub">Rows: true digits. Columns: what they were recognised as.</p></section>'
+        f"<section><h4>ROC, mean of each digit against the rest</h4>{roc_chart(evaluations, 350, 1)}</section>"
+        f"<section><h4>Its corner, magnified 20 times</h4>{roc_chart(evaluations, 350, 0.05)}</section></div>"
+        f'<p class="legend">{legend}<span>dashed: chance</span></p>'
     )

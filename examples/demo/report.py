@@ -105,6 +105,7 @@ h3{margin:.2rem 0 .4rem} h4{margin:1.2rem 0 .4rem;font-weight:600} code{overflow
 .card{border:1px solid #e1e5ea;border-radius:10px;padding:.8rem 1.2rem;flex:1;min-width:11rem}
 .card span{color:#66727f;display:block} .tag{color:#fff;border-radius:4px;padding:.05rem .5rem;font-size:.85rem}
 .two{display:grid;grid-template-columns:1fr 1fr;gap:2.5rem} .narrow{display:none}
+.three{display:grid;grid-template-columns:1fr 1fr 1fr;gap:1.5rem}
 table{border-collapse:collapse;width:100%} td,th{padding:.35rem .6rem;border-bottom:1px solid #eef1f4;text-align:left}
 th:first-child,td:first-child{padding-left:0} td{vertical-align:top;overflow-wrap:anywhere}
 td.ok,td.key{white-space:nowrap;overflow-wrap:normal} small{display:block;color:#66727f;line-height:1.3}
@@ -124,7 +125,7 @@ svg.tensor{background:#f4f6f8;margin:.2rem 0}
 table,svg{print-color-adjust:exact;-webkit-print-color-adjust:exact} section{break-inside:avoid}
 pre{background:#f4f6f8;padding:1rem;border-radius:8px;overflow-x:auto;font-size:.82rem;line-height:1.4}
 .ok{color:#2f855a;font-weight:600}
-@media (max-width:760px){.two{grid-template-columns:minmax(0,1fr);gap:1.5rem} .wide{display:none} .narrow{display:block}
+@media (max-width:760px){.two,.three{grid-template-columns:minmax(0,1fr);gap:1.5rem} .wide{display:none} .narrow{display:block}
 body{margin:1rem auto} .big{font-size:2rem} td,th{padding:.3rem .35rem;font-size:.92rem}}
 """
 
