@@ -46,6 +46,9 @@ def main() -> int:
     threads = commands.add_parser("threads", help="a step of DDP beside the same replicas as threads of one process")
     threads.add_argument("--rounds", type=int, default=21)
     threads.add_argument("--ranks", type=int, default=2)
+    metrics = commands.add_parser("metrics", help="metrics of distributed scores beside scikit-learn and torchmetrics")
+    metrics.add_argument("--rounds", type=int, default=5, help="of torchmetrics; scikit-learn has one")
+    metrics.add_argument("--quick", action="store_true", help="a million scores, no targets; writes nothing")
     fsdp = commands.add_parser("fsdp", help="a fully sharded step under PyTorch beside FSDP2 on gloo; memory")
     fsdp.add_argument("--rounds", type=int, default=21)
     fsdp.add_argument("--ranks", type=numbers, default=[2, 4])
@@ -117,6 +120,11 @@ def main() -> int:
         import threads as threads_bench
 
         cases = threads_bench.bench(arguments.rounds, arguments.ranks)
+    elif arguments.name == "metrics":
+        import metrics as metrics_bench
+
+        arguments.no_write |= arguments.quick
+        cases = metrics_bench.bench(arguments.rounds, arguments.quick)
     elif arguments.name == "fsdp":
         import fsdp as fsdp_bench
 

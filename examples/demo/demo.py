@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import report
 from charts import Curve, Part
+from evaluation import Evaluation
 from programs import ROOT, TESSERA
 from training import VICTIM, Training, tensor_pictures, train
 
@@ -111,7 +112,8 @@ def main() -> int:
     assert training.kill is not None
     assert training.resume is not None
     assert training.before is not None
-    accuracy = next(row["accuracy"] for row in reversed(training.rows) if "accuracy" in row)
+    evaluated = sorted((row for row in training.rows if "accuracy" in row), key=lambda row: int(row["rank"]))
+    accuracy = evaluated[0]["accuracy"]
     print(f"held-out accuracy {accuracy * 100:.1f} %")
 
     newest = root / (root / "latest").read_text(encoding="utf-8").strip()
@@ -127,6 +129,7 @@ def main() -> int:
         report.Run(
             curve=Curve(curve, training.kill[1], training.resume[1], VICTIM),
             accuracy=accuracy,
+            evaluations=[Evaluation.of(row) for row in evaluated],
             before=training.before,
             after=Part(training.after, step_of(newest), tensor_pictures(newest)),
             timings=timings_of(training, rows, newest, options.pace),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from charts import AFTER, BEFORE, COLORS, LANGUAGES, Curve, Part, TensorPicture, file_bars, loss_chart, tensor_picture
+from evaluation import Evaluation, evaluation_section
 
 COUNTS = {1: "one rank", 2: "two ranks", 3: "three ranks", 4: "four ranks"}
 
@@ -17,6 +18,7 @@ class Run:
 
     curve: Curve
     accuracy: float
+    evaluations: list[Evaluation]  # of the ranks in the end
     before: Part
     after: Part
     timings: list[tuple[str, str]]
@@ -103,6 +105,7 @@ h3{margin:.2rem 0 .4rem} h4{margin:1.2rem 0 .4rem;font-weight:600} code{overflow
 .card{border:1px solid #e1e5ea;border-radius:10px;padding:.8rem 1.2rem;flex:1;min-width:11rem}
 .card span{color:#66727f;display:block} .tag{color:#fff;border-radius:4px;padding:.05rem .5rem;font-size:.85rem}
 .two{display:grid;grid-template-columns:1fr 1fr;gap:2.5rem} .narrow{display:none}
+.three{display:grid;grid-template-columns:1fr 1fr 1fr;gap:1.5rem}
 table{border-collapse:collapse;width:100%} td,th{padding:.35rem .6rem;border-bottom:1px solid #eef1f4;text-align:left}
 th:first-child,td:first-child{padding-left:0} td{vertical-align:top;overflow-wrap:anywhere}
 td.ok,td.key{white-space:nowrap;overflow-wrap:normal} small{display:block;color:#66727f;line-height:1.3}
@@ -111,14 +114,18 @@ svg{display:block;width:100%;height:auto} svg text{font-family:system-ui,sans-se
 svg .grid{stroke:#e1e5ea} svg .axis{fill:#66727f;font-size:12px} svg .label{fill:#fff;font-size:11px}
 svg line.kill{stroke:#c0392b;stroke-dasharray:5 3} svg text.kill{fill:#c0392b}
 svg line.resume{stroke:#2f855a;stroke-dasharray:2 3} svg text.resume{fill:#2f855a}
+svg line.chance{stroke:#66727f;stroke-dasharray:5 4}
+table.confusion{table-layout:fixed} table.confusion td,table.confusion th{text-align:center;padding:.3rem 0}
+td.dark{color:#fff} td.none{color:#c3cad1} td.mistake{outline:1px solid #c0392b;font-weight:600}
 svg line.empty{stroke:#c3cad1;stroke-dasharray:3 4} svg .again{fill:#f0f2f4} i.again{background:#e3e7eb}
 svg.tensor{background:#f4f6f8;margin:.2rem 0}
 .legend{margin:.5rem 0;font-size:.9rem;display:flex;flex-wrap:wrap;gap:.2rem 1.2rem}
 .legends{gap:0 2.5rem}
 .legend i{display:inline-block;width:.9rem;height:.9rem;border-radius:3px;margin-right:.4rem;vertical-align:-.1rem}
+table,svg{print-color-adjust:exact;-webkit-print-color-adjust:exact} section{break-inside:avoid}
 pre{background:#f4f6f8;padding:1rem;border-radius:8px;overflow-x:auto;font-size:.82rem;line-height:1.4}
 .ok{color:#2f855a;font-weight:600}
-@media (max-width:760px){.two{grid-template-columns:minmax(0,1fr);gap:1.5rem} .wide{display:none} .narrow{display:block}
+@media (max-width:760px){.two,.three{grid-template-columns:minmax(0,1fr);gap:1.5rem} .wide{display:none} .narrow{display:block}
 body{margin:1rem auto} .big{font-size:2rem} td,th{padding:.3rem .35rem;font-size:.92rem}}
 """
 
@@ -151,6 +158,7 @@ The {killed} rank was killed in mid-training; the others went on from the shared
 <div class="big">{run.curve.killed} → {run.curve.resumed}</div></div>
 </div>
 <h2>Loss</h2>{loss_section(run)}
+<h2>Held-out digits</h2>{evaluation_section(run.evaluations)}
 <h2>Ranks and their files</h2>
 <p class="sub">Data-parallel ranks all hold the whole model, and each part of it is written once. Tensors of 4 MiB and
 more are cut into row blocks, one a rank. Smaller ones, as all of these are, stay whole and are packed into runs of at

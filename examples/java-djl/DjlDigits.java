@@ -17,7 +17,9 @@ import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
+import java.util.Locale;
 import java.util.concurrent.locks.LockSupport;
 
 /** The digits trainer with a network and the autograd of DJL (its PyTorch engine), beside ../java/Digits.java, whose
@@ -82,7 +84,7 @@ public final class DjlDigits {
                 else trainer.step();
                 if (++step % 10 == 0 || step == steps) {
                     Digits.print(first, "step %d/%d loss %.4f", step, steps, loss);
-                    digits.log(comm, step, "loss", loss);
+                    digits.log(comm, step, String.format(Locale.ROOT, "\"loss\":%.6f", loss));
                 }
                 stop = saver.shouldStop(step); // the same answer on all ranks
                 if (stop || (saveEvery > 0 && step % saveEvery == 0)) saver.saveAsync(step, state.metric("loss", loss));
@@ -92,9 +94,9 @@ public final class DjlDigits {
             if (stop) {
                 Digits.print(first, "digits: stopped after step %d", step);
             } else {
-                final double accuracy = accuracy();
-                digits.log(comm, step, "accuracy", accuracy);
-                Digits.print(first, "held-out accuracy %.4f", accuracy);
+                final Evaluation evaluation = evaluate(comm);
+                digits.log(comm, step, evaluation.facts);
+                Digits.print(first, "held-out accuracy %.4f", evaluation.accuracy);
             }
             comm.finish();
         }
@@ -148,14 +150,18 @@ public final class DjlDigits {
         }
     }
 
-    double accuracy() {
+    Evaluation evaluate(Comm comm) {
+        final Evaluation evaluation = new Evaluation(comm, digits.testY);
+        final float[][] pixels = new float[evaluation.rows.length][], logits = new float[pixels.length][];
+        for (int i = 0; i < pixels.length; ++i) pixels[i] = digits.testX.get((int) evaluation.rows[i]);
         try (NDManager scope = trainer.getManager().newSubManager()) {
-            final NDList pixels = new NDList(scope.create(digits.testX.toArray(float[][]::new)));
-            final long[] digit = trainer.evaluate(pixels).singletonOrThrow().argMax(1).toLongArray();
-            int right = 0;
-            for (int i = 0; i < digit.length; ++i) right += digit[i] == digits.testY.get(i) ? 1 : 0;
-            return right / (double) digit.length;
+            final float[] all = trainer.evaluate(new NDList(scope.create(pixels))).singletonOrThrow().toFloatArray();
+            for (int i = 0; i < logits.length; ++i) {
+                logits[i] = Arrays.copyOfRange(all, Digits.CLASSES * i, Digits.CLASSES * (i + 1));
+            }
         }
+        evaluation.compute(comm, logits);
+        return evaluation;
     }
 
     /** The elements where they lie. */

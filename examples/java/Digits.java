@@ -5,7 +5,6 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.*;
 import java.util.*;
 import java.util.concurrent.locks.LockSupport;
-import java.util.stream.IntStream;
 
 /** Learns to read handwritten digits, data-parallel, fully sharded, tensor-parallel, as a pipeline, or several of these: 64
  * pixels, 128 hidden units with ReLU, 10 classes; AdamW. The Java twin of examples/c/digits.c; see examples/README.md. Run by
@@ -25,6 +24,7 @@ public final class Digits {
     final FloatBuffer[] value = new FloatBuffer[4], grad = new FloatBuffer[4];
     int width = HIDDEN; // this rank's hidden units
     TensorParallel tp; // null: not tensor-parallel
+    boolean counts = true; // this rank its samples in an evaluation
     Pipelined pipe; // null: no pipeline
     Ddp ddp;
     Fsdp fsdp; // or this one
@@ -77,6 +77,7 @@ public final class Digits {
 
     /** From here on, the parameters are this rank's slices of fc1's rows and fc2's columns. */
     TensorParallel slice(Mesh mesh) {
+        counts = mesh.coordinate("tp") == 0; // its ranks have the same samples
         tp = TensorParallel.over(mesh, "tp").params(layer(0)).params(layer(1))
                 .rule("fc1", TensorParallel.Style.COLUMN).rule("fc2", TensorParallel.Style.ROW).build();
         for (int i = 0; i < 4; ++i) params[i] = tp.slice(NAMES[i]);
@@ -118,7 +119,7 @@ public final class Digits {
                 opt.step();
                 if (++step % 10 == 0 || step == steps) {
                     print(first, "step %d/%d loss %.4f", step, steps, loss);
-                    log(comm, step, "loss", loss);
+                    log(comm, step, String.format(Locale.ROOT, "\"loss\":%.6f", loss));
                 }
                 stop = saver.shouldStop(step); // the same answer on all ranks
                 if (stop || (saveEvery > 0 && step % saveEvery == 0)) {
@@ -130,9 +131,10 @@ public final class Digits {
             if (stop) {
                 print(first, "digits: stopped after step %d", step);
             } else {
-                final double accuracy = accuracy();
-                log(comm, step, "accuracy", accuracy);
-                print(first, "held-out accuracy %.4f", accuracy);
+                final Evaluation evaluation = new Evaluation(others, testY);
+                evaluation.compute(comm, pipe != null ? pipe.logits(testX, testY, evaluation.rows) : logits(evaluation.rows));
+                log(comm, step, evaluation.facts);
+                print(first, "held-out accuracy %.4f", evaluation.accuracy);
             }
             comm.finish();
         }
@@ -242,17 +244,16 @@ public final class Digits {
         return loss;
     }
 
-    double accuracy() {
-        if (pipe != null) return pipe.accuracy(testX, testY);
-        final float[][] h = new float[testX.size()][width];
+    /** Of held-out rows; null if another rank counts them. */
+    float[][] logits(long[] rows) {
+        final float[][] h = new float[rows.length][width];
         begin(0, false);
-        for (int i = 0; i < h.length; ++i) hiddenLayer(testX.get(i), h[i]);
+        for (int i = 0; i < h.length; ++i) hiddenLayer(testX.get((int) rows[i]), h[i]);
         end(0, false);
         begin(1, false);
-        final float[][] p = logits(h);
-        final double right = IntStream.range(0, h.length).filter(i -> likeliest(p[i]) == testY.get(i)).count();
+        final float[][] logits = logits(h);
         end(1, false);
-        return right / h.length;
+        return counts ? logits : null;
     }
 
     /** The same values in every language: SplitMix64, scaled by the number of inputs. */
@@ -317,11 +318,11 @@ public final class Digits {
         return new IllegalStateException();
     }
 
-    void log(Comm comm, long step, String what, double value) throws IOException {
+    void log(Comm comm, long step, String facts) throws IOException {
         if (options.get("--log").isEmpty()) return;
         final String line = String.format(Locale.ROOT,
-                "{\"time\":%.3f,\"rank\":%d,\"world\":%d,\"step\":%d,\"%s\":%.6f,\"lang\":\"java\"}\n",
-                System.currentTimeMillis() / 1000.0, comm.rank(), comm.worldSize(), step, what, value);
+                "{\"time\":%.3f,\"rank\":%d,\"world\":%d,\"step\":%d,%s,\"lang\":\"java\"}\n",
+                System.currentTimeMillis() / 1000.0, comm.rank(), comm.worldSize(), step, facts);
         Files.write(Path.of(options.get("--log")), line.getBytes(StandardCharsets.UTF_8),
                 StandardOpenOption.CREATE, StandardOpenOption.APPEND);
     }

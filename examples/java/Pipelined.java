@@ -2,7 +2,6 @@ import dev.tessera.*;
 import java.nio.FloatBuffer;
 import java.nio.LongBuffer;
 import java.util.List;
-import java.util.stream.LongStream;
 
 /** The digits network as a pipeline: four stages with one parameter each, on four ranks or on two. A rank of two has the
  * weights or the biases. Further ranks are replicas of the pipeline with other samples, or share each stage's parameter. */
@@ -13,6 +12,8 @@ final class Pipelined implements AutoCloseable {
     private final Mesh mesh, same;
     private final TensorParallel tp; // null: each stage is on one rank
     private final Pipeline pipe;
+    private float[][] evaluated; // logits, on the ranks of the last stage
+    private int next; // sample of an evaluation
     final Comm others; // the ranks with other samples
     final Ddp ddp;
 
@@ -63,7 +64,12 @@ final class Pipelined implements AutoCloseable {
             y.put(i, call.stage() == 1 ? Math.max(sum, 0) : sum);
         }
         if (call.stage() == 2 && tp != null) tp.leave(output, output); // of slices: the sum of all ranks' parts
-        if (call.stage() == 3) loss(call, y, rows);
+        if (call.stage() == 3 && call.isTraining()) loss(call, y, rows);
+        if (call.stage() == 3 && !call.isTraining()) keep(y, rows);
+    }
+
+    private void keep(FloatBuffer y, int rows) {
+        for (int r = 0; r < rows; ++r) y.get(evaluated[next++]);
     }
 
     /** From here on, y is the gradient of the logits, for the backward. */
@@ -71,17 +77,16 @@ final class Pipelined implements AutoCloseable {
         final int classes = Digits.CLASSES;
         final float[] logits = new float[classes];
         final LongBuffer labels = call.targets().get(0).longs();
-        double loss = 0, right = 0;
+        double loss = 0;
         for (int r = 0; r < rows; ++r) {
             final int label = (int) labels.get(r);
             for (int c = 0; c < classes; ++c) logits[c] = y.get(r * classes + c);
-            right += Digits.likeliest(logits) == label ? 1 : 0;
             loss += Digits.softmax(logits, label);
             for (int c = 0; c < classes; ++c) {
                 y.put(r * classes + c, (logits[c] - (c == label ? 1 : 0)) * (float) call.weight() / rows);
             }
         }
-        call.loss((call.isTraining() ? loss : right) / rows);
+        call.loss(loss / rows);
     }
 
     private void backward(StageCall call) {
@@ -117,9 +122,12 @@ final class Pipelined implements AutoCloseable {
         return mean(losses, samples.length);
     }
 
-    double accuracy(List<float[]> x, List<Integer> labels) {
-        final long[] every = LongStream.range(0, x.size()).toArray();
-        return mean(pipe.eval(pixels(x, every), labels(labels, every)), every.length);
+    /** On the first of the ranks of the last stage; null on others. */
+    float[][] logits(List<float[]> x, List<Integer> labels, long[] samples) {
+        evaluated = new float[samples.length][Digits.CLASSES];
+        next = 0;
+        pipe.eval(pixels(x, samples), labels(labels, samples));
+        return next == samples.length && same.coordinate("tp") == 0 ? evaluated : null;
     }
 
     private static Tensor pixels(List<float[]> of, long[] samples) {

@@ -21,6 +21,7 @@ import time
 
 import numpy as np
 import tessera as ts
+from digits_evaluation import evaluate
 from digits_pipeline import Pipelined
 
 MASK = (1 << 64) - 1
@@ -85,10 +86,6 @@ def loss_of(logits, labels):
     return loss, d_logits / np.float32(len(labels))
 
 
-def accuracy_of(logits, labels):
-    return float((logits.argmax(axis=1) == labels).mean())
-
-
 def fc2_backward(params, grads, hidden, d_logits):
     np.matmul(d_logits.T, hidden, out=grads["fc2.weight"])
     np.sum(d_logits, axis=0, out=grads["fc2.bias"])
@@ -102,6 +99,8 @@ def fc1_backward(grads, x, d_hidden):
 
 class DataParallel:
     """Every rank has all parameters, or all of its slices."""
+
+    counts = True  # this rank its samples in an evaluation
 
     def __init__(self, comm, params, tp):
         self.params, self.tp = params, tp
@@ -118,12 +117,14 @@ class DataParallel:
         self.model.wait()
         return loss
 
-    def accuracy(self, x, labels):
-        return accuracy_of(logits_of(self.params, hidden_layer(self.params, x), self.tp), labels)
+    def logits(self, x, labels):
+        return logits_of(self.params, hidden_layer(self.params, x), self.tp)
 
 
 class FullySharded:
     """Every rank has its rows; a layer is whole while it computes."""
+
+    counts = True
 
     def __init__(self, comm, params, tp):
         layers = ("fc1", "fc2")
@@ -143,9 +144,9 @@ class FullySharded:
         self.model.wait()
         return loss
 
-    def accuracy(self, x, labels):
+    def logits(self, x, labels):
         with self.model.summon_full_params() as params:
-            return accuracy_of(logits_of(params, hidden_layer(params, x), self.tp), labels)
+            return logits_of(params, hidden_layer(params, x), self.tp)
 
 
 PARALLEL = {"ddp": DataParallel, "fsdp": FullySharded}
@@ -173,7 +174,9 @@ def network_of(comm, params, parallel, opened):
         return PARALLEL[parallel](comm, params, None), comm
     mesh = opened(mesh_of(comm, parallel))
     tp = ts.TensorParallel(mesh, params, {"fc1": "column", "fc2": "row"}, dim="tp")
-    return PARALLEL[parallel](mesh["dp"], tp.slices, tp), mesh["dp"]
+    network = PARALLEL[parallel](mesh["dp"], tp.slices, tp)
+    network.counts = mesh.coordinate("tp") == 0  # the ranks of "tp" have the same samples
+    return network, mesh["dp"]
 
 
 def show_bar(phase, done, total):
@@ -223,8 +226,8 @@ def train(options, training, held_out):
             if first:
                 print(f"digits: stopped after step {step}", flush=True)
             return
-        accuracy = network.accuracy(*held_out)
-        log(options, comm, step=step, accuracy=round(accuracy, 6))
+        accuracy, facts = evaluate(comm, others, network, *held_out)
+        log(options, comm, step=step, **facts)
         if first:
             print(f"held-out accuracy {accuracy:.4f}", flush=True)
 

@@ -19,9 +19,10 @@ class Pipelined:
         ranks = 4 if parallel == "pp" and comm.world_size % 4 == 0 else 2
         mesh = opened(ts.Mesh(comm, {"pp": ranks, "same": comm.world_size // ranks}))
         same = opened(ts.Mesh(mesh["same"], {"dp": comm.world_size // ranks // tp_ranks, "tp": tp_ranks}))
-        self.data_ranks, self.loss_of = same["dp"], loss_of
+        self.data_ranks, self.loss_of, self.evaluated = same["dp"], loss_of, []
 
         stages = range(mesh.coordinate("pp"), len(STAGES), ranks)
+        self.counts = len(STAGES) - 1 in stages and same.coordinate("tp") == 0  # has all samples' logits
         params = {STAGES[stage]: params[STAGES[stage]] for stage in stages}
         self.tp = None
         if tp_ranks > 1:
@@ -47,7 +48,8 @@ class Pipelined:
             return self.tp.leave(made) if self.tp else made  # of slices: the sum of all ranks' parts
         logits, labels = x + param, call.targets[0]
         if not call.training:
-            return float((logits.argmax(axis=1) == labels).mean())
+            self.evaluated.append(logits)
+            return None
         loss, d_logits = self.loss_of(logits, labels)
         return d_logits * np.float32(call.weight), loss  # the former for the backward
 
@@ -75,8 +77,11 @@ class Pipelined:
         self.model.wait()
         return mean(losses, len(labels))
 
-    def accuracy(self, x, labels):
-        return mean(self.pipe.eval(x, labels), len(labels))
+    def logits(self, x, labels):
+        """On the ranks of the last stage; None on others."""
+        self.evaluated = []
+        self.pipe.eval(x, labels)
+        return np.concatenate(self.evaluated) if self.evaluated else None
 
 
 def mean(values, rows):

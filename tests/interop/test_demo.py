@@ -47,3 +47,15 @@ def test_the_demo_loses_a_rank_and_ends_well(tmp_path: Path) -> None:
     assert "after, step 600" in page
     assert page.count("SIGKILL from this demo") == 1
     assert "nothing is left to write" in page
+
+    # Each rank found the same out about the held-out digits, and the report draws it.
+    evaluated = [row for row in rows if "auroc" in row]
+    assert {row["lang"] for row in evaluated} == {"c", "python", "rust"}
+    [found] = {json.dumps({key: row[key] for key in row if key not in ("rank", "lang", "time")}) for row in evaluated}
+    matrix = json.loads(found)["matrix"]
+    assert sum(matrix) == 297
+    cells = re.findall(r"<td[^>]*>(\d+)</td>", page.split('<table class="confusion">')[1].split("</table>")[0])
+    assert list(map(int, cells)) == matrix
+    assert page.count('<polyline class="roc"') == 6, "a curve per language, twice"
+    for language in ("C", "Python", "Rust"):
+        assert f"{language}: AUROC {json.loads(found)['auroc']:.6f}" in page

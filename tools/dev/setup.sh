@@ -55,12 +55,13 @@ ensure_packages() {
   stamp_set "$1" "$key"
 }
 
-# Peers of the benchmarks that come from PyPI. Not beside the other tools: Intel MPI has an mpirun too.
+# Peers of the benchmarks that come from PyPI. Not beside the other tools: Intel MPI has an mpirun too. Without what they
+# depend on: PyTorch and the others are there.
 ensure_peers() {
   local key
   key=$(hash_of deps/bench.txt)
   stamp_ok peers "$key" && return
-  say "Python: Intel MPI of deps/bench.txt (about 130 MB)"
+  say "Python: Intel MPI and torchmetrics of deps/bench.txt (about 130 MB)"
   rm -rf "$VENV/impi"
   pip_install bench-peers --no-deps --ignore-installed --prefix "$VENV/impi" -r deps/bench.txt
   stamp_set peers "$key"

@@ -3,6 +3,8 @@
 
 #[path = "../../rust/src/contract.rs"]
 mod contract;
+#[path = "../../rust/src/evaluation.rs"]
+mod evaluation;
 
 use std::time::{Duration, Instant};
 use std::{collections::HashMap, error::Error, process::exit, thread::sleep};
@@ -11,6 +13,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{loss::cross_entropy, Linear, Module, Optimizer, SGD};
 use contract::{initial, log, parse_options, read_data, show_bar, usage, Sample, CLASSES, HIDDEN, PIXELS};
+use evaluation::Evaluation;
 use tessera::{AdamW, Comm, Ddp, Params, Sampler, Saver, State};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -56,12 +59,6 @@ impl Network {
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
-    fn accuracy(&self, samples: &[Sample]) -> Result<f64> {
-        let predicted = self.logits(&samples.iter().collect::<Vec<_>>())?.argmax(1)?.to_vec1::<u32>()?;
-        let right = predicted.iter().zip(samples).filter(|(digit, (_, label))| **digit as usize == *label).count();
-        Ok(right as f64 / samples.len() as f64)
-    }
-
     /// DDP's parameters become the network's.
     fn take(&self, ddp: &Ddp) -> Result<()> {
         for (i, var) in self.vars.iter().enumerate() {
@@ -104,7 +101,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
     let (rank, world) = (comm.rank()?, comm.world_size()?);
     let say = |text: String| (rank == 0).then(|| println!("{text}"));
     let log_file = &texts["--log"];
-    let record = |step, name, value| (!log_file.is_empty()).then(|| log(log_file, rank, world, step, name, value));
+    let record = |step, facts: &str| (!log_file.is_empty()).then(|| log(log_file, rank, world, step, facts));
     let network = Network::new(seed)?;
     let mut ddp = Ddp::new(&comm, network.params()?)?; // rank 0's values, once `take` has brought them
     let mut data = Sampler::new(&comm, train.len()).seed(seed).build()?;
@@ -142,7 +139,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
         }
         if step % 10 == 0 || step == steps {
             say(format!("step {step}/{steps} loss {loss:.4}"));
-            record(step, "loss", loss.into());
+            record(step, &format!(r#""loss":{loss:.6}"#));
         }
         let stop = saver.should_stop(step, false)?; // the same answer on all ranks
         if stop || (save_every > 0 && step % save_every == 0) {
@@ -157,9 +154,11 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
         sleep(Duration::from_millis(pace).saturating_sub(began.elapsed()));
     }
     saver.wait()?;
-    let accuracy = network.accuracy(&held_out)?;
+    let evaluation = Evaluation::new(&comm, &held_out)?;
+    let logits = network.logits(&evaluation.samples)?.to_vec2()?;
+    let (accuracy, facts) = evaluation.compute(&comm, Some(logits))?;
     say(format!("held-out accuracy {accuracy:.4}"));
-    record(start.max(steps), "accuracy", accuracy);
+    record(start.max(steps), &facts);
     Ok(comm.finalize()?)
 }
 

@@ -69,9 +69,9 @@ pub fn initial(state: &mut u64, count: usize, fan_in: usize) -> Vec<f32> {
 }
 
 /// Appends one line of JSON, with one write: ranks may share the file.
-pub fn log(path: &str, rank: usize, world: usize, step: u64, name: &str, value: f64) {
+pub fn log(path: &str, rank: usize, world: usize, step: u64, facts: &str) {
     let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
-    let values = format!(r#""rank":{rank},"world":{world},"step":{step},"{name}":{value:.6},"lang":"rust""#);
+    let values = format!(r#""rank":{rank},"world":{world},"step":{step},{facts},"lang":"rust""#);
     let line = format!("{{\"time\":{time:.3},{values}}}\n");
     let file = fs::OpenOptions::new().create(true).append(true).open(path);
     if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {

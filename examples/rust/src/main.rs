@@ -1,12 +1,14 @@
 //! The digits trainer in Rust: see ../README.md for what it shares with those in C, Python and Java.
 
 mod contract;
+mod evaluation;
 mod pipelined;
 
 use std::time::{Duration, Instant};
 use std::{collections::HashMap, process::exit, thread::sleep};
 
 use contract::{initial, log, parse_options, read_data, show_bar, usage, Sample, CLASSES, HIDDEN, PIXELS};
+use evaluation::Evaluation;
 use pipelined::{pipeline_mesh, same_mesh, stages_of, Pipelined};
 use tessera::{units, AdamW, Comm, Ddp, DdpOptions, Fsdp, FsdpOptions, Mesh, Params, Result, Sampler, Saver, State};
 use tessera::{Style, Tensor, TensorParallel};
@@ -138,15 +140,12 @@ fn forward_backward(model: &mut Model, tp: Slices, batch: &[&Sample]) -> Result<
     Ok(loss)
 }
 
-fn accuracy(model: &mut Model, tp: Slices, samples: &[Sample]) -> Result<f64> {
-    let samples: Vec<_> = samples.iter().collect();
-    if let Model::Pipelined(pipelined) = model {
-        return pipelined.accuracy(tp, &samples);
+/// The logits; `None` on ranks of a pipeline that do not have its last stage.
+fn recognise(model: &mut Model, tp: Slices, samples: &[&Sample]) -> Result<Option<Vec<Vec<f32>>>> {
+    match model {
+        Model::Pipelined(pipelined) => pipelined.logits(tp, samples),
+        _ => logits(model, tp, &hidden_layer(model, samples)?).map(Some),
     }
-    let logits = logits(model, tp, &hidden_layer(model, &samples)?)?;
-    let is_right = |logits: &[f32], label: usize| (0..CLASSES).all(|i| logits[i] <= logits[label]);
-    let right = logits.iter().zip(&samples).filter(|(logits, (_, label))| is_right(logits, *label)).count();
-    Ok(right as f64 / samples.len() as f64)
 }
 
 /// Of groups that share a model ("tp"); ranks with the same slices have other samples ("dp").
@@ -168,7 +167,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
     let (rank, world) = (comm.rank()?, comm.world_size()?);
     let say = |text: String| (rank == 0).then(|| println!("{text}"));
     let (log_file, mut random) = (&texts["--log"], seed);
-    let record = |step, name, value| (!log_file.is_empty()).then(|| log(log_file, rank, world, step, name, value));
+    let record = |step, facts: &str| (!log_file.is_empty()).then(|| log(log_file, rank, world, step, facts));
     let mut values = |count, fan_in| initial(&mut random, count, fan_in);
     let mut params = vec![
         Tensor::new(values(HIDDEN * PIXELS, PIXELS), [HIDDEN, PIXELS])?,
@@ -238,7 +237,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
         opt.step()?;
         if step % 10 == 0 || step == steps {
             say(format!("step {step}/{steps} loss {loss:.4}"));
-            record(step, "loss", loss.into());
+            record(step, &format!(r#""loss":{loss:.6}"#));
         }
         let stop = saver.should_stop(step, false)?; // the same answer on all ranks
         if stop || (save_every > 0 && step % save_every == 0) {
@@ -253,9 +252,12 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
         sleep(Duration::from_millis(pace).saturating_sub(began.elapsed()));
     }
     saver.wait()?;
-    let accuracy = accuracy(&mut model, tp.as_ref(), &held_out)?;
+    let evaluation = Evaluation::new(others, &held_out)?;
+    let logits = recognise(&mut model, tp.as_ref(), &evaluation.samples)?;
+    let counts = mesh.as_ref().map_or(Ok(0), |mesh| mesh.coordinate("tp"))? == 0; // its ranks have the same samples
+    let (accuracy, facts) = evaluation.compute(&comm, logits.filter(|_| counts))?;
     say(format!("held-out accuracy {accuracy:.4}"));
-    record(start.max(steps), "accuracy", accuracy);
+    record(start.max(steps), &facts);
     comm.finalize()
 }
 

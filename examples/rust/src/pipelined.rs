@@ -55,26 +55,29 @@ impl<'c> Pipelined<'c> {
         for parameter in 0..STAGES / self.ranks {
             self.ddp.grad_mut(parameter)?.fill(0.0);
         }
-        self.run(tp, samples, true)
+        Ok(self.run(tp, samples, true)?.0)
     }
 
-    pub fn accuracy(&mut self, tp: Slices, samples: &[&Sample]) -> Result<f64> {
-        self.run(tp, samples, false)
+    /// On the ranks of the last stage.
+    pub fn logits(&mut self, tp: Slices, samples: &[&Sample]) -> Result<Option<Vec<Vec<f32>>>> {
+        let (_, logits) = self.run(tp, samples, false)?;
+        Ok((!logits.is_empty()).then_some(logits))
     }
 
-    /// What the last stage reports, as a mean over the samples.
-    fn run(&mut self, tp: Slices, samples: &[&Sample], train: bool) -> Result<f64> {
+    /// The mean loss over the samples, or the logits that the last stage has in an evaluation.
+    fn run(&mut self, tp: Slices, samples: &[&Sample], train: bool) -> Result<(f64, Vec<Vec<f32>>)> {
         let images: Vec<f32> = samples.iter().flat_map(|(image, _)| *image).collect();
         let labels: Vec<i64> = samples.iter().map(|(_, label)| *label as i64).collect();
         let rows = samples.len();
         let (batch, targets) = ([Tensor::new(images, [rows, PIXELS])?], [Tensor::new(labels, [rows])?]);
-        let mut layers = Layers { ddp: &self.ddp, tp, ranks: self.ranks };
+        let mut layers = Layers { ddp: &self.ddp, tp, ranks: self.ranks, logits: Vec::new() };
         let values = match train {
             true => self.pipe.step(&mut layers, &batch, &targets)?,
             false => self.pipe.eval(&mut layers, &batch, &targets)?,
         };
         let rows_of = |i| rows / MICROBATCHES + usize::from(i < rows % MICROBATCHES);
-        Ok(values.iter().enumerate().map(|(i, value)| value * rows_of(i) as f64 / rows as f64).sum())
+        let loss = values.iter().enumerate().map(|(i, value)| value * rows_of(i) as f64 / rows as f64).sum();
+        Ok((loss, layers.logits))
     }
 }
 
@@ -83,6 +86,7 @@ struct Layers<'a, 'c> {
     ddp: &'a Ddp<'c>,
     tp: Slices<'a>,
     ranks: usize,
+    logits: Vec<Vec<f32>>, // of an evaluation
 }
 
 impl Stages for Layers<'_, '_> {
@@ -103,7 +107,8 @@ impl Stages for Layers<'_, '_> {
         }
         match self.tp {
             Some(tp) if stage == 2 => tp.leave_in_place(y, &[rows, CLASSES], None)?, // the sum of all ranks' parts
-            _ if stage == 3 => loss(call, y)?,
+            _ if stage == 3 && call.is_training() => loss(call, y)?,
+            _ if stage == 3 => self.logits.extend(y.chunks_exact(CLASSES).map(<[f32]>::to_vec)),
             _ => {}
         }
         Ok(())
@@ -141,11 +146,10 @@ impl Stages for Layers<'_, '_> {
 /// Reports it. From here on, `y` is the gradient of the logits, for the backward.
 fn loss(call: &StageCall<'_>, y: &mut [f32]) -> Result<()> {
     let labels = call.targets()[0].view::<i64>()?;
-    let (mut loss, mut right) = (0.0, 0.0);
+    let mut loss = 0.0;
     for (logits, &label) in y.chunks_exact_mut(CLASSES).zip(labels) {
         let label = label as usize;
-        right += f64::from(u8::from(logits.iter().all(|logit| *logit <= logits[label])));
         loss += f64::from(loss_of(logits, label, call.weight() as f32 / labels.len() as f32));
     }
-    call.loss(if call.is_training() { loss } else { right } / labels.len() as f64)
+    call.loss(loss / labels.len() as f64)
 }
