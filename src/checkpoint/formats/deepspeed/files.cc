@@ -137,12 +137,6 @@ DeepSpeedFiles find_deepspeed(FileSystem& files, const std::string& directory) {
                     fmt::format("{} has no *{}.pt, which lists the parameters: copy the files of all ranks", directory,
                                 model_ending));
     }
-    if (found.model[0].rank >= 0 && found.optimizer.size() < found.model.size()) {
-        const int rank = static_cast<int>(found.optimizer.size());
-        throw Error(Code::not_found,
-                    fmt::format("{} has {} for rank {}, but no *{}.pt, which holds its part of the parameters",
-                                directory, found.model[static_cast<size_t>(rank)].str(), rank, optimizer_ending));
-    }
     return found;
 }
 

@@ -109,20 +109,8 @@ class DeepSpeedReader {
                    "placeholders of the parameters are left; copy the files of all ranks",
                    Code::not_found);
         }
-        if (!is_whole && static_cast<size_t>(world) != names_.optimizer.size()) {
-            DeepSpeedName missing = names_.optimizer.back();
-            missing.rank = static_cast<int>(names_.optimizer.size());
-            const std::string advice =
-                world > missing.rank ? fmt::format("{} is missing", missing.str()) : "the others are of another save";
-            archives_.refuse(0,
-                   fmt::format("{} data-parallel ranks saved it, but {} optimizer files are there: {}", world,
-                               names_.optimizer.size(), advice),
-                   world > missing.rank ? Code::not_found : Code::corrupt);
-        }
-        if (names_.model[0].rank >= 0 && names_.model.size() != names_.optimizer.size()) {
-            archives_.refuse(0, fmt::format("{} ranks saved it, but {} model files are there", world, names_.model.size()),
-                   Code::not_found);
-        }
+        if (!is_whole) check_count(names_.optimizer, world, "optimizer");
+        if (names_.model[0].rank >= 0) check_count(names_.model, world, "model");
         if (const auto parallel = archives_.find_int(0, "mp_world_size"); parallel.value_or(1) != 1) {
             archives_.refuse(0, fmt::format("{} model-parallel ranks saved it; only one is supported", *parallel),
                    Code::unsupported);
@@ -151,6 +139,20 @@ class DeepSpeedReader {
         }
         manifest_.world_size = static_cast<int>(world);
         manifest_.step = std::max<int64_t>(archives_.find_int(0, "global_steps").value_or(-1), -1);
+    }
+
+    // That each rank has its file.
+    void check_count(const std::vector<DeepSpeedName>& names, int64_t world, std::string_view what) const {
+        const auto there = static_cast<int64_t>(names.size());
+        if (there == world) return;
+        DeepSpeedName missing = names.back();
+        missing.rank = static_cast<int>(there);
+        const std::string why = there < world ? fmt::format("{} is missing", missing.str())
+                                              : std::string("the others are of another save");
+        archives_.refuse(0,
+                         fmt::format("{} data-parallel ranks saved it, but {} {} files are there: {}", world, there,
+                                     what, why),
+                         there < world ? Code::not_found : Code::corrupt);
     }
 
     void check_partition_count(int file, int64_t world) const {
