@@ -679,12 +679,14 @@ class DeepSpeedReader {
         }
     }
 
-    // An object, of which the plain attributes are values.
+    // An object, of which the attributes that are numbers or texts are values.
     void add_loss_scaler(int file, Ref scaler) {
         if (scaler == no_ref || !archives_.tree(file).is(scaler, Kind::call)) return;
         const Ref state = archives_.tree(file).state(scaler);
         if (state == no_ref || !archives_.tree(file).is(state, Kind::dict)) return;
         for (const auto& [key, node] : archives_.members(file, state)) {
+            const Kind kind = archives_.tree(file).kind(node);
+            if (kind != Kind::boolean && kind != Kind::integer && kind != Kind::real && kind != Kind::text) continue;
             objects_.add(source(file), fmt::format("engine.loss_scaler.{}", key), node);
         }
     }
