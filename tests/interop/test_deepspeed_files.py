@@ -52,7 +52,7 @@ def test_python_reads_what_deepspeed_has(written: Path, case: str) -> None:
     facts = json.loads((written / case / "expected.json").read_text("utf-8"))
     with ts.Checkpoint(written / case / TAG) as checkpoint:
         assert checkpoint.step == facts["step"]
-        assert checkpoint.world_size == facts["world_size"]
+        assert checkpoint.manifest["world_size"] == facts["world_size"]
         assert checkpoint.unreadable == {}
         values = checkpoint.saved_values
         assert values["client_state.note"] == "größer"
@@ -139,7 +139,7 @@ def test_an_optimizer_goes_on_from_their_moments(written: Path, case: str) -> No
     params = {name: np.zeros_like(expected[f"model.{name}"]) for name in names}
     grads = {name: np.full_like(param, 0.125) for name, param in params.items()}
     optimizer = ts.AdamW(params, grads, lr=0.5)
-    state = ts.State({"model": params, "optim": optimizer})
+    state = ts.State(model=params, optim=optimizer)
     with ts.Checkpoint(written / case) as checkpoint:
         # DeepSpeed has two groups, and settings that this optimizer lacks.
         checkpoint.load(state, allow_missing=True, allow_unexpected=True)

@@ -348,8 +348,8 @@ TEST_F(MadeDeepSpeed, ClassesAreNeverImported) {
 }
 
 TEST(DeepSpeedLayout, RangesAreFoundInPartitions) {
-    const std::vector<int64_t> sizes{4, 0, 2, 3};
-    const auto found = partitions_of(sizes, {3, 8});
+    const std::vector<int64_t> ends{4, 4, 6, 9};
+    const auto found = partitions_of(ends, {3, 8});
     ASSERT_EQ(found.size(), 3u);
     const auto expect = [&](size_t i, FlatRange wanted) {
         EXPECT_EQ(std::tuple(found[i].partition, found[i].begin, found[i].count, found[i].first),
@@ -358,7 +358,8 @@ TEST(DeepSpeedLayout, RangesAreFoundInPartitions) {
     expect(0, {0, 3, 1, 0});
     expect(1, {2, 0, 2, 1});
     expect(2, {3, 0, 2, 3});
-    EXPECT_TRUE(partitions_of(sizes, {4, 4}).empty());
+    EXPECT_TRUE(partitions_of(ends, {4, 4}).empty());
+    EXPECT_EQ(partitions_of(ends, {4, 5})[0].partition, 2u);
 }
 
 TEST(DeepSpeedLayout, OnlyTheOneWayIsTaken) {

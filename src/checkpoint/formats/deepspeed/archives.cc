@@ -12,6 +12,12 @@ using pickle::Kind;
 using pickle::no_ref;
 using pickle::Ref;
 
+namespace {
+
+constexpr size_t most_entries = 256;  // of a group of an optimizer, or of what it keeps for a tensor
+
+}  // namespace
+
 DeepSpeedArchives::DeepSpeedArchives(FileSystem& files, const std::string& directory)
     : names_(find_deepspeed(files, directory)) {
     for (const DeepSpeedName& name : names_.model) open(files, directory, name);
@@ -77,6 +83,13 @@ DeepSpeedArchives::Members DeepSpeedArchives::members(int file, Ref dict) const 
     return found;
 }
 
+DeepSpeedArchives::Members DeepSpeedArchives::state_members(int file, Ref dict) const {
+    if (tree(file).is(dict, Kind::dict) && tree(file).items(dict).size() > 2 * most_entries) {
+        refuse(file, fmt::format("its optimizer keeps more than {} entries for a tensor", most_entries));
+    }
+    return members(file, dict);
+}
+
 StoredTensor DeepSpeedArchives::flat_tensor(int file, Ref node) const {
     if (!TorchArchive::is_tensor(tree(file), node)) tree(file).refuse(node, "a tensor");
     StoredTensor stored = archive(file).tensor(node);
@@ -96,25 +109,34 @@ std::optional<StoredTensor> DeepSpeedArchives::find_tensor(int file, Ref node) c
     }
 }
 
-DeepSpeedArchives::Members DeepSpeedArchives::optimizer_state(int file, Ref base, size_t group, size_t of_group) const {
-    const auto groups = list(file, need(file, base, "param_groups"));
-    if (group >= groups.size()) refuse(file, fmt::format("its optimizer has only {} groups", groups.size()));
-    const auto numbers = list(file, need(file, groups[group], "params"));
-    if (of_group >= numbers.size()) {
-        refuse(file, fmt::format("group {} of its optimizer has only {} tensors", group, numbers.size()));
+OptimizerStates::OptimizerStates(const DeepSpeedArchives& archives, int file, Ref optimizer)
+    : archives_(archives), file_(file) {
+    const pickle::Tree& tree = archives.tree(file);
+    for (const Ref group : archives.list(file, archives.need(file, optimizer, "param_groups"))) {
+        // Many may be the same, and each is searched.
+        if (!tree.is(group, Kind::dict) || tree.items(group).size() > 2 * most_entries) {
+            archives.refuse(file, "a group of its optimizer is no dict, or too large");
+        }
+        const Ref numbers = archives.need(file, group, "params");
+        groups_.push_back({archives.list(file, numbers), archives.find(file, group, step_state)});
     }
-    const int64_t number = tree(file).as_int(numbers[of_group]);
-    const Ref states = need(file, base, "state");
-    if (!tree(file).is(states, Kind::dict)) tree(file).refuse(states, "the state of an optimizer");
-    const auto items = tree(file).items(states);
-    Members found;
+    const Ref states = archives.need(file, optimizer, "state");
+    if (!tree.is(states, Kind::dict)) tree.refuse(states, "the state of an optimizer");
+    const auto items = tree.items(states);
     for (size_t i = 0; i < items.size(); i += 2) {
-        if (!tree(file).is(items[i], Kind::integer) || tree(file).as_int(items[i]) != number) continue;
-        found = members(file, items[i + 1]);
-        break;
+        if (tree.is(items[i], Kind::integer)) states_.emplace(tree.as_int(items[i]), items[i + 1]);
     }
-    add_group_step(found, find(file, groups[group], step_state));
-    return found;
+}
+
+DeepSpeedArchives::Members OptimizerStates::state(size_t group, size_t of_group) const {
+    if (group >= groups_.size() || of_group >= groups_[group].numbers.size()) {
+        archives_.refuse(file_, fmt::format("its optimizer has no tensor {} in group {}", of_group, group));
+    }
+    const auto found = states_.find(archives_.tree(file_).as_int(groups_[group].numbers[of_group]));
+    if (found == states_.end()) return {};
+    DeepSpeedArchives::Members state = archives_.state_members(file_, found->second);
+    add_group_step(state, groups_[group].step);
+    return state;
 }
 
 void add_group_step(DeepSpeedArchives::Members& state, Ref step) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -43,13 +44,12 @@ class DeepSpeedArchives {
     [[nodiscard]] std::optional<int64_t> find_int(int file, std::string_view key) const;
     [[nodiscard]] std::span<const pickle::Ref> list(int file, pickle::Ref node) const;
     [[nodiscard]] Members members(int file, pickle::Ref dict) const;
+    // The same of what an optimizer keeps for a tensor.
+    [[nodiscard]] Members state_members(int file, pickle::Ref dict) const;
     // A contiguous tensor of one dimension.
     [[nodiscard]] StoredTensor flat_tensor(int file, pickle::Ref node) const;
     // nullopt for what is not a tensor, or of a kind that Tessera lacks.
     [[nodiscard]] std::optional<StoredTensor> find_tensor(int file, pickle::Ref node) const;
-    // What the optimizer `base` keeps for tensor number `of_group` of a group; empty before its first step.
-    [[nodiscard]] Members optimizer_state(int file, pickle::Ref base, size_t group, size_t of_group) const;
-
     // Moves the contents out.
     [[nodiscard]] std::vector<std::string> take_paths() { return std::move(paths_); }
     [[nodiscard]] std::vector<TorchArchive> take_archives() { return std::move(archives_); }
@@ -64,8 +64,30 @@ class DeepSpeedArchives {
     int64_t modified_ns_ = 0;
 };
 
-// Some optimizers count steps for a group, not for its tensors: adds the count to a state that has none.
-void add_group_step(DeepSpeedArchives::Members& state, pickle::Ref step);
+// What an optimizer (the dict of a torch.optim.Optimizer's state_dict) keeps for its tensors, which are numbered in its
+// groups.
+class OptimizerStates {
+   public:
+    OptimizerStates(const DeepSpeedArchives& archives, int file, pickle::Ref optimizer);
+    [[nodiscard]] size_t groups() const { return groups_.size(); }
+    [[nodiscard]] size_t tensors_in(size_t group) const { return groups_[group].numbers.size(); }
+    // Of tensor number `of_group` of a group; empty before its first step. Some optimizers count steps for a group:
+    // each of its tensors then has them. CORRUPT if there is no such tensor.
+    [[nodiscard]] DeepSpeedArchives::Members state(size_t group, size_t of_group) const;
+
+   private:
+    struct Group {
+        std::span<const pickle::Ref> numbers;
+        pickle::Ref step = pickle::no_ref;
+    };
+    const DeepSpeedArchives& archives_;
+    int file_;
+    std::vector<Group> groups_;
+    std::unordered_map<int64_t, pickle::Ref> states_;
+};
+
 inline constexpr std::string_view step_state = "step";
+// Adds a group's count of steps to a state that has none of its own.
+void add_group_step(DeepSpeedArchives::Members& state, pickle::Ref step);
 
 }  // namespace tsr

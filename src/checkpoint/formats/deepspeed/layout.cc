@@ -4,14 +4,16 @@
 
 namespace tsr {
 
-std::vector<FlatRange> partitions_of(std::span<const int64_t> sizes, Range elements) {
+std::vector<FlatRange> partitions_of(std::span<const int64_t> ends, Range elements) {
     std::vector<FlatRange> found;
-    int64_t begin = 0;  // of the partition in the vector
-    for (size_t i = 0; i < sizes.size() && begin < elements.end; ++i) {
-        const int64_t from = std::max(begin, elements.begin);
-        const int64_t to = std::min(begin + sizes[i], elements.end);
-        if (from < to) found.push_back({i, from - begin, to - from, from - elements.begin});
-        begin += sizes[i];
+    auto end = std::upper_bound(ends.begin(), ends.end(), elements.begin);
+    for (int64_t at = elements.begin; at < elements.end && end != ends.end(); ++end) {
+        const int64_t stop = std::min(*end, elements.end);
+        if (stop == at) continue;
+        const auto partition = static_cast<size_t>(end - ends.begin());
+        const int64_t begin = partition == 0 ? 0 : ends[partition - 1];
+        found.push_back({partition, at - begin, stop - at, at - elements.begin});
+        at = stop;
     }
     return found;
 }

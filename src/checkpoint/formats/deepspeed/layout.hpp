@@ -18,9 +18,9 @@ struct FlatRange {
     int64_t count = 0;
     int64_t first = 0;
 };
-// Where the elements of a range of a vector are that is cut into partitions of these sizes, in order. The range is
+// Where the elements of a range of a vector are that is cut into partitions, which end at these elements. The range is
 // inside the vector.
-[[nodiscard]] std::vector<FlatRange> partitions_of(std::span<const int64_t> sizes, Range elements);
+[[nodiscard]] std::vector<FlatRange> partitions_of(std::span<const int64_t> ends, Range elements);
 
 // Which of `all` the `some` are, if they are in the same order and their shapes leave one way only. nullopt in `some`:
 // any shape.

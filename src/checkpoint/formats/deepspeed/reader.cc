@@ -180,6 +180,7 @@ class DeepSpeedReader {
         }
         std::map<std::tuple<const ZipEntry*, int64_t, std::string>, std::string_view> known;
         for (const auto& [name, node] : module_) {
+            if (aliases_.contains(name)) continue;
             const auto stored = archives_.find_tensor(0, node);
             if (!stored || stored->entry == nullptr || stored->shape.product() == 0) continue;
             const auto [first, is_new] = known.try_emplace(
@@ -197,9 +198,11 @@ class DeepSpeedReader {
     // Parameters in the order of their elements, a list for each group.
     [[nodiscard]] std::vector<std::vector<Parameter>> parameters() const {
         std::vector<std::vector<Parameter>> groups;
+        std::set<std::string_view> names;
         for (const Ref group : archives_.list(0, archives_.need(0, "param_shapes"))) {
             std::vector<Parameter>& found = groups.emplace_back();
             for (const auto& [name, shape] : archives_.members(0, group)) {
+                if (!names.insert(name).second) archives_.refuse(0, fmt::format("two parameters are called '{}'", name));
                 found.push_back({std::string(name), shape_of(name, shape)});
             }
         }
@@ -292,8 +295,9 @@ class DeepSpeedReader {
         for (const Fragment& fragment : fragments) {
             const int file = fragment.partition->file;
             const Ref node = node_of(fragment);
-            if (!TorchArchive::is_tensor(archives_.tree(file), node)) return fmt::format("it is {}", archives_.tree(file).name(node));
-            const Dims shape = archives_.archive(file).tensor(node).shape;
+            const auto stored = archives_.find_tensor(file, node);
+            if (!stored) return fmt::format("{} is not supported", archives_.tree(file).name(node));
+            const Dims& shape = stored->shape;
             if (shape.ndim() == 1 && shape[0] >= fragment.partition->count) continue;
             return fmt::format("it has the shape {} for a partition of {} elements", shape.str(),
                                fragment.partition->count);
@@ -305,10 +309,9 @@ class DeepSpeedReader {
     bool put_scalar(const std::string& name, int file, Ref node) {
         TorchPiece piece{Box::whole({}), {file, 0, archives_.size_bytes(file)}, node};
         TorchContents::Tensor tensor;
-        if (TorchArchive::is_tensor(archives_.tree(file), node)) {
-            const StoredTensor stored = archives_.archive(file).tensor(node);
-            if (stored.shape.ndim() != 0) return false;
-            tensor.dtype = stored.dtype;
+        if (const auto stored = archives_.find_tensor(file, node)) {
+            if (stored->shape.ndim() != 0) return false;
+            tensor.dtype = stored->dtype;
         } else if (archives_.tree(file).is(node, Kind::integer)) {
             piece.number = static_cast<float>(archives_.tree(file).as_int(node));
         } else if (archives_.tree(file).is(node, Kind::real)) {
@@ -328,25 +331,25 @@ class DeepSpeedReader {
     void add_groups() {
         const auto groups = parameters();
         const auto optimizers = partitions(groups.size());
+        const int first = archives_.first_optimizer();
+        const Ref alignment =
+            archives_.find(first, archives_.need(first, "optimizer_state_dict"), "param_alignment_paddings");
         for (size_t g = 0; g < groups.size(); ++g) {
-            std::vector<int64_t> sizes;
-            int64_t there = 0;
-            for (const auto& partitions : optimizers) {
-                sizes.push_back(partitions[g].count);
-                there += sizes.back();
-            }
-            const std::vector<int64_t> paddings = paddings_of(g, groups[g].size());
+            std::vector<int64_t> ends;
+            for (const auto& partitions : optimizers) append_end(ends, partitions[g]);
+            const int64_t there = ends.back();
+            const std::vector<int64_t> paddings = paddings_of(alignment, g, groups[g].size());
             int64_t at = 0;
             for (size_t p = 0; p < groups[g].size(); ++p) {
                 const Parameter& parameter = groups[g][p];
                 const int64_t count = parameter.shape.product();
                 if (count > there - at) {
-                    archives_.refuse(archives_.first_optimizer(), fmt::format("group {} has {} elements in all ranks' files, but parameter "
+                    archives_.refuse(first, fmt::format("group {} has {} elements in all ranks' files, but parameter "
                                                          "'{}' ends at element {}",
                                                          g, there, parameter.name, at + count));
                 }
                 std::vector<Fragment> fragments;
-                for (const FlatRange& range : partitions_of(sizes, {at, at + count})) {
+                for (const FlatRange& range : partitions_of(ends, {at, at + count})) {
                     fragments.push_back({&optimizers[range.partition][g], range.begin, range.count, range.first});
                 }
                 put_parameter(parameter, fragments);
@@ -354,11 +357,20 @@ class DeepSpeedReader {
             }
             // At its end, a group may be padded to twice the number of ranks.
             if (there - at >= 2 * static_cast<int64_t>(optimizers.size())) {
-                archives_.refuse(archives_.first_optimizer(),
+                archives_.refuse(first,
                        fmt::format("group {} has {} elements in all ranks' files, but its parameters have {}", g, there,
                                    at));
             }
         }
+    }
+
+    // Of partitions that follow each other.
+    void append_end(std::vector<int64_t>& ends, const Partition& partition) const {
+        int64_t end = 0;
+        if (__builtin_add_overflow(ends.empty() ? 0 : ends.back(), partition.count, &end)) {
+            archives_.refuse(partition.file, "the total size of its partitions exceeds 2^63 elements");
+        }
+        ends.push_back(end);
     }
 
     // By rank, then by group.
@@ -373,14 +385,16 @@ class DeepSpeedReader {
             }
             std::vector<Partition>& own = found.emplace_back();
             const Ref base = archives_.find(file, optimizer, "base_optimizer_state");
+            const bool is_elastic = base != no_ref && archives_.tree(file).is(base, Kind::list);  // the states alone
+            const Ref elastic_step = is_elastic ? archives_.find(file, optimizer, "base_optimizer_state_step") : no_ref;
+            std::optional<OptimizerStates> states;
+            if (base != no_ref && !is_elastic) states.emplace(archives_, file, base);
             for (size_t g = 0; g < masters.size(); ++g) {
                 Partition partition{file, masters[g], archives_.flat_tensor(file, masters[g]).shape[0], {}};
-                if (base != no_ref && archives_.tree(file).is(base, Kind::list)) {  // "elastic": the states alone
-                    const auto states = archives_.list(file, base);
-                    if (g < states.size()) partition.state = archives_.members(file, states[g]);
-                    add_group_step(partition.state, archives_.find(file, optimizer, "base_optimizer_state_step"));
-                } else if (base != no_ref) {
-                    partition.state = archives_.optimizer_state(file, base, g, 0);
+                if (states) partition.state = states->state(g, 0);
+                if (is_elastic && g < archives_.list(file, base).size()) {
+                    partition.state = archives_.state_members(file, archives_.list(file, base)[g]);
+                    add_group_step(partition.state, elastic_step);
                 }
                 own.push_back(std::move(partition));
             }
@@ -389,10 +403,9 @@ class DeepSpeedReader {
     }
 
     // After each parameter of a group, if they were aligned.
-    [[nodiscard]] std::vector<int64_t> paddings_of(size_t group, size_t count) const {
+    [[nodiscard]] std::vector<int64_t> paddings_of(Ref all, size_t group, size_t count) const {
         std::vector<int64_t> paddings(count, 0);
         const int file = archives_.first_optimizer();
-        const Ref all = archives_.find(file, archives_.need(file, "optimizer_state_dict"), "param_alignment_paddings");
         if (all == no_ref) return paddings;
         const auto groups = archives_.list(file, all);
         if (group >= groups.size() || archives_.list(file, groups[group]).size() != count) {
@@ -468,37 +481,24 @@ class DeepSpeedReader {
     void add_stage3() {
         // By rank, then by the vectors of a rank, one after the other.
         std::vector<std::vector<Partition>> vectors;
-        std::vector<std::vector<int64_t>> sizes;
+        std::vector<std::vector<int64_t>> ends;
         for (int file = archives_.first_optimizer(); file < archives_.count(); ++file) {
             const Ref optimizer = archives_.need(file, "optimizer_state_dict");
             const auto masters = archives_.list(file, archives_.need(file, optimizer, "fp32_flat_groups"));
-            const Ref base = archives_.find(file, optimizer, "optimizer_state_dict");
-            std::vector<std::pair<size_t, size_t>> places;  // of the vectors: group, and number in it
-            if (base != no_ref) {
-                const auto groups = archives_.list(file, archives_.need(file, base, "param_groups"));
-                for (size_t g = 0; g < groups.size(); ++g) {
-                    const size_t count = archives_.list(file, archives_.need(file, groups[g], "params")).size();
-                    for (size_t i = 0; i < count; ++i) places.emplace_back(g, i);
-                }
-                if (places.size() != masters.size()) {
-                    archives_.refuse(file, fmt::format("its optimizer has {} tensors, but there are {} partitions", places.size(),
-                                             masters.size()));
-                }
-            }
             std::vector<Partition>& own = vectors.emplace_back();
-            for (size_t i = 0; i < masters.size(); ++i) {
-                Partition partition{file, masters[i], archives_.flat_tensor(file, masters[i]).shape[0], {}};
-                if (base != no_ref) partition.state = archives_.optimizer_state(file, base, places[i].first, places[i].second);
-                own.push_back(std::move(partition));
+            std::vector<int64_t>& own_ends = ends.emplace_back();
+            for (const Ref master : masters) {
+                own.push_back({file, master, archives_.flat_tensor(file, master).shape[0], {}});
+                append_end(own_ends, own.back());
             }
-            std::vector<int64_t>& own_sizes = sizes.emplace_back();
-            for (const Partition& partition : own) own_sizes.push_back(partition.count);
-            if (own_sizes != sizes[0]) {
+            if (const Ref base = archives_.find(file, optimizer, "optimizer_state_dict"); base != no_ref) {
+                add_vector_states(file, own, OptimizerStates(archives_, file, base));
+            }
+            if (own_ends != ends[0]) {
                 archives_.refuse(file, "its partitions have other sizes than those of rank 0: it is of another save");
             }
         }
-        int64_t there = 0;
-        for (const int64_t size : sizes[0]) there += size;
+        const int64_t there = ends[0].empty() ? 0 : ends[0].back();
         int64_t at = 0;
         for (const std::vector<Parameter>& group : parameters()) {
             for (const Parameter& parameter : group) {
@@ -512,7 +512,7 @@ class DeepSpeedReader {
                 std::vector<Fragment> fragments;
                 for (size_t r = 0; r < vectors.size(); ++r) {
                     const Range range = part_of(parameter.shape, vectors.size(), r);
-                    for (const FlatRange& one : partitions_of(sizes[r], {at, at + range.end - range.begin})) {
+                    for (const FlatRange& one : partitions_of(ends[r], {at, at + range.end - range.begin})) {
                         fragments.push_back({&vectors[r][one.partition], one.begin, one.count, range.begin + one.first});
                     }
                 }
@@ -523,6 +523,19 @@ class DeepSpeedReader {
         if (at != there) {
             archives_.refuse(archives_.first_optimizer(), fmt::format("its partitions have {} elements, but the parts of its parameters {}",
                                                  there, at));
+        }
+    }
+
+    // The optimizer of stage 3 has a rank's vectors as its tensors, in order.
+    void add_vector_states(int file, std::vector<Partition>& vectors, const OptimizerStates& states) const {
+        size_t count = 0;
+        for (size_t group = 0; group < states.groups(); ++group) count += states.tensors_in(group);
+        if (count != vectors.size()) {
+            archives_.refuse(file, fmt::format("its optimizer has {} tensors for {} partitions", count, vectors.size()));
+        }
+        size_t next = 0;
+        for (size_t group = 0; group < states.groups(); ++group) {
+            for (size_t i = 0; i < states.tensors_in(group); ++i) vectors[next++].state = states.state(group, i);
         }
     }
 
@@ -539,8 +552,9 @@ class DeepSpeedReader {
         if (optimizer == no_ref) return;
         const Ref nested = archives_.find(0, optimizer, "optimizer_state_dict");
         const Ref base = nested != no_ref ? nested : optimizer;
+        if (archives_.find(0, base, "param_groups") == no_ref) return;
         whole_settings_ = archives_.find(0, base, "param_groups");
-        if (whole_settings_ == no_ref) return;
+        const OptimizerStates states(archives_, 0, base);
         std::set<std::string_view> buffers;
         for (const Ref one : archives_.list(0, archives_.need(0, "buffer_names"))) {
             buffers.insert(archives_.tree(0).as_text(one));
@@ -554,13 +568,13 @@ class DeepSpeedReader {
             shapes.push_back(stored->shape);
         }
         if (const Ref flat = archives_.find(0, optimizer, "fp32_groups_flat"); flat != no_ref) {
-            return add_whole_vector(base, flat, names, shapes);
+            return add_whole_vector(states, flat, names, shapes);
         }
         const Ref masters = archives_.find(0, optimizer, "fp32_groups");
         std::vector<Numbered> found;
         std::vector<bool> taken(names.size(), false);
-        for (size_t g = 0; g < archives_.list(0, whole_settings_).size(); ++g) {
-            std::vector<Numbered> group = numbered(base, masters, g);
+        for (size_t g = 0; g < states.groups(); ++g) {
+            std::vector<Numbered> group = numbered(states, masters, g);
             std::vector<std::optional<Dims>> group_shapes;
             for (const Numbered& one : group) group_shapes.push_back(shape_of(one));
             const auto places = places_by_shape(group_shapes, shapes);
@@ -583,13 +597,10 @@ class DeepSpeedReader {
     }
 
     // A group's tensors.
-    [[nodiscard]] std::vector<Numbered> numbered(Ref base, Ref masters, size_t group) const {
+    [[nodiscard]] std::vector<Numbered> numbered(const OptimizerStates& states, Ref masters, size_t group) const {
         std::vector<Numbered> found;
-        const Ref settings = archives_.list(0, whole_settings_)[group];
-        const size_t count = archives_.list(0, archives_.need(0, settings, "params")).size();
-        for (size_t i = 0; i < count; ++i) {
-            found.push_back({"", no_ref, archives_.optimizer_state(0, base, group, i)});
-        }
+        const size_t count = states.tensors_in(group);
+        for (size_t i = 0; i < count; ++i) found.push_back({"", no_ref, states.state(group, i)});
         if (masters == no_ref) return found;
         const auto groups = archives_.list(0, masters);
         if (group >= groups.size() || archives_.list(0, groups[group]).size() != count) {
@@ -610,13 +621,13 @@ class DeepSpeedReader {
     }
 
     // All parameters of the only group as one vector.
-    void add_whole_vector(Ref base, Ref flat, const std::vector<std::string_view>& names,
+    void add_whole_vector(const OptimizerStates& states, Ref flat, const std::vector<std::string_view>& names,
                           const std::vector<Dims>& shapes) {
         const auto vectors = archives_.list(0, flat);
         int64_t there = 0;
         for (const Dims& shape : shapes) there += shape.product();
         if (vectors.size() != 1 || archives_.flat_tensor(0, vectors[0]).shape[0] != there) return refuse_names(true, 0);
-        const Partition partition{0, vectors[0], there, archives_.optimizer_state(0, base, 0, 0)};
+        const Partition partition{0, vectors[0], there, states.state(0, 0)};
         int64_t at = 0;
         for (size_t i = 0; i < names.size(); ++i) {
             const int64_t count = shapes[i].product();
@@ -649,8 +660,16 @@ class DeepSpeedReader {
     }
 
     void add_values() {
-        for (const auto& [key, node] : archives_.members(0, archives_.tree(0).root())) {
-            if (is_one_of(own_keys, key) || archives_.tree(0).is(node, Kind::none)) continue;
+        const Tree& top = archives_.tree(0);
+        const auto items = top.items(top.root());
+        for (size_t i = 0; i < items.size(); i += 2) {
+            if (!top.is(items[i], Kind::text)) {
+                manifest_.unreadable.emplace("client_state", fmt::format("it has {} as a key", top.name(items[i])));
+                continue;
+            }
+            const std::string_view key = top.as_text(items[i]);
+            const Ref node = items[i + 1];
+            if (is_one_of(own_keys, key) || top.is(node, Kind::none)) continue;
             const std::string prefix = key == "lr_scheduler" ? "" : is_one_of(engine_keys, key) ? "engine." : "client_state.";
             objects_.add(source(0), prefix + std::string(key), node);
         }
