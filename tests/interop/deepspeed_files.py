@@ -6,7 +6,7 @@ For each case a directory CASE with DeepSpeed's files and two of ours:
 
   expected.safetensors   full parameters, buffers and moments, from DeepSpeed's own accessors (safe_get_full_*) of the
                          running engine; the parameters of ZeRO were compared with zero_to_fp32.py's
-  expected.json          {"step", "world_size", "values": {NAME: value}, "unreadable": [NAME]}
+  expected.json          {"step", "world_size", "values": {NAME: typed JSON}}
 
 Names are the ones under which Tessera reads them. Needs deepspeed 0.19.8, a PyTorch for CPUs and safetensors:
 
@@ -40,6 +40,7 @@ from safetensors.torch import save_file
 HERE = Path(__file__).resolve().parent
 STEPS = 2
 CLIENT = {"epoch": 3, "best": 0.625, "note": "größer", "history": [1, 2.5, None], "pair": (1, "b")}
+LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "scale_factor", "scale_window", "min_scale", "dynamic")
 CLIENT["nested"] = {"flag": True, "deep": {"n": -7}}
 
 # name: ranks, stage, dtype, more configuration
@@ -163,9 +164,10 @@ def check_with_their_script(directory: Path, found: dict[str, torch.Tensor], sta
         assert torch.equal(tensor.float(), found[f"model.{name}"].float()), name
 
 
-def loss_scaler_values(scaler: Any) -> dict[str, Any]:
-    plain = {key: value for key, value in vars(scaler).items() if isinstance(value, (int, float, str, bool, type(None)))}
-    return {f"engine.loss_scaler.{key}": value for key, value in plain.items()}
+def loss_scale_values(engine: Any) -> dict[str, Any]:
+    optimizer = engine.optimizer
+    state = vars(optimizer.loss_scaler) if hasattr(optimizer, "loss_scaler") else optimizer.state_dict()
+    return {f"engine.loss_scaler.{key}": state[key] for key in LOSS_SCALE if state.get(key) is not None}
 
 
 def run(rank: int, ranks: int, port: int, name: str, directory: Path) -> None:
@@ -192,7 +194,7 @@ def run(rank: int, ranks: int, port: int, name: str, directory: Path) -> None:
     if rank == 0:
         check_with_their_script(directory, found, stage)
         save_file(found, directory / "expected.safetensors")
-        (directory / "expected.json").write_text(json.dumps(expected(engine, scheduler, ranks), indent=1), "utf-8")
+        (directory / "expected.json").write_text(json.dumps(expected(engine, scheduler, ranks), indent=1, ensure_ascii=False), "utf-8")
         for script in ("zero_to_fp32.py", "zero_to_torch.py"):
             (directory / script).unlink(missing_ok=True)
     torch.distributed.barrier()
@@ -211,10 +213,15 @@ def expected(engine: Any, scheduler: Any, ranks: int) -> dict[str, Any]:
     client = {key: value for key, value in CLIENT.items() if key != "nested"}
     values |= {f"client_state.{key}": value for key, value in client.items()}
     values |= {"client_state.nested.flag": True, "client_state.nested.deep.n": -7}
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
-    if scaler is not None:
-        values |= loss_scaler_values(scaler)
-    return {"step": engine.global_steps, "world_size": ranks, "values": values}
+    values |= loss_scale_values(engine)
+    return {"step": engine.global_steps, "world_size": ranks, "values": {k: typed(v) for k, v in values.items()}}
+
+
+def typed(value: Any) -> Any:
+    """Typed JSON (docs/FORMAT.md)."""
+    if isinstance(value, tuple):
+        return {"~": "tuple", "v": [typed(one) for one in value]}
+    return value
 
 
 def free_port() -> int:

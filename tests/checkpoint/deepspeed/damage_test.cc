@@ -212,6 +212,11 @@ TEST(DeepSpeedFiles, ALatestThatNamesNoTagListsThem) {
     }
     spill(dir / "latest", "stage3-fp32-2\n");
     EXPECT_EQ(Checkpoint::open(dir.path())->path(), dir / "stage3-fp32-2");
+    // As Hugging Face's Trainer leaves them.
+    fs::copy(written() + "/stage3-fp32-2/expected.safetensors", dir / "model.safetensors");
+    EXPECT_EQ(Checkpoint::open(dir.path())->manifest().format, "safetensors");
+    EXPECT_EQ(Checkpoint::open(dir / "stage3-fp32-2")->manifest().format, "deepspeed");
+    fs::remove(dir / "model.safetensors");
     fs::remove(dir / "latest");
     EXPECT_EQ(opening(dir.path()).code(), Code::not_found);
 }

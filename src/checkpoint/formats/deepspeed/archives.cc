@@ -115,7 +115,7 @@ OptimizerStates::OptimizerStates(const DeepSpeedArchives& archives, int file, Re
     for (const Ref group : archives.list(file, archives.need(file, optimizer, "param_groups"))) {
         // Many may be the same, and each is searched.
         if (!tree.is(group, Kind::dict) || tree.items(group).size() > 2 * most_entries) {
-            archives.refuse(file, "a group of its optimizer is no dict, or too large");
+            archives.refuse(file, "a group of its optimizer is not a dict, or is too large");
         }
         const Ref numbers = archives.need(file, group, "params");
         groups_.push_back({archives.list(file, numbers), archives.find(file, group, step_state)});

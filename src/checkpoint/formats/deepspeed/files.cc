@@ -108,6 +108,7 @@ std::optional<std::string> newest_deepspeed(FileSystem& files, const std::string
                                             const std::vector<std::string>& names) {
     if (std::ranges::find(names, latest_name) == names.end()) return std::nullopt;
     const std::string latest = join(root, latest_name);
+    if (is_directory(files, latest)) return std::nullopt;
     std::string tag = first_bytes(files, latest, 1024);
     while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) tag.pop_back();
     const auto is_checkpoint = [&](const std::string& name) {

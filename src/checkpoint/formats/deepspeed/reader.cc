@@ -40,10 +40,14 @@ constexpr std::string_view own_keys[] = {"module",
                                          "universal_checkpoint_info"};
 constexpr std::string_view engine_keys[] = {"data_sampler",   "random_ltd",    "skipped_steps", "global_steps",
                                             "global_samples", "dp_world_size", "ds_config",     "ds_version"};
+constexpr std::string_view loss_scale_keys[] = {
+    "cur_scale",  "cur_iter",     "last_overflow_iter", "scale_factor",           "scale_window",
+    "min_scale",  "delayed_shift", "cur_hysteresis",    "consecutive_hysteresis", "dynamic",
+    "dynamic_loss_scale"};
 
 template <size_t n>
 bool is_one_of(const std::string_view (&names)[n], std::string_view name) {
-    return std::ranges::archives_.find(names, name) != std::end(names);
+    return std::ranges::find(names, name) != std::end(names);
 }
 
 using Members = DeepSpeedArchives::Members;
@@ -307,7 +311,7 @@ class DeepSpeedReader {
 
     // A tensor without dimensions, or a number, which becomes one. False for others.
     bool put_scalar(const std::string& name, int file, Ref node) {
-        TorchPiece piece{Box::whole({}), {file, 0, archives_.size_bytes(file)}, node};
+        TorchPiece piece{Box::whole(Dims{}), {file, 0, archives_.size_bytes(file)}, node};
         TorchContents::Tensor tensor;
         if (const auto stored = archives_.find_tensor(file, node)) {
             if (stored->shape.ndim() != 0) return false;
@@ -673,17 +677,22 @@ class DeepSpeedReader {
             const std::string prefix = key == "lr_scheduler" ? "" : is_one_of(engine_keys, key) ? "engine." : "client_state.";
             objects_.add(source(0), prefix + std::string(key), node);
         }
-        int file = archives_.first_optimizer();
         if (names_.optimizer.empty()) {
             add_settings(0, whole_settings_);
+            add_loss_scale(0, archives_.find(0, "optimizer"));
             return;
         }
+        const int file = archives_.first_optimizer();
         const Ref optimizer = archives_.need(file, "optimizer_state_dict");
         for (const std::string_view key : {"base_optimizer_state", "optimizer_state_dict"}) {
             const Ref base = archives_.find(file, optimizer, key);
             if (base != no_ref && archives_.tree(file).is(base, Kind::dict)) add_settings(file, archives_.find(file, base, "param_groups"));
         }
-        add_loss_scaler(file, archives_.find(file, optimizer, "loss_scaler"));
+        // An object: its attributes.
+        const Ref scaler = archives_.find(file, optimizer, "loss_scaler");
+        if (scaler != no_ref && archives_.tree(file).is(scaler, Kind::call)) {
+            add_loss_scale(file, archives_.tree(file).state(scaler));
+        }
     }
 
     void add_settings(int file, Ref groups) {
@@ -698,15 +707,12 @@ class DeepSpeedReader {
         }
     }
 
-    // An object, of which the attributes that are numbers or texts are values.
-    void add_loss_scaler(int file, Ref scaler) {
-        if (scaler == no_ref || !archives_.tree(file).is(scaler, Kind::call)) return;
-        const Ref state = archives_.tree(file).state(scaler);
-        if (state == no_ref || !archives_.tree(file).is(state, Kind::dict)) return;
-        for (const auto& [key, node] : archives_.members(file, state)) {
-            const Kind kind = archives_.tree(file).kind(node);
-            if (kind != Kind::boolean && kind != Kind::integer && kind != Kind::real && kind != Kind::text) continue;
-            objects_.add(source(file), fmt::format("engine.loss_scaler.{}", key), node);
+    void add_loss_scale(int file, Ref entries) {
+        if (entries == no_ref || !archives_.tree(file).is(entries, Kind::dict)) return;
+        for (const std::string_view key : loss_scale_keys) {
+            if (const Ref found = archives_.find(file, entries, key); found != no_ref) {
+                objects_.add(source(file), fmt::format("engine.loss_scaler.{}", key), found);
+            }
         }
     }
 
