@@ -2,6 +2,7 @@
 // file and the reason, and never gives other numbers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "written.hpp"
