@@ -246,6 +246,7 @@ Methods mesh_methods();
 Methods layout_methods();
 Methods ddp_methods();
 Methods fsdp_methods();
+Methods engine_methods();
 Methods tp_methods();
 Methods pipeline_methods();
 Methods lr_schedule_methods();

@@ -9,7 +9,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
-import java.util.stream.IntStream;
+import java.util.stream.Collectors;
 import java.util.stream.Stream;
 
 /**
@@ -40,12 +40,8 @@ import java.util.stream.Stream;
 public final class Fsdp extends NativeObject {
     private final Comm comm; // not closed by us; reachable while we are
     private final TensorParallel tp; // likewise; null: the parameters are whole
-    private final List<String> unitNames = new ArrayList<>();
-    private final List<String> names = new ArrayList<>(); // without wrappers
-    private final Map<String, Integer> units = new HashMap<>();
-    private final Map<String, Integer> params = new HashMap<>(); // with and without wrappers
+    private final UnitNames names;
     private final List<long[]> facts = new ArrayList<>(); // of each parameter: unit, whether it is trained, whole shape
-    private final int[] firstOf; // parameter of each unit
     private final Tensor[] shards; // cleared by close(), as shardGrads; guards itself and that
     private final Tensor[] shardGrads;
     private final Views.View[] wholes; // by exclusive calls only, as grads
@@ -95,10 +91,10 @@ public final class Fsdp extends NativeObject {
         private Pass(int unit, UnitCall leave) {
             this.unit = unit;
             this.leave = leave;
-            final String what = "this pass of unit \"" + unitNames.get(unit) + "\" has ended";
+            final String what = "this pass of unit \"" + names.unit(unit) + "\" has ended";
             reading = new Tensor.Lease(Tensor.Lender.FSDP_PASS, true, what, uses[unit]);
             writing = new Tensor.Lease(Tensor.Lender.FSDP_PASS, false, what, uses[unit]);
-            paramTensors = new Tensor[firstOf[unit + 1] - firstOf[unit]];
+            paramTensors = new Tensor[names.paramCount(unit)];
             gradTensors = new Tensor[paramTensors.length];
         }
 
@@ -262,12 +258,7 @@ public final class Fsdp extends NativeObject {
             return ref.callExclusive(h -> {
                 final int place = place(index);
                 if (known[place] == null) {
-                    final long[] descriptor = get.call(h, index);
-                    final Tensor bare = Tensor.overNative(descriptor, null);
-                    if (views[index] == null || views[index].address() != bare.address()) {
-                        views[index] = new Views.View(ref, bare);
-                    }
-                    known[place] = Tensor.overNative(descriptor, views[index].owner()).leased(lease);
+                    known[place] = Views.lent(ref, get.call(h, index), views, index, lease);
                 }
                 return known[place];
             });
@@ -276,13 +267,7 @@ public final class Fsdp extends NativeObject {
         /** Which parameter of the unit. */
         private int place(int index) {
             reading.check();
-            check(index);
-            final int place = index - firstOf[unit];
-            if (place < 0 || place >= paramTensors.length) {
-                throw new IllegalArgumentException("parameter \"" + names.get(index) + "\" does not belong to unit \""
-                        + unitNames.get(unit) + "\"; it has " + names.subList(firstOf[unit], firstOf[unit + 1]));
-            }
-            return place;
+            return names.place(unit, index);
         }
     }
 
@@ -290,30 +275,22 @@ public final class Fsdp extends NativeObject {
         super(TensorParallel.under(tp, new Ref("Fsdp", handle, Native::fsdpDestroy)));
         this.comm = comm;
         this.tp = tp;
-        firstOf = new int[unitCount() + 1];
-        for (int u = 0; u < firstOf.length - 1; ++u) {
+        final List<String> unitNames = new ArrayList<>();
+        for (int u = 0; u < unitCount(); ++u) {
             final int unit = u;
             unitNames.add(ref.call(h -> Native.text(Native.fsdpUnitName(h, unit))));
-            units.put(unitNames.get(u), u);
         }
-        int i = 0;
-        for (FsdpUnit unit : given) {
-            for (String name : unit.params.names()) {
-                params.put(name, i++);
-            }
-        }
-        for (i = 0; i < size(); ++i) {
+        names = new UnitNames(unitNames, given.stream().map(unit -> unit.params).collect(Collectors.toList()),
+                index -> ref.call(h -> Native.text(Native.fsdpParamName(h, index))));
+        for (int i = 0; i < size(); ++i) {
             final int index = i;
-            names.add(ref.call(h -> Native.text(Native.fsdpParamName(h, index))));
-            params.put(names.get(i), i);
             facts.add(ref.call(h -> Native.fsdpParam(h, index)));
-            firstOf[(int) facts.get(i)[0] + 1] = i + 1;
         }
-        shards = new Tensor[names.size()];
-        shardGrads = new Tensor[names.size()];
-        wholes = new Views.View[names.size()];
-        grads = new Views.View[names.size()];
-        open = new Pass[unitNames.size()];
+        shards = new Tensor[names.paramCount()];
+        shardGrads = new Tensor[names.paramCount()];
+        wholes = new Views.View[names.paramCount()];
+        grads = new Views.View[names.paramCount()];
+        open = new Pass[names.unitCount()];
         uses = Stream.generate(Tensor.Uses::new).limit(open.length).toArray(Tensor.Uses[]::new);
     }
 
@@ -382,7 +359,7 @@ public final class Fsdp extends NativeObject {
      * @return as registered
      */
     public String unitName(int unit) {
-        return ref.call(h -> unitNames.get(checkUnit(unit)));
+        return ref.call(h -> names.unit(unit));
     }
 
     /**
@@ -393,7 +370,7 @@ public final class Fsdp extends NativeObject {
      * @throws IllegalArgumentException if there is no such unit
      */
     public int unit(String name) {
-        return ref.call(h -> find(units, name, "unit", unitNames));
+        return ref.call(h -> names.unit(name));
     }
 
     /**
@@ -412,7 +389,7 @@ public final class Fsdp extends NativeObject {
      * @return the name in checkpoints
      */
     public String name(int index) {
-        return ref.call(h -> names.get(check(index)));
+        return ref.call(h -> names.param(index));
     }
 
     /**
@@ -423,7 +400,7 @@ public final class Fsdp extends NativeObject {
      * @throws IllegalArgumentException if there is no such parameter
      */
     public int index(String name) {
-        return ref.call(h -> find(params, name, "parameter", names));
+        return ref.call(h -> names.param(name));
     }
 
     /**
@@ -433,7 +410,7 @@ public final class Fsdp extends NativeObject {
      * @return the unit's number
      */
     public int unitOf(int index) {
-        return ref.call(h -> (int) facts.get(check(index))[0]);
+        return ref.call(h -> (int) facts.get(names.check(index))[0]);
     }
 
     /**
@@ -443,7 +420,7 @@ public final class Fsdp extends NativeObject {
      * @return as registered
      */
     public long[] shape(int index) {
-        return ref.call(h -> wholeShape(check(index)));
+        return ref.call(h -> wholeShape(names.check(index)));
     }
 
     /**
@@ -453,7 +430,7 @@ public final class Fsdp extends NativeObject {
      * @return false if its unit froze it
      */
     public boolean isTrained(int index) {
-        return ref.call(h -> facts.get(check(index))[1] != 0);
+        return ref.call(h -> facts.get(names.check(index))[1] != 0);
     }
 
     private long[] wholeShape(int index) {
@@ -468,7 +445,7 @@ public final class Fsdp extends NativeObject {
      * @return the phase
      */
     public Phase phase(int unit) {
-        return ref.callExclusive(h -> Phase.values()[Native.fsdpUnitPhase(h, checkUnit(unit))]);
+        return ref.callExclusive(h -> Phase.values()[Native.fsdpUnitPhase(h, names.checkUnit(unit))]);
     }
 
     /**
@@ -527,7 +504,7 @@ public final class Fsdp extends NativeObject {
 
     private Tensor viewForGood(long handle, int index, Tensor[] known, ParamCall get) {
         synchronized (shards) {
-            if (known[check(index)] == null) {
+            if (known[names.check(index)] == null) {
                 known[index] = Views.of(ref, get.call(handle, index));
             }
             return known[index];
@@ -541,7 +518,7 @@ public final class Fsdp extends NativeObject {
      * @return the layout, owned by the caller
      */
     public Layout layout(int index) {
-        return ref.call(h -> new Layout(Native.fsdpLayout(h, check(index)), wholeShape(index).length));
+        return ref.call(h -> new Layout(Native.fsdpLayout(h, names.check(index)), wholeShape(index).length));
     }
 
     /**
@@ -624,8 +601,8 @@ public final class Fsdp extends NativeObject {
     private Pass begin(int unit, UnitCall enter, UnitCall leave) {
         return ref.callExclusive(h -> {
             synchronized (open) {
-                if (open[checkUnit(unit)] != null) {
-                    throw new IllegalStateException("a pass of unit \"" + unitNames.get(unit) + "\" is open; close it first");
+                if (open[names.checkUnit(unit)] != null) {
+                    throw new IllegalStateException("a pass of unit \"" + names.unit(unit) + "\" is open; close it first");
                 }
             }
             enter.call(h, unit);
@@ -638,7 +615,7 @@ public final class Fsdp extends NativeObject {
     }
 
     private void requireUnused(int unit) {
-        uses[unit].requireNone("gradients of unit \"" + unitNames.get(unit) + "\"");
+        uses[unit].requireNone("gradients of unit \"" + names.unit(unit) + "\"");
     }
 
     private void end(int unit) {
@@ -666,7 +643,7 @@ public final class Fsdp extends NativeObject {
      * @return false before the first step, and for a frozen parameter
      */
     public boolean used(int index) {
-        return ref.callExclusive(h -> Native.fsdpUsed(h, check(index)));
+        return ref.callExclusive(h -> Native.fsdpUsed(h, names.check(index)));
     }
 
     /**
@@ -675,7 +652,7 @@ public final class Fsdp extends NativeObject {
      * @param unit 0 to unitCount - 1
      */
     public void unshard(int unit) {
-        ref.runExclusive(h -> Native.fsdpUnshard(h, checkUnit(unit)));
+        ref.runExclusive(h -> Native.fsdpUnshard(h, names.checkUnit(unit)));
     }
 
     /**
@@ -696,7 +673,7 @@ public final class Fsdp extends NativeObject {
      */
     public void reshard(int unit) {
         ref.runExclusive(h -> {
-            Native.fsdpReshard(h, checkUnit(unit));
+            Native.fsdpReshard(h, names.checkUnit(unit));
             end(unit);
         });
     }
@@ -801,7 +778,7 @@ public final class Fsdp extends NativeObject {
      * @throws TesseraInvalidStateException in the middle of a backward
      */
     public void setReshardAfterBackward(int unit, boolean reshard) {
-        ref.runExclusive(h -> Native.fsdpSetReshardAfterBackward(h, checkUnit(unit), reshard));
+        ref.runExclusive(h -> Native.fsdpSetReshardAfterBackward(h, names.checkUnit(unit), reshard));
     }
 
     /**
@@ -833,31 +810,9 @@ public final class Fsdp extends NativeObject {
         super.close();
     }
 
-    private int check(int index) {
-        if (index < 0 || index >= names.size()) {
-            throw new IndexOutOfBoundsException("parameter " + index + " does not exist; the model has " + names.size());
-        }
-        return index;
-    }
-
-    private int checkUnit(int unit) {
-        if (unit < 0 || unit >= unitNames.size()) {
-            throw new IndexOutOfBoundsException("unit " + unit + " does not exist; the model has " + unitNames.size());
-        }
-        return unit;
-    }
-
-    private static int find(Map<String, Integer> all, String name, String what, List<String> names) {
-        final Integer number = all.get(Objects.requireNonNull(name, what));
-        if (number == null) {
-            throw new IllegalArgumentException("there is no " + what + " \"" + name + "\"; known: " + names);
-        }
-        return number;
-    }
-
     /** The names of the units. */
     @Override
     public String toString() {
-        return "Fsdp(" + comm + ", " + unitNames + ")";
+        return "Fsdp(" + comm + ", " + names.units() + ")";
     }
 }

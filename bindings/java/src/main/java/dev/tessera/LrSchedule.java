@@ -1,5 +1,6 @@
 package dev.tessera;
 
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Objects;
@@ -24,7 +25,7 @@ import java.util.OptionalDouble;
  * exclusive, also of the attached optimizers. The garbage collector frees a schedule that is not closed.
  */
 public final class LrSchedule extends NativeObject {
-    private LrSchedule(long handle) {
+    LrSchedule(long handle) {
         super(new Ref("LrSchedule", handle, Native::lrScheduleDestroy).mayLeak());
     }
 
@@ -273,6 +274,30 @@ public final class LrSchedule extends NativeObject {
      */
     public static LrSchedule chained(List<LrSchedule> schedules) {
         return new LrSchedule(withHandles(schedules, Native::lrChained));
+    }
+
+    /**
+     * The schedule of the {@code "scheduler"} of a DeepSpeed configuration, for trainers without an {@link Engine}.
+     *
+     * @param config the text of a {@code ds_config}: JSON, comments and trailing commas allowed
+     * @return the schedule
+     * @throws TesseraInvalidArgumentException if the configuration is malformed, or has no {@code "scheduler"}; the message
+     *     has the key, its line, its value and what to do
+     * @throws TesseraException with {@link ErrorCode#UNSUPPORTED} for a type of schedule that this library does not have
+     */
+    public static LrSchedule fromConfig(String config) {
+        return new LrSchedule(Native.engineConfigSchedule(Native.utf8(config, "config")));
+    }
+
+    /**
+     * As {@link #fromConfig(String)}.
+     *
+     * @param config a file
+     * @return the schedule
+     * @throws java.io.UncheckedIOException if the file cannot be read
+     */
+    public static LrSchedule fromConfig(Path config) {
+        return new LrSchedule(Native.engineConfigSchedule(Engine.textOf(config)));
     }
 
     private interface Call {

@@ -63,6 +63,15 @@ final class Native extends PlainNatives {
     static native long[] fsdpParam(long fsdp, int index);
     static native long[] fsdpShard(long fsdp, int index);
 
+    // engine.cc
+    static native long engineCreate(
+            long comm, byte[][] unitNames, int[] counts, byte[][] names, long[] tensors, byte[] config, long schedule);
+    static native byte[] engineParamName(long engine, long index);
+    static native long[] engineCounters(long engine);
+    static native long[] engineBatch(long engine);
+    static native long[] lossScaleGetState(long scale);
+    static native void lossScaleSetState(long scale, double value, long iteration, long lastOverflow, long hysteresis);
+
     // tp.cc
     static native long tpCreate(
             long mesh, byte[][] names, long[] tensors, byte[][] patterns, int[] styles, int[] dims, int[] heads,

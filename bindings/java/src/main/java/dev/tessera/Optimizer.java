@@ -17,6 +17,12 @@ public final class Optimizer extends NativeObject {
         this.over = over;
     }
 
+    /** That of an engine, which makes its steps. */
+    static Optimizer of(Engine engine) {
+        final long handle = engine.ref.callLongExclusive(Native::engineOptimizer);
+        return new Optimizer(new Ref("Optimizer", handle, Native::optimizerDestroy).mayLeak().dependOn(engine.ref), engine);
+    }
+
     /** What an optimizer updates: a Ddp, an Fsdp, a TensorParallel, or params and grads. */
     private static final class Target {
         private final NativeObject model;

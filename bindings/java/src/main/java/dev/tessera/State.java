@@ -58,6 +58,17 @@ public final class State extends NativeObject {
     }
 
     /**
+     * A state of what an engine trains and counts.
+     *
+     * @param prefix "engine"
+     * @param engine the engine
+     * @return the state
+     */
+    public static State of(String prefix, Engine engine) {
+        return new State().with(prefix, engine);
+    }
+
+    /**
      * A state of one replicated tensor, complete and equal on every rank.
      *
      * @param name of the tensor
@@ -145,6 +156,23 @@ public final class State extends NativeObject {
     public State with(String prefix, LrSchedule schedule) {
         final byte[] text = Native.utf8(prefix, "prefix");
         return join(schedule, schedule.ref, h -> schedule.ref.run(s -> Native.stateAddLrSchedule(h, text, s)));
+    }
+
+    /**
+     * Add what an engine trains and counts: its parameters as {@code <prefix>.model.<parameter>}, its optimizer and schedule
+     * as {@code <prefix>.optim} and {@code <prefix>.schedule}, its counters and loss scale as {@code <prefix>.engine.*}.
+     * Parameters are those that the optimizer updates, in their own dtype, also with {@code "fp16"} and {@code "bf16"}. A
+     * load continues the run at any number of ranks, stage, precision and batch sizes. Between an engine with a schedule
+     * and one without, it must allow the names of the schedule to be missing or unexpected. From a backward pass to the
+     * optimizer's step saves and loads throw {@link TesseraInvalidStateException}, because gradients are not saved.
+     *
+     * @param prefix "engine"
+     * @param engine the engine
+     * @return this
+     */
+    public State with(String prefix, Engine engine) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(engine, engine.ref, h -> engine.ref.run(e -> Native.stateAddEngine(h, text, e)));
     }
 
     /**

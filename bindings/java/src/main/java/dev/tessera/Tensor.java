@@ -79,6 +79,7 @@ public final class Tensor {
     /** Whose memory is lent, for messages. */
     enum Lender {
         FSDP_PASS("a tensor of an FSDP pass", "the pass ends", "an unsharded FSDP parameter"),
+        ENGINE_PASS("a tensor of an engine's pass", "the pass ends", "a parameter of an engine"),
         STAGE_CALL("a tensor of a pipeline's call", "its time ends", "this tensor of a pipeline's call"),
         PART("a part of an activation", "its call ends", "this part of an activation");
 

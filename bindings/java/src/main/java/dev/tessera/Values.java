@@ -72,6 +72,11 @@ public final class Values {
         return untag(new Parser(json).document());
     }
 
+    /** JSON that is not of a state's values, so without tags; objects are mutable maps in the order of the text. */
+    static Object fromPlainJson(String json) {
+        return new Parser(json).document();
+    }
+
     // Writing.
 
     private static void write(StringBuilder out, Object value, int depth) {
@@ -336,7 +341,8 @@ public final class Values {
             final String digits = text.substring(from, at);
             try {
                 if (digits.matches("-?[0-9]+")) {
-                    return Long.parseLong(digits);
+                    final BigInteger whole = new BigInteger(digits);
+                    return whole.bitLength() < 64 ? (Object) whole.longValue() : whole;
                 }
                 return Double.parseDouble(digits);
             } catch (NumberFormatException error) {

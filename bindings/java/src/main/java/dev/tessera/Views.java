@@ -12,6 +12,18 @@ final class Views {
         return Tensor.overNative(descriptor, new View(ref, Tensor.overNative(descriptor, null)).owner());
     }
 
+    /**
+     * A tensor over memory of {@code ref}'s native part that is lent. {@code views[index]} remembers the memory, which may be
+     * elsewhere next time.
+     */
+    static Tensor lent(Ref ref, long[] descriptor, View[] views, int index, Tensor.Lease lease) {
+        final Tensor bare = Tensor.overNative(descriptor, null);
+        if (views[index] == null || views[index].address() != bare.address()) {
+            views[index] = new View(ref, bare);
+        }
+        return Tensor.overNative(descriptor, views[index].owner()).leased(lease);
+    }
+
     /** A range of memory of {@code ref}'s native part. */
     static final class View {
         private final Ref ref;
