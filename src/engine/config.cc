@@ -473,7 +473,8 @@ void take_output(ConfigSection& top, EngineConfig& config, ConfigReader reader) 
     take(config.dump_state, top.flag("dump_state"));
     take(config.wall_clock_breakdown, top.flag("wall_clock_breakdown"));
     if (config.steps_per_print == 0) {
-        top.note_no_effect_if_on("wall_clock_breakdown", "the times are printed with \"steps_per_print\"; set that too");
+        top.note_no_effect_if_on("wall_clock_breakdown",
+                                 "the times are printed with \"steps_per_print\"; set that too");
     }
     take(config.drops_last, top.flag("dataloader_drop_last"));
     if (reader == ConfigReader::own) {

@@ -94,15 +94,17 @@ LrCurvePtr range_test_in(const ConfigSection& scheduler, ConfigSection& params) 
 
 LrCurvePtr curve_in(const ConfigSection& scheduler, const std::string& type, ConfigSection& params,
                     bool cycles_momentum) {
-    const auto along = [&](auto make, const auto& options) { return checked(scheduler, [&] { return make(options); }); };
+    const auto along = [&](auto make, const auto& options) {
+        return checked(scheduler, [&] { return make(options); });
+    };
     if (type == "WarmupLR") return along(warmup_lr, warmup_in(params));
     if (type == "WarmupDecayLR") return along(warmup_lr, warmup_decay_in(params));
     if (type == "WarmupCosineLR") return along(warmup_cosine_lr, warmup_cosine_in(params));
     if (type == "OneCycle") return along(one_cycle_lr, one_cycle_in(params, cycles_momentum));
     if (type == "LRRangeTest") return range_test_in(scheduler, params);
     scheduler.fail("type", Code::unsupported,
-                   "Tessera's engine has WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle and LRRangeTest; choose one of "
-                   "them, or give the engine a schedule of Tessera's");
+                   "Tessera's engine has WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle and LRRangeTest; choose one "
+                   "of them, or give the engine a schedule of Tessera's");
 }
 
 }  // namespace

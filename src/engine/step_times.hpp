@@ -31,7 +31,9 @@ class StepTimes {
 
     // Of the passes and steps since the last call. They begin anew.
     std::string take_means() {
-        const auto mean = [&](Part part, int64_t times) { return times == 0 ? 0.0 : spent_[part] / static_cast<double>(times); };
+        const auto mean = [&](Part part, int64_t times) {
+            return times == 0 ? 0.0 : spent_[part] / static_cast<double>(times);
+        };
         std::string text = fmt::format("mean times: forward {:.3f} ms, backward {:.3f} ms, step {:.3f} ms",
                                        mean(forward, passes_), mean(backward, passes_), mean(step, steps_));
         *this = {};

@@ -57,29 +57,29 @@ TEST(Nothing, IsRefusedByEveryFunctionThatNeedsSomething) {
 }
 
 // Each type of handle, and its member of Handles.
-#define ALL_HANDLES(X)           \
-    X(tsr_store_server, server)  \
-    X(tsr_store, store)          \
-    X(tsr_comm, comm)            \
-    X(tsr_work, work)            \
-    X(tsr_buffer, buffer)        \
-    X(tsr_mesh, mesh)            \
-    X(tsr_plan, plan)            \
-    X(tsr_turn, turn)            \
-    X(tsr_layout, layout)        \
-    X(tsr_ddp, ddp)              \
-    X(tsr_fsdp, fsdp)            \
-    X(tsr_tp, tp)                \
-    X(tsr_pipeline, pipeline)    \
-    X(tsr_engine, engine)        \
-    X(tsr_optimizer, optimizer)  \
-    X(tsr_grad_scaler, scaler)   \
+#define ALL_HANDLES(X)            \
+    X(tsr_store_server, server)   \
+    X(tsr_store, store)           \
+    X(tsr_comm, comm)             \
+    X(tsr_work, work)             \
+    X(tsr_buffer, buffer)         \
+    X(tsr_mesh, mesh)             \
+    X(tsr_plan, plan)             \
+    X(tsr_turn, turn)             \
+    X(tsr_layout, layout)         \
+    X(tsr_ddp, ddp)               \
+    X(tsr_fsdp, fsdp)             \
+    X(tsr_tp, tp)                 \
+    X(tsr_pipeline, pipeline)     \
+    X(tsr_engine, engine)         \
+    X(tsr_optimizer, optimizer)   \
+    X(tsr_grad_scaler, scaler)    \
     X(tsr_loss_scale, loss_scale) \
-    X(tsr_lr_schedule, schedule) \
-    X(tsr_sampler, sampler)      \
-    X(tsr_metric, metric)        \
-    X(tsr_state, state)          \
-    X(tsr_saver, saver)          \
+    X(tsr_lr_schedule, schedule)  \
+    X(tsr_sampler, sampler)       \
+    X(tsr_metric, metric)         \
+    X(tsr_state, state)           \
+    X(tsr_saver, saver)           \
     X(tsr_checkpoint, checkpoint)
 
 // One live handle of each type, in a job of one rank.

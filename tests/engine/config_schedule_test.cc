@@ -20,7 +20,9 @@ EngineConfig scheduled(const std::string& type, const std::string& params, const
         R"({{"optimizer": {{"type": "{}"}}, "scheduler": {{"type": "{}", "params": {}}}}})", optimizer, type, params));
 }
 
-std::string text_of(const std::string& type, const std::string& params) { return scheduled(type, params).schedule->text; }
+std::string text_of(const std::string& type, const std::string& params) {
+    return scheduled(type, params).schedule->text;
+}
 
 TEST(ConfigSchedule, DefaultsAreThoseOfDeepSpeed) {
     EXPECT_EQ(text_of("WarmupLR", "{}"), warmup_lr({})->text);
