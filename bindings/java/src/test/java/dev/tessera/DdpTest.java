@@ -75,6 +75,9 @@ class DdpTest {
             final Params params = params(1);
             try (Ddp ddp = Ddp.create(comm, params, new DdpOptions().op(ReduceOp.SUM));
                     Optimizer adam = Optimizer.adam(ddp).lr(0.25).build();
+                    Optimizer adagrad = Optimizer.adagrad(ddp).lr(0.25).build();
+                    Optimizer lion = Optimizer.lion(ddp).lr(0.25).build();
+                    Optimizer lamb = Optimizer.lamb(ddp).lr(0.25).maxCoeff(1).minCoeff(1).build();
                     Optimizer adamW = Optimizer.adamW(ddp).lr(0.25).weightDecay(0).build()) {
                 ddp.grad(0).put(0, 2);
                 ddp.readyAll();
@@ -84,6 +87,12 @@ class DdpTest {
                 assertEquals(0.75f, params.tensors().get(0).floats().get(0), 1e-5);
                 adamW.step();
                 assertEquals(0.5f, params.tensors().get(0).floats().get(0), 1e-5);
+                adagrad.step();
+                assertEquals(0.25f, params.tensors().get(0).floats().get(0), 1e-5);
+                lion.step();
+                assertEquals(0f, params.tensors().get(0).floats().get(0), 1e-5);
+                lamb.step();
+                assertEquals(-0.25f, params.tensors().get(0).floats().get(0), 1e-5);
                 adam.zeroGrad();
                 assertEquals(0f, ddp.grad(0).get(0));
             }

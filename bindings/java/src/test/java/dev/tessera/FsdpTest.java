@@ -941,6 +941,9 @@ class FsdpTest {
         Ranks.run(2, comm -> {
             try (Fsdp fsdp = Fsdp.create(comm, odd(1));
                     Optimizer sgd = Optimizer.sgd(fsdp).lr(0.5).build();
+                    Optimizer adagrad = Optimizer.adagrad(fsdp).lr(0.25).build();
+                    Optimizer lion = Optimizer.lion(fsdp).lr(0.25).build();
+                    Optimizer lamb = Optimizer.lamb(fsdp).lr(0.25).maxCoeff(1).minCoeff(1).build();
                     Optimizer adam = Optimizer.adam(fsdp).lr(0.25).build()) {
                 final float first = fsdp.shard(0).get(0);
                 backward(fsdp, 1, comm.rank());
@@ -954,9 +957,15 @@ class FsdpTest {
                 assertTrue(again.contains("no gradients were reduced since its last step"), again);
                 adam.step();
                 assertEquals(first - 0.75f, fsdp.shard(0).get(0), 1e-5);
+                adagrad.step();
+                assertEquals(first - 1, fsdp.shard(0).get(0), 1e-5);
+                lion.step();
+                assertEquals(first - 1.25f, fsdp.shard(0).get(0), 1e-5);
+                lamb.step();
+                assertEquals(first - 1.5f, fsdp.shard(0).get(0), 1e-5);
                 try (Fsdp.Pass pass = fsdp.whole("body")) {
-                    assertEquals(1 - 0.75f, pass.param("w").get(0), 1e-5);
-                    assertEquals(21 - 0.75f, pass.param("w").get(20), 1e-5);
+                    assertEquals(1 - 1.5f, pass.param("w").get(0), 1e-5);
+                    assertEquals(21 - 1.5f, pass.param("w").get(20), 1e-5);
                 }
             }
         });

@@ -613,6 +613,12 @@ class TensorParallelTest {
                 return Optimizer.sgd(tp).lr(0.02).momentum(0.9).build();
             case "adam":
                 return Optimizer.adam(tp).lr(0.02).build();
+            case "adagrad":
+                return Optimizer.adagrad(tp).lr(0.02).build();
+            case "lion":
+                return Optimizer.lion(tp).lr(0.02).build();
+            case "lamb":
+                return Optimizer.lamb(tp).lr(0.02).build();
             default:
                 return Optimizer.adamW(tp).lr(0.02).build();
         }
@@ -644,7 +650,7 @@ class TensorParallelTest {
     @Test
     void optimizersStepOnSlicesAsOnTheWhole() throws Exception {
         final Mlp mlp = new Mlp(13);
-        for (String which : List.of("sgd", "adam", "adamW")) {
+        for (String which : List.of("sgd", "adam", "adamW", "adagrad", "lion", "lamb")) {
             final AtomicReference<List<double[]>> alone = new AtomicReference<>();
             onMesh(1, (mesh, rank) -> alone.set(train(mesh, mlp, which)));
             assertTrue(alone.get().get(3)[0] < alone.get().get(0)[0], which + " learns something");
