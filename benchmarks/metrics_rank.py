@@ -20,7 +20,6 @@ import numpy.typing as npt
 import tessera as ts
 import torch
 import torch.distributed as dist
-
 from checkpoint_worker import memory_bytes
 
 TOTAL, RENDEZVOUS = int(sys.argv[1]), sys.argv[2]
