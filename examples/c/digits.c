@@ -1,6 +1,6 @@
 /* A small network learns to read handwritten digits on any number of ranks: data-parallel, fully sharded, tensor-parallel,
- * a pipeline (digits_pipeline.c), or several of these. The contract that it keeps with its sisters in other languages (options, initial
- * values, what is printed) is in examples/README.md. */
+ * a pipeline (digits_pipeline.c), or several of these. The contract that it keeps with its sisters in other languages (options,
+ * initial values, what is printed) is in examples/README.md. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>

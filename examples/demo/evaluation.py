@@ -107,12 +107,13 @@ def roc_chart(evaluations: list[Evaluation], size: int, corner: float) -> str:
 def evaluation_section(evaluations: list[Evaluation]) -> str:
     rows = sum(map(sum, evaluations[0].matrix))
     legend = "".join(
-        f'<span><i style="background:{COLORS[one.language]}"></i>{LANGUAGES[one.language]}: AUROC {one.auroc:.6f}</span>'
+        f'<span><i style="background:{COLORS[one.language]}"></i>{LANGUAGES[one.language]}: '
+        f"AUROC {one.auroc:.6f}</span>"
         for one in evaluations
     )
     return (
-        f'<p class="sub">Each rank recognised its share of the {rows} held-out digits. Tessera\'s metrics computed the rest '
-        "over all ranks; each has the same values.</p>"
+        f'<p class="sub">Each rank recognised its share of the {rows} held-out digits. Tessera\'s metrics computed '
+        "the rest over all ranks; each has the same values.</p>"
         f'<div class="three"><section><h4>Confusion matrix</h4>{confusion_table(evaluations[0].matrix)}'
         '<p class="sub">Rows: true digits. Columns: what they were recognised as.</p></section>'
         f"<section><h4>ROC, mean of each digit against the rest</h4>{roc_chart(evaluations, 350, 1)}</section>"

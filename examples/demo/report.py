@@ -125,7 +125,8 @@ svg.tensor{background:#f4f6f8;margin:.2rem 0}
 table,svg{print-color-adjust:exact;-webkit-print-color-adjust:exact} section{break-inside:avoid}
 pre{background:#f4f6f8;padding:1rem;border-radius:8px;overflow-x:auto;font-size:.82rem;line-height:1.4}
 .ok{color:#2f855a;font-weight:600}
-@media (max-width:760px){.two,.three{grid-template-columns:minmax(0,1fr);gap:1.5rem} .wide{display:none} .narrow{display:block}
+@media (max-width:760px){.two,.three{grid-template-columns:minmax(0,1fr);gap:1.5rem} .wide{display:none}
+.narrow{display:block}
 body{margin:1rem auto} .big{font-size:2rem} td,th{padding:.3rem .35rem;font-size:.92rem}}
 """
 

@@ -1,5 +1,6 @@
-"""The digits trainers evaluate by the library's metrics: the same numbers in each language, in a job of all of them, for
-every number of ranks and every way to be parallel. They are scikit-learn's, and the report's curve has that area."""
+"""The digits trainers evaluate by the library's metrics: the same numbers in each language, in a job of all of them,
+for every number of ranks and every way to be parallel. They are scikit-learn's, and the report's curve has that area.
+"""
 
 from __future__ import annotations
 
