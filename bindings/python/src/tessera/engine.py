@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
+import numpy as np
+
 from . import _core, _options
 from ._base import Closable, checked, there_are
 from ._base_optimizer import Optimizer
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineCounts", "LossScale", "config_schedule", "resolve_config"]
 
 Config = Mapping[str, Any] | str | os.PathLike[str]
-"""A ds_config: a dict, its text (a str with a brace), or the path of its file. Comments and trailing commas are allowed."""
+"""A ds_config: a dict, its text (a str with a brace), or the path of its file. JSON may have comments and trailing
+commas."""
 
 
 def resolve_config(config: Config, ranks: int) -> dict[str, Any]:
@@ -323,7 +326,7 @@ class Engine(Closable):
 
         At a boundary the gradients are unscaled and clipped, the optimizer makes a step, gradients become zero, and
         the schedule moves on. If the gradients of any rank have an infinity or NaN, and the configuration skips such
-        steps, parameters and schedule stay as they are.
+        steps, parameters and schedule are unchanged.
 
         Returns
         -------
@@ -487,8 +490,8 @@ class LossScale(Closable):
     """DeepSpeed's loss scale, for trainers that check gradients and make steps without an `Engine`.
 
     Multiply each loss by `value`, and call `update` after each step. A dynamic scale halves after `hysteresis`
-    overflows and doubles after `window` steps without one. Each rank has its own; they stay equal if all are told the
-    same.
+    overflows and doubles after `window` steps without one. Each rank has its own; they stay equal if all get the
+    same updates.
 
     Parameters
     ----------
@@ -538,7 +541,7 @@ class LossScale(Closable):
         return dict(zip(_STATE, _core.loss_scale_get_state(self._handle), strict=True))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `state` returned. A fixed scale stays as it is.
+        """Continue from a state that `state` returned. A fixed scale is unchanged.
 
         Raises
         ------
@@ -594,8 +597,6 @@ def _plain(value: Any) -> Any:
     """What JSON has for other mappings and for NumPy's numbers."""
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "__index__"):
-        return value.__index__()
-    if hasattr(value, "__float__"):
-        return float(value)
+    if isinstance(value, np.generic):
+        return value.item()
     raise TypeError(f"a {type(value).__name__} is no value of JSON: {value!r}")
