@@ -10,8 +10,10 @@ namespace simulated_cuda {
 namespace {
 
 using namespace tsr::kernels;
+using tsr::AdagradStep;
 using tsr::BFloat;
 using tsr::Half;
+using tsr::LionStep;
 
 constexpr tsr::cuda::Result illegal_address = 700;
 
