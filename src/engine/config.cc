@@ -140,8 +140,7 @@ void take_optimizer(ConfigSection& top, EngineConfig& config, ConfigReader reade
         } else if (name == "sgd") {
             config.optimizer = sgd_of(params);
         } else {
-            section->fail("type", Code::unsupported,
-                          "Tessera's engine has Adam, AdamW and SGD; choose one of them");
+            section->fail("type", Code::unsupported, "Tessera's engine has Adam, AdamW and SGD; choose one of them");
         }
         params.finish();
     });
