@@ -28,9 +28,9 @@ tsr_status tsr_loss_scale_create(const tsr_loss_scale_options* options, tsr_loss
     return guard([&] {
         create(out, [&] {
             const auto o = options_in(options, default_options, "options");
-            return std::make_shared<LossScale>(LossScaleOptions{
-                o.fixed, o.initial, o.window, o.hysteresis, flag(o.restores_every_step, "restores_every_step"),
-                o.minimum});
+            return std::make_shared<LossScale>(LossScaleOptions{o.fixed, o.initial, o.window, o.hysteresis,
+                                                                flag(o.restores_every_step, "restores_every_step"),
+                                                                o.minimum});
         });
     });
 }

@@ -30,7 +30,7 @@ using OptimizerConfig = std::variant<AdamOptions, SgdOptions, AdagradOptions, Li
 // The optimizer or scheduler of a configuration as it is written.
 struct PartConfig {
     std::string type;
-    Json params;  // an object
+    Json params;          // an object
     std::string refusal;  // why Tessera does not have it; empty: it has
 
     [[nodiscard]] bool is_own() const { return refusal.empty(); }
@@ -72,7 +72,7 @@ struct EngineConfig {
     int64_t steps_per_print = 0;
     bool wall_clock_breakdown = false;
     bool dump_state = false;
-    bool drops_last = false;  // dataloader_drop_last; for other readers
+    bool drops_last = false;                             // dataloader_drop_last; for other readers
     TagValidation tag_validation = TagValidation::warn;  // for other readers
 
     std::vector<ConfigReport> reports;

@@ -16,12 +16,9 @@ Json of_part(const std::optional<PartConfig>& part) {
 
 const char* name_of(Precision precision) {
     switch (precision) {
-        case Precision::f16:
-            return "fp16";
-        case Precision::bf16:
-            return "bf16";
-        case Precision::of_params:
-            break;
+        case Precision::f16: return "fp16";
+        case Precision::bf16: return "bf16";
+        case Precision::of_params: break;
     }
     return "params";
 }
@@ -33,24 +30,18 @@ Json of_dtype(const std::optional<DType>& dtype) {
 
 const char* name_of(TagValidation validation) {
     switch (validation) {
-        case TagValidation::ignore:
-            return "Ignore";
-        case TagValidation::fail:
-            return "Fail";
-        case TagValidation::warn:
-            break;
+        case TagValidation::ignore: return "Ignore";
+        case TagValidation::fail: return "Fail";
+        case TagValidation::warn: break;
     }
     return "Warn";
 }
 
 const char* name_of(ReportKind kind) {
     switch (kind) {
-        case ReportKind::unknown:
-            return "unknown";
-        case ReportKind::deprecated:
-            return "deprecated";
-        case ReportKind::no_effect:
-            break;
+        case ReportKind::unknown: return "unknown";
+        case ReportKind::deprecated: return "deprecated";
+        case ReportKind::no_effect: break;
     }
     return "no_effect";
 }

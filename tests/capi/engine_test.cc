@@ -576,17 +576,16 @@ std::string resolved(const char* config, int32_t ranks) {
 }
 
 TEST(EngineApi, AConfigurationIsResolvedWithoutAnEngine) {
-    EXPECT_EQ(
-        resolved("{\"train_batch_size\": 12, // samples\n \"gradient_accumulation_steps\": 2,}", 3),
-        R"({"ranks":3,"train_batch_size":12,"train_micro_batch_size_per_gpu":2,"gradient_accumulation_steps":2,)"
-        R"("managed_gradient_accumulation":true,"optimizer":null,"scheduler":null,"gradient_clipping":1.0,)"
-        R"("precision":"params","fp16":{"auto_cast":false,"loss_scale":0.0,"initial_scale":65536.0,)"
-        R"("loss_scale_window":1000,"hysteresis":2,"consecutive_hysteresis":false,"min_loss_scale":1.0},)"
-        R"("skips_overflow":false,"zero_optimization":{"stage":0,"zero_hpz_partition_size":1,)"
-        R"("ignore_unused_parameters":true,"compute_grad_norm":true},"communication_data_type":null,)"
-        R"("gradient_allreduce_op":"mean","prescale_gradients":false,"gradient_predivide_factor":1.0,)"
-        R"("steps_per_print":0,"wall_clock_breakdown":false,"dump_state":false,"dataloader_drop_last":false,)"
-        R"("checkpoint":{"tag_validation":"Warn"},"reports":[]})");
+    EXPECT_EQ(resolved("{\"train_batch_size\": 12, // samples\n \"gradient_accumulation_steps\": 2,}", 3),
+              R"({"ranks":3,"train_batch_size":12,"train_micro_batch_size_per_gpu":2,"gradient_accumulation_steps":2,)"
+              R"("managed_gradient_accumulation":true,"optimizer":null,"scheduler":null,"gradient_clipping":1.0,)"
+              R"("precision":"params","fp16":{"auto_cast":false,"loss_scale":0.0,"initial_scale":65536.0,)"
+              R"("loss_scale_window":1000,"hysteresis":2,"consecutive_hysteresis":false,"min_loss_scale":1.0},)"
+              R"("skips_overflow":false,"zero_optimization":{"stage":0,"zero_hpz_partition_size":1,)"
+              R"("ignore_unused_parameters":true,"compute_grad_norm":true},"communication_data_type":null,)"
+              R"("gradient_allreduce_op":"mean","prescale_gradients":false,"gradient_predivide_factor":1.0,)"
+              R"("steps_per_print":0,"wall_clock_breakdown":false,"dump_state":false,"dataloader_drop_last":false,)"
+              R"("checkpoint":{"tag_validation":"Warn"},"reports":[]})");
     const std::string other = resolved(
         R"({"train_batch_size": 4, "optimizer": {"type": "Lion", "params": {"lr": 1}}, "scheduler": {"type": "StepLR"},
             "bf16": {"enabled": true}, "communication_data_type": "fp16", "gradient_allreduce_op": "sum",
@@ -594,9 +593,9 @@ TEST(EngineApi, AConfigurationIsResolvedWithoutAnEngine) {
         2);
     for (const char* part :
          {R"("optimizer":{"type":"Lion","params":{"lr":1},"core":false})",
-          R"("scheduler":{"type":"StepLR","params":{},"core":false})", R"("precision":"bf16")", R"("skips_overflow":true)",
-          R"("communication_data_type":"fp16")", R"("gradient_allreduce_op":"sum")", R"("tag_validation":"Fail")",
-          R"("reports":[{"key":"train_batch_sizes","kind":"unknown","text":")"}) {
+          R"("scheduler":{"type":"StepLR","params":{},"core":false})", R"("precision":"bf16")",
+          R"("skips_overflow":true)", R"("communication_data_type":"fp16")", R"("gradient_allreduce_op":"sum")",
+          R"("tag_validation":"Fail")", R"("reports":[{"key":"train_batch_sizes","kind":"unknown","text":")"}) {
         EXPECT_THAT(other, HasSubstr(part));
     }
     size_t size = 0;

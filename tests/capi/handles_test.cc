@@ -148,8 +148,8 @@ struct Handles {
         callbacks.forward = callbacks.backward = [](const tsr_stage_call*, char*, void*) -> int32_t { return 0; };
         EXPECT_OK(tsr_pipeline_create(comm, &stage, 1, &callbacks, &pipeline_options, pipeline.out()));
         const tsr_engine_unit engine_unit{"u", &param, 1, 0};
-        EXPECT_OK(tsr_engine_create(comm, &engine_unit, 1,
-                                    R"({"train_batch_size": 1, "optimizer": {"type": "SGD"}})", nullptr, engine.out()));
+        EXPECT_OK(tsr_engine_create(comm, &engine_unit, 1, R"({"train_batch_size": 1, "optimizer": {"type": "SGD"}})",
+                                    nullptr, engine.out()));
         const tsr_tensor gradient = grad.tensor();
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));

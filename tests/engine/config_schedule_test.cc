@@ -16,8 +16,8 @@ using testing::parsed;
 using testing::refusal_of;
 
 EngineConfig scheduled(const std::string& type, const std::string& params, const std::string& optimizer = "Adam") {
-    return parsed(fmt::format(
-        R"({{"optimizer": {{"type": "{}"}}, "scheduler": {{"type": "{}", "params": {}}}}})", optimizer, type, params));
+    return parsed(fmt::format(R"({{"optimizer": {{"type": "{}"}}, "scheduler": {{"type": "{}", "params": {}}}}})",
+                              optimizer, type, params));
 }
 
 std::string text_of(const std::string& type, const std::string& params) {
@@ -68,7 +68,8 @@ TEST(ConfigSchedule, OneCycleCyclesTheMomentumOfAdam) {
     EXPECT_FALSE(sgd.schedule->momentum);
     ASSERT_EQ(sgd.reports.size(), 1U);
     EXPECT_EQ(sgd.reports[0].key, "scheduler.params.cycle_momentum");
-    const EngineConfig without = scheduled("OneCycle", R"({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_momentum": false})");
+    const EngineConfig without =
+        scheduled("OneCycle", R"({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_momentum": false})");
     EXPECT_EQ(std::get<AdamOptions>(without.optimizer.value()).beta2, AdamOptions{}.beta2);
 }
 
@@ -91,7 +92,8 @@ TEST(ConfigSchedule, WhatIsWrongIsRefusedByName) {
              Case{R"({"params": {}})", "\"scheduler.type\" is missing"},
              Case{R"({"type": "WarmupDecayLR"})", "\"scheduler.params.total_num_steps\" is missing"},
              Case{R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 0}})", "at least 1"},
-             Case{R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1}})", "\"scheduler.params.cycle_max_lr\" is missing"},
+             Case{R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1}})",
+                  "\"scheduler.params.cycle_max_lr\" is missing"},
              Case{R"({"type": "WarmupLR", "params": {"warmup_type": "cubic"}})", "\"log\" or \"linear\""},
              Case{R"({"type": "WarmupLR", "params": {"warmup_max_lr": [0.1]}})", "a number"},
              Case{R"({"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}})", "\"auto\" is for programs"},

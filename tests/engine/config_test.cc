@@ -233,12 +233,12 @@ TEST(Config, KeysWithoutEffectAreReported) {
     EXPECT_EQ(config.tag_validation, TagValidation::fail);
     auto keys = keys_of(config, ReportKind::no_effect);
     std::ranges::sort(keys);
-    EXPECT_EQ(keys, (std::vector<std::string>{
-                        "activation_checkpointing", "checkpoint.tag_validation", "dataloader_drop_last",
-                        "fp16.auto_cast", "tensorboard", "wall_clock_breakdown",
-                        "zero_optimization.contiguous_gradients", "zero_optimization.offload_optimizer.device",
-                        "zero_optimization.offload_optimizer.pin_memory", "zero_optimization.overlap_comm",
-                        "zero_optimization.reduce_bucket_size"}));
+    EXPECT_EQ(keys,
+              (std::vector<std::string>{
+                  "activation_checkpointing", "checkpoint.tag_validation", "dataloader_drop_last", "fp16.auto_cast",
+                  "tensorboard", "wall_clock_breakdown", "zero_optimization.contiguous_gradients",
+                  "zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.pin_memory",
+                  "zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size"}));
     EXPECT_EQ(keys_of(config, ReportKind::deprecated), std::vector<std::string>{"zero_optimization.cpu_offload"});
 }
 
@@ -269,8 +269,8 @@ TEST(Config, OthersHaveOptimizersAndSchedulersOfTheirOwn) {
     EXPECT_TRUE(own.optimizer_part.value().is_own());
     EXPECT_TRUE(own.reports.empty());
     for (const char* text : {R"({"optimizer": {"type": "RMSprop", "params": {"max_grad_norm": 1}}})",
-                             R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})", R"({"scheduler": {"params": {}}})",
-                             R"({"zero_optimization": {"stage": 4}})"}) {
+                             R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})",
+                             R"({"scheduler": {"params": {}}})", R"({"zero_optimization": {"stage": 4}})"}) {
         EXPECT_THROW((void)read(text), Error) << text;
     }
 }

@@ -26,7 +26,8 @@ struct Trained {
 
     explicit Trained(const std::string& more = "") {
         params.add(0, "w", {3}, 1.0F);
-        engine = std::make_shared<Engine>(Communicator::self(), params.in_units(), fmt::format("{{{}{}}}", optimizer, more));
+        engine =
+            std::make_shared<Engine>(Communicator::self(), params.in_units(), fmt::format("{{{}{}}}", optimizer, more));
     }
     void pass(float gradient) const {
         pass_with<float>(*engine, [&](size_t, std::span<float> grad) { std::ranges::fill(grad, gradient); });
@@ -104,7 +105,8 @@ TEST(EngineState, GradientsThatWaitForAStepAreNotSaved) {
     trained.pass(1);
     for (const Error& error : {expect_error([&] { (void)state.collect(); }, Code::invalid_state),
                                expect_error([&] { trained.engine->restore(before); }, Code::invalid_state)}) {
-        EXPECT_NE(std::string(error.what()).find("gradients of 1 backward passes wait"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("gradients of 1 backward passes wait"), std::string::npos)
+            << error.what();
     }
     trained.pass(1);
     EXPECT_NO_THROW((void)state.collect());

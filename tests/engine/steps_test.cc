@@ -413,8 +413,9 @@ TEST(EngineReports, GoToTheLogOnce) {
     {
         const auto communicator = Communicator::self();
         auto params = one_tensor();
-        Engine engine(communicator, params.in_units(),
-                      sgd(1, R"(, "wall_clock_breakdown": true, "dump_state": true, "steps_per_print": 2, "comet": true)"));
+        Engine engine(
+            communicator, params.in_units(),
+            sgd(1, R"(, "wall_clock_breakdown": true, "dump_state": true, "steps_per_print": 2, "comet": true)"));
         for (int i = 0; i < 4; ++i) {
             pass_of(engine, 1);
             (void)engine.step();
