@@ -59,7 +59,7 @@ class Optimizers : public ::testing::TestWithParam<size_t> {
     [[nodiscard]] static const Kind& kind() { return kinds()[GetParam()]; }
 };
 INSTANTIATE_TEST_SUITE_P(Kinds, Optimizers, ::testing::Range(size_t{0}, kinds().size()),
-                         [](const auto& info) { return kinds()[info.param].name; });
+                         [](const auto& one) { return kinds()[one.param].name; });
 
 // Parameters with more rows than ranks, as many as some worlds have, and fewer.
 struct Model {
