@@ -57,23 +57,25 @@ std::shared_ptr<Optimizer> adam(std::vector<OptimizerParam> params, const Option
 }
 
 std::shared_ptr<Optimizer> adagrad(std::vector<OptimizerParam> params, const tsr_adagrad_options* options,
-                               std::shared_ptr<SharedCopy> copy = {}) {
+                                   std::shared_ptr<SharedCopy> copy = {}) {
     const auto o = options_in(options, default_adagrad, "options");
     const AdagradOptions core{o.lr, o.lr_decay, o.weight_decay, o.initial_accumulator_value, o.eps};
     return std::make_shared<Adagrad>(std::move(params), core, std::move(copy));
 }
 
 std::shared_ptr<Optimizer> lion(std::vector<OptimizerParam> params, const tsr_lion_options* options,
-                               std::shared_ptr<SharedCopy> copy = {}) {
+                                std::shared_ptr<SharedCopy> copy = {}) {
     const auto o = options_in(options, default_lion, "options");
     const LionOptions core{o.lr, o.beta1, o.beta2, o.weight_decay};
     return std::make_shared<Lion>(std::move(params), core, std::move(copy));
 }
 
 std::shared_ptr<Optimizer> lamb(std::vector<OptimizerParam> params, const tsr_lamb_options* options,
-                               std::shared_ptr<SharedCopy> copy = {}) {
+                                std::shared_ptr<SharedCopy> copy = {}) {
     const auto o = options_in(options, default_lamb, "options");
-    const LambOptions core{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, flag(o.bias_correction, "bias_correction"), o.max_coeff, o.min_coeff};
+    const LambOptions core{o.lr,        o.beta1,        o.beta2,
+                           o.eps,       o.weight_decay, flag(o.bias_correction, "bias_correction"),
+                           o.max_coeff, o.min_coeff};
     return std::make_shared<Lamb>(std::move(params), core, std::move(copy));
 }
 
@@ -189,8 +191,8 @@ tsr_status tsr_tp_adamw(tsr_tp* tp, const tsr_adamw_options* options, tsr_optimi
     });
 }
 
-tsr_status tsr_adagrad_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adagrad_options* options,
-                          tsr_optimizer** out) {
+tsr_status tsr_adagrad_create(const tsr_param* params, const tsr_tensor* grads, size_t n,
+                              const tsr_adagrad_options* options, tsr_optimizer** out) {
     return guard([&] { create(out, [&] { return adagrad(params_in(params, grads, n), options); }); });
 }
 
@@ -202,8 +204,9 @@ tsr_status tsr_ddp_adagrad(tsr_ddp* ddp, const tsr_adagrad_options* options, tsr
 }
 
 tsr_status tsr_fsdp_adagrad(tsr_fsdp* fsdp, const tsr_adagrad_options* options, tsr_optimizer** out) {
-    return guard(
-        [&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return adagrad(std::move(params), options); }); });
+    return guard([&] {
+        create_over(fsdp, "fsdp", out, [&](auto params, auto) { return adagrad(std::move(params), options); });
+    });
 }
 
 tsr_status tsr_tp_adagrad(tsr_tp* tp, const tsr_adagrad_options* options, tsr_optimizer** out) {
@@ -212,7 +215,7 @@ tsr_status tsr_tp_adagrad(tsr_tp* tp, const tsr_adagrad_options* options, tsr_op
 }
 
 tsr_status tsr_lion_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_lion_options* options,
-                          tsr_optimizer** out) {
+                           tsr_optimizer** out) {
     return guard([&] { create(out, [&] { return lion(params_in(params, grads, n), options); }); });
 }
 
@@ -234,7 +237,7 @@ tsr_status tsr_tp_lion(tsr_tp* tp, const tsr_lion_options* options, tsr_optimize
 }
 
 tsr_status tsr_lamb_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_lamb_options* options,
-                          tsr_optimizer** out) {
+                           tsr_optimizer** out) {
     return guard([&] { create(out, [&] { return lamb(params_in(params, grads, n), options); }); });
 }
 

@@ -54,8 +54,9 @@ void Adagrad::update(int64_t step, std::span<const ParamSlice> slices) {
 }
 
 void Adagrad::check_momentum() const {
-    throw Error(Code::invalid_argument,
-                "Adagrad has no momentum that could change; use another optimizer, or a schedule without cycle_momentum");
+    throw Error(
+        Code::invalid_argument,
+        "Adagrad has no momentum that could change; use another optimizer, or a schedule without cycle_momentum");
 }
 
 Settings Adagrad::own_settings() const {

@@ -27,10 +27,11 @@ std::vector<OptimizerParam> allowed(std::vector<OptimizerParam> params, const st
     }
     for (const OptimizerParam& param : params) {
         if (param.value.device.type == DeviceType::cpu) continue;
-        throw Error(Code::unsupported,
-                    fmt::format("parameter \"{}\" is on a CUDA device; Lamb updates parameters on the CPU only: use another "
-                                "optimizer, such as AdamW",
-                                param.name));
+        throw Error(
+            Code::unsupported,
+            fmt::format("parameter \"{}\" is on a CUDA device; Lamb updates parameters on the CPU only: use another "
+                        "optimizer, such as AdamW",
+                        param.name));
     }
     return params;
 }
@@ -66,7 +67,7 @@ struct Norms {
     metrics::ExactSums& all;
     size_t first;
 
-    [[nodiscard]] size_t weights() const { return first; }     // squares of the parameter
+    [[nodiscard]] size_t weights() const { return first; }  // squares of the parameter
     [[nodiscard]] size_t directions() const { return first + 1; }
     void add_infinite() const { all.add(first + 2, 1); }  // a square that is not finite
     [[nodiscard]] bool is_finite() const { return all.value(first + 2) == 0; }
@@ -191,9 +192,8 @@ void Lamb::update(int64_t step, std::span<const ParamSlice> slices) {
     const auto norms = [&](size_t i) { return Norms{sums, i * Norms::sums}; };
     for (size_t i = 0; i < slices.size(); ++i) {
         if (!is_first_holder(params()[slices[i].param])) continue;
-        with_part(slices[i], [&](const auto& part, const auto& prepared_step) {
-            add_norms(norms(i), part, prepared_step);
-        });
+        with_part(slices[i],
+                  [&](const auto& part, const auto& prepared_step) { add_norms(norms(i), part, prepared_step); });
     }
     join_sums(sums);
     for (size_t i = 0; i < slices.size(); ++i) {

@@ -1,6 +1,6 @@
-// Lamb (You et al. 2020, "Large batch optimization for deep learning") as DeepSpeed's FusedLamb: the direction of Adam plus weight
-// decay, scaled for each parameter by its trust ratio, the norm of the parameter over that of the direction. Norms are exact until
-// they are rounded once, so they have the same bits however ranks divide a parameter. On the CPU only.
+// Lamb (You et al. 2020, "Large batch optimization for deep learning") as DeepSpeed's FusedLamb: the direction of Adam plus
+// weight decay, scaled for each parameter by its trust ratio, the norm of the parameter over that of the direction. Norms are
+// exact until they are rounded once, so they have the same bits however ranks divide a parameter. On the CPU only.
 #pragma once
 
 #include "optim/optimizer.hpp"

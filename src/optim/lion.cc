@@ -18,8 +18,12 @@ void check(const LionOptions& options) {
 
 template <class T>
 LionStep<T> prepared(const LionOptions& options, double lr) {
-    return {static_cast<T>(options.beta1), static_cast<T>(1 - options.beta1), static_cast<T>(options.beta2),
-            static_cast<T>(1 - options.beta2), static_cast<T>(lr), static_cast<T>(1 - lr * options.weight_decay)};
+    return {static_cast<T>(options.beta1),
+            static_cast<T>(1 - options.beta1),
+            static_cast<T>(options.beta2),
+            static_cast<T>(1 - options.beta2),
+            static_cast<T>(lr),
+            static_cast<T>(1 - lr * options.weight_decay)};
 }
 
 }  // namespace

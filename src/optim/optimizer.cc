@@ -150,7 +150,8 @@ std::vector<OnDevice::Updated> Optimizer::updated(std::span<const ParamSlice> sl
 }
 
 void Optimizer::fill_moments(std::string_view name, double value) {
-    if (copy_ && copy_->place() != 0) return;  // the first of the ranks that share them does it, before any of them steps
+    if (copy_ && copy_->place() != 0)
+        return;  // the first of the ranks that share them does it, before any of them steps
     for (const Moment& moment : moments_) {
         const Tensor& tensor = moment.tensor;
         if (moment.name != name || tensor.numel() == 0) continue;

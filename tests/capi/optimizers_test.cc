@@ -37,8 +37,8 @@ Kind kind_of(const char* name, tsr_status (*init)(Options*, size_t), const std::
             [=](tsr_tp* model, tsr_optimizer** out) { return tp(model, &options, out); }};
 }
 
-#define KIND(kind, change)                                                                                     \
-    kind_of<tsr_##kind##_options>(                                                                             \
+#define KIND(kind, change)                                                                              \
+    kind_of<tsr_##kind##_options>(                                                                      \
         #kind, tsr_##kind##_options_init, [](auto& o) { change; }, tsr_##kind##_create, tsr_ddp_##kind, \
         tsr_fsdp_##kind, tsr_tp_##kind)
 
@@ -59,7 +59,7 @@ class Optimizers : public ::testing::TestWithParam<size_t> {
     [[nodiscard]] static const Kind& kind() { return kinds()[GetParam()]; }
 };
 INSTANTIATE_TEST_SUITE_P(Kinds, Optimizers, ::testing::Range(size_t{0}, kinds().size()),
-                         [](const auto& info) { return kinds()[info.param].name; });
+                         [](const auto& one) { return kinds()[one.param].name; });
 
 // Parameters with more rows than ranks, as many as some worlds have, and fewer.
 struct Model {
@@ -82,9 +82,7 @@ struct Model {
         return {tsr_param{"fc1.weight", weight.tensor()}, tsr_param{"fc1.bias", bias.tensor()},
                 tsr_param{"scale", scale.tensor()}};
     }
-    [[nodiscard]] std::vector<std::vector<float>> values() const {
-        return {weight.values, bias.values, scale.values};
-    }
+    [[nodiscard]] std::vector<std::vector<float>> values() const { return {weight.values, bias.values, scale.values}; }
 };
 
 float gradient(int step, size_t param, size_t k) {
@@ -186,8 +184,8 @@ void expect_part(const tsr_tensor& part, const tsr_layout* layout, int32_t rank,
         const auto size = [&](int32_t d) { return d < dims.at(p) ? static_cast<size_t>(box.sizes[d]) : 1; };
         for (size_t i = 0; i < size(0); ++i) {
             for (size_t j = 0; j < size(1); ++j) {
-                const size_t place = (static_cast<size_t>(box.offsets[0]) + i) * columns.at(p) +
-                                     static_cast<size_t>(box.offsets[1]) + j;
+                const size_t place =
+                    (static_cast<size_t>(box.offsets[0]) + i) * columns.at(p) + static_cast<size_t>(box.offsets[1]) + j;
                 EXPECT_EQ(floats(part)[at++], full[place]) << what << ", element " << place;
             }
         }

@@ -100,8 +100,8 @@ TEST(Config, LionTakesItsParameters) {
     const LionOptions plain = lion_of(R"({"optimizer": {"type": "Lion", "params": {}}})");
     EXPECT_EQ(plain.lr, 1e-4);
     EXPECT_EQ(plain.beta2, 0.99);
-    const LionOptions all = lion_of(
-        R"({"optimizer": {"type": "lion", "params": {"lr": 0.5, "betas": [0.1, 0.2], "weight_decay": 0.3}}})");
+    const LionOptions all =
+        lion_of(R"({"optimizer": {"type": "lion", "params": {"lr": 0.5, "betas": [0.1, 0.2], "weight_decay": 0.3}}})");
     EXPECT_EQ(all.lr, 0.5);
     EXPECT_EQ(all.beta1, 0.1);
     EXPECT_EQ(all.beta2, 0.2);
@@ -282,15 +282,14 @@ struct Refused {
 };
 
 TEST(Config, WhatTesseraDoesNotDoIsRefusedByName) {
-    for (const char* type :
-         {"Muon", "MuAdam", "MuAdamW", "MuSGD", "OneBitAdam", "RMSprop"}) {
+    for (const char* type : {"Muon", "MuAdam", "MuAdamW", "MuSGD", "OneBitAdam", "RMSprop"}) {
         const Error error = refusal_of(fmt::format(R"({{"optimizer": {{"type": "{}"}}}})", type));
         EXPECT_EQ(error.code(), Code::unsupported);
-        EXPECT_EQ(
-            std::string(error.what()),
-            fmt::format("config key \"optimizer.type\" (line 1, column 16) is \"{}\"; Tessera's engine has Adam, AdamW, "
-                        "SGD, Adagrad, Lion and Lamb; choose one of them",
-                        type));
+        EXPECT_EQ(std::string(error.what()),
+                  fmt::format(
+                      "config key \"optimizer.type\" (line 1, column 16) is \"{}\"; Tessera's engine has Adam, AdamW, "
+                      "SGD, Adagrad, Lion and Lamb; choose one of them",
+                      type));
     }
     for (const char* key : {"amp", "torch_autocast", "nebula", "compression_training", "quantize_training",
                             "sparse_gradients", "eigenvalue", "sparse_attention", "elasticity", "graph_harvesting",

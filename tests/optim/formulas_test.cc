@@ -25,7 +25,7 @@ constexpr std::array<size_t, 4> sizes{1, 17, 3000, 0};
 // The state of one parameter of a formula.
 struct Parameter {
     Reals values;
-    Reals first;   // moments
+    Reals first;  // moments
     Reals second;
 };
 using Formula = std::function<void(Parameter& param, const Reals& grad, int step)>;
@@ -54,7 +54,8 @@ void expect_formula(const Options& options, const Formula& formula, Real first_m
     for (int step = 1; step <= steps; ++step) {
         for (size_t p = 0; p < sizes.size(); ++p) {
             for (size_t i = 0; i < sizes[p]; ++i) {
-                grads[p][i] = static_cast<T>(std::sin(0.7 * step + 2.0 * static_cast<double>(i) + static_cast<double>(p)));
+                grads[p][i] =
+                    static_cast<T>(std::sin(0.7 * step + 2.0 * static_cast<double>(i) + static_cast<double>(p)));
             }
             formula(expected[p], Reals(grads[p].begin(), grads[p].end()), step);
         }
@@ -161,8 +162,8 @@ TEST(Lamb, TheRatioHasBounds) {
 }
 
 TEST(Lamb, TheNormsHoldForAllMagnitudes) {
-    for (const auto& [scale, lr] : {std::pair{1e-44F, 1e44}, std::pair{1e-30F, 1e30}, std::pair{1.0F, 0.5},
-                                    std::pair{1e30F, 0.5}}) {
+    for (const auto& [scale, lr] :
+         {std::pair{1e-44F, 1e44}, std::pair{1e-30F, 1e30}, std::pair{1.0F, 0.5}, std::pair{1e30F, 0.5}}) {
         Lambs one{std::vector<float>(50000, scale)};
         const float moved = one.moved(3, {.lr = lr, .beta1 = 0, .beta2 = 0, .max_coeff = 1e60, .min_coeff = 0});
         EXPECT_NEAR(static_cast<double>(moved) / (-lr * static_cast<double>(scale)), 1, 1e-5) << scale;

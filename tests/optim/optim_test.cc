@@ -112,8 +112,7 @@ TEST(AdamW, DoesWhatPyTorchDoes) {
 TEST(Adagrad, DoesWhatPyTorchDoes) {
     expect_golden<Adagrad>(AdagradOptions{.lr = 0.1}, golden::adagrad_plain);
     expect_golden<Adagrad>(
-        AdagradOptions{
-            .lr = 0.1, .lr_decay = 0.5, .weight_decay = 0.1, .initial_accumulator_value = 0.25, .eps = 1e-6},
+        AdagradOptions{.lr = 0.1, .lr_decay = 0.5, .weight_decay = 0.1, .initial_accumulator_value = 0.25, .eps = 1e-6},
         golden::adagrad_decay);
 }
 
@@ -196,7 +195,8 @@ void expect_all_vectors_give_the_same_bits() {
                             vectors);
             lamb_update(param.data(), grad.data(), average.data(), square.data(), n, lamb, T(0.01), vectors);
         }
-        for (const auto& moment : {square, sum, mean, directions}) param.insert(param.end(), moment.begin(), moment.end());
+        for (const auto& moment : {square, sum, mean, directions})
+            param.insert(param.end(), moment.begin(), moment.end());
         return param;
     };
     const auto plain = run(Vectors::plain);

@@ -308,7 +308,20 @@ def test_a_literal_zero_is_a_zero():
         lambda: ts.Lion({"w": np.ones(2)}, {"w": np.ones(2)}, betas=(0.9, 1.0)),
         lambda: ts.Lamb({"w": np.ones(2)}, {"w": np.ones(2)}, min_coeff=11),
     ],
-    ids=["no grads", "missing", "extra", "shape", "dtype", "lr", "nesterov", "betas", "integers", "lr_decay", "lion betas", "min_coeff"],
+    ids=[
+        "no grads",
+        "missing",
+        "extra",
+        "shape",
+        "dtype",
+        "lr",
+        "nesterov",
+        "betas",
+        "integers",
+        "lr_decay",
+        "lion betas",
+        "min_coeff",
+    ],
 )
 def test_bad_optimizers_are_refused(call):
     with pytest.raises(ts.InvalidArgument):

@@ -188,11 +188,11 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_adamw(tsr_tp *tp, const tsr_adamw_options
 /** Options of Adagrad. `_init` writes the defaults; afterwards every field is taken literally. */
 typedef struct tsr_adagrad_options {
     size_t struct_size;
-    double lr;           /* the learning rate; default 0.01 */
-    double lr_decay;     /* the rate of step n is lr / (1 + (n - 1) * lr_decay); default 0 */
-    double weight_decay; /* multiplied by the parameter and added to the gradient; default 0 */
+    double lr;                        /* the learning rate; default 0.01 */
+    double lr_decay;                  /* the rate of step n is lr / (1 + (n - 1) * lr_decay); default 0 */
+    double weight_decay;              /* multiplied by the parameter and added to the gradient; default 0 */
     double initial_accumulator_value; /* with which the sums of squared gradients begin; default 0 */
-    double eps;          /* added to the square root of the sum; default 1e-10 */
+    double eps;                       /* added to the square root of the sum; default 1e-10 */
 } tsr_adagrad_options;
 
 /** Write the defaults into `options`.
@@ -233,7 +233,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_adagrad(tsr_ddp *ddp, const tsr_adagrad_
  *  @param out      the optimizer
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
  *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adagrad(tsr_fsdp *fsdp, const tsr_adagrad_options *options, tsr_optimizer **out);
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adagrad(tsr_fsdp *fsdp, const tsr_adagrad_options *options,
+                                                 tsr_optimizer **out);
 
 /** The same over this rank's slices of the floating-point parameters of `tp` and their gradients (tsr_tp_grad); the
  *  optimizer's state is cut likewise. It steps after tsr_tp_sum_grads.
@@ -306,14 +307,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_lion(tsr_tp *tp, const tsr_lion_options *
 /** Options of Lamb. `_init` writes the defaults; afterwards every field is taken literally. */
 typedef struct tsr_lamb_options {
     size_t struct_size;
-    double lr;                /* the learning rate; default 0.001 */
-    double beta1;             /* the decay rate of the mean of gradients; default 0.9 */
-    double beta2;             /* the decay rate of the mean of their squares; default 0.999 */
-    double eps;               /* added to the square root of the latter; default 1e-8 */
-    double weight_decay;      /* multiplied by the parameter and added to the direction of a step; default 0 */
-    double max_coeff;         /* the largest trust ratio; default 10 */
-    double min_coeff;         /* the smallest trust ratio, at most max_coeff; default 0.01 */
-    tsr_flag bias_correction; /* 1 (default): lr is multiplied by sqrt(1 - beta2^step) / (1 - beta1^step); 0: it is not */
+    double lr;           /* the learning rate; default 0.001 */
+    double beta1;        /* the decay rate of the mean of gradients; default 0.9 */
+    double beta2;        /* the decay rate of the mean of their squares; default 0.999 */
+    double eps;          /* added to the square root of the latter; default 1e-8 */
+    double weight_decay; /* multiplied by the parameter and added to the direction of a step; default 0 */
+    double max_coeff;    /* the largest trust ratio; default 10 */
+    double min_coeff;    /* the smallest trust ratio, at most max_coeff; default 0.01 */
+    tsr_flag
+        bias_correction; /* 1 (default): lr is multiplied by sqrt(1 - beta2^step) / (1 - beta1^step); 0: it is not */
 } tsr_lamb_options;
 
 /** Write the defaults into `options`.

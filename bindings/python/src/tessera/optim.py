@@ -176,8 +176,8 @@ class Lamb(Optimizer):
 
     The direction of Adam plus weight decay is scaled for each parameter by its trust ratio: the norm of the parameter
     over that of the direction, or 1 if one of them is 0. The norms have the same bits however ranks divide a parameter.
-    Over an `FSDP`, a `TensorParallel` or a `DDP` of its slices, `step` is collective. A load replaces the settings by the
-    saved ones: set `lr` after it.
+    Over an `FSDP`, a `TensorParallel` or a `DDP` of its slices, `step` is collective. A load replaces the settings by
+    the saved ones: set `lr` after it.
 
     Parameters
     ----------
