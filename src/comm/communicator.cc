@@ -78,10 +78,11 @@ bool is_of_whole_job(const Peer& own) {
 void Communicator::begin_turn(int rank) {
     int open = -1;
     if (turn_of_.compare_exchange_strong(open, rank, std::memory_order_relaxed)) return;
-    throw Error(Code::invalid_state,
-                fmt::format("rank {}: a turn of rank {} begins inside the turn of rank {} of communicator '{}'; end that "
-                            "one first",
-                            this->rank(), rank, open, name()))
+    throw Error(
+        Code::invalid_state,
+        fmt::format("rank {}: a turn of rank {} begins inside the turn of rank {} of communicator '{}'; end that "
+                    "one first",
+                    this->rank(), rank, open, name()))
         .with_rank(this->rank());
 }
 

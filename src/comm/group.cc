@@ -85,10 +85,11 @@ void Group::refuse_own_job() const {
 // Jobs that were queued before the turn go on, and so does what follows a failure.
 void Group::refuse_in_turn() const {
     if (turn_of() < 0 || progressing_ == this || poisoned_.load(std::memory_order_acquire)) return;
-    throw Error(Code::invalid_state,
-                fmt::format("rank {}: communicator '{}' is used inside the turn of rank {}, in which the others wait; use "
-                            "it before or after the turn, or split another communicator before it",
-                            rank_, options_.name, turn_of()))
+    throw Error(
+        Code::invalid_state,
+        fmt::format("rank {}: communicator '{}' is used inside the turn of rank {}, in which the others wait; use "
+                    "it before or after the turn, or split another communicator before it",
+                    rank_, options_.name, turn_of()))
         .with_rank(rank_);
 }
 

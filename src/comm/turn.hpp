@@ -55,7 +55,7 @@ class Turn {
     const Tensor bytes_;                                           // of it
     WorkPtr on_its_way_;                                           // null: nothing was sent
     bool has_news_ = false;
-    bool ended_ = false;           // or its end was tried
+    bool ended_ = false;                          // or its end was tried
     Clock::time_point next_line_ = Clock::now();  // of the log
 };
 

@@ -228,8 +228,8 @@ void Batch::check_block(const Block& block) const {
     const auto finite = [&](std::span<const double> values, const char* what, size_t columns, double largest) {
         const size_t at = first_beyond(values, largest);
         if (at == values.size()) return;
-        refuse("{}{} is {}; it must be finite{}", what, place(block, at / columns, at % columns, columns),
-               values[at], std::isfinite(values[at]) ? " and at most 2^256 in magnitude" : "");
+        refuse("{}{} is {}; it must be finite{}", what, place(block, at / columns, at % columns, columns), values[at],
+               std::isfinite(values[at]) ? " and at most 2^256 in magnitude" : "");
     };
     const auto inside = [&](std::span<const int64_t> labels, const char* what, size_t columns) {
         const size_t at = first_outside(labels, form_.classes);

@@ -101,10 +101,11 @@ void Metric::merge(const Metric& other) {
 }
 
 Error Metric::unreported(std::string_view what) const {
-    return Error(Code::invalid_state,
-                 fmt::format("the metric {} {}: an update of it has failed ({}); repeat the update, call reset, or call "
-                             "compute, which reports it once and continues without it",
-                             name_of(kind_), what, refused_->what()))
+    return Error(
+               Code::invalid_state,
+               fmt::format("the metric {} {}: an update of it has failed ({}); repeat the update, call reset, or call "
+                           "compute, which reports it once and continues without it",
+                           name_of(kind_), what, refused_->what()))
         .caused_by(*refused_);
 }
 
@@ -131,7 +132,7 @@ void Metric::reset() {
 }
 
 std::string Metric::save() const {
-    if (refused_) throw unreported("cannot be saved");
+    if (refused_) throw unreported("cannot be saved, nor loaded");
     ByteWriter out;
     out.number(static_cast<uint64_t>(samples_));
     write(out);

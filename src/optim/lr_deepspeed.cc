@@ -126,8 +126,7 @@ void check(const OneCycleLrOptions& o) {
     check_not_negative("cycle_min_lr", o.cycle_min_lr);
     check_not_negative("cycle_max_lr", o.cycle_max_lr);
     if (o.cycle_max_lr == 0) refuse("cycle_max_lr is not given; give the rate between the two halves of the cycle");
-    refuse_unless(o.cycle_max_lr >= o.cycle_min_lr, "cycle_max_lr", o.cycle_max_lr,
-                  "at least cycle_min_lr");
+    refuse_unless(o.cycle_max_lr >= o.cycle_min_lr, "cycle_max_lr", o.cycle_max_lr, "at least cycle_min_lr");
     check_not_negative("decay_lr_rate", o.decay_lr_rate);
     check_not_negative("decay_mom_rate", o.decay_mom_rate);
     const Cycle cycle(o);

@@ -87,7 +87,7 @@ TEST(MetricsApi, ASaveOfTwoRanksIsLoadedByThree) {
             EXPECT_FAILS(update(metric, {NAN}, {0}), TSR_E_INVALID_ARGUMENT, "is nan");
         }
         EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_STATE,
-                     "the metric auroc cannot be saved: an update of it has failed");
+                     "the metric auroc cannot be saved, nor loaded: an update of it has failed");
         EXPECT_FAILS(tsr_metric_gather(metric, comm), TSR_E_INVALID_ARGUMENT, "predictions[0] is nan");
         ASSERT_OK(tsr_metric_gather(metric, comm));
         EXPECT_OK(tsr_saver_save(saver, 1, state));

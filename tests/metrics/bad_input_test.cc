@@ -75,11 +75,12 @@ TEST(MetricInput, ShapesMustFit) {
     three.classes = 3;
     expect_refused(Kind::auroc, three, Data<float>{.predictions = {0, 1, 2, 3}, .targets = {0, 1}, .columns = 2},
                    "the last dimension must be 3, since classes is 3: set classes to 2");
-    Options words;
-    expect_refused(Kind::perplexity, words, Data<float>{.predictions = {0, 1, 2, 3, 4}, .targets = {0}, .columns = 5},
+    expect_refused(Kind::perplexity, {}, Data<float>{.predictions = {0, 1, 2, 3, 4}, .targets = {0}, .columns = 5},
                    "the last dimension must be 2, since classes is 2: set classes to 5");
-    expect_refused(Kind::r2_score, [] { Options o; o.outputs = 3; return o; }(),
-                   Data<double, double>{.predictions = {1, 2}, .targets = {1, 2}}, "since outputs is 3");
+    Options outputs;
+    outputs.outputs = 3;
+    expect_refused(Kind::r2_score, outputs, Data<double, double>{.predictions = {1, 2}, .targets = {1, 2}},
+                   "the last dimension must be 3, since outputs is 3");
     expect_refused(Kind::log_loss, {}, Data<float>{.predictions = {0, 1, 1, 0, 0, 0}, .targets = {0, 1}, .columns = 3},
                    "6 and 2 samples; for 3 scores per sample set task to multiclass or multilabel, and classes to 3");
     Data<float> weighted = good;
@@ -215,7 +216,7 @@ TEST(Metric, AFailedUpdateIsNotForgottenByAMergeASaveOrAGather) {
     const std::string why = ": an update of it has failed (predictions[0] is nan; it must be finite)";
     expect_refused([&] { other->merge(*metric); }, Code::invalid_state, "auroc cannot be merged" + why);
     EXPECT_EQ(other->samples(), 0);
-    expect_refused([&] { (void)metric->save(); }, Code::invalid_state, "auroc cannot be saved" + why);
+    expect_refused([&] { (void)metric->save(); }, Code::invalid_state, "auroc cannot be saved, nor loaded" + why);
     expect_refused([&] { metric->gather(nullptr); }, Code::invalid_argument, "predictions[0] is nan");  // once
     other->merge(*metric);
     EXPECT_EQ(other->samples(), 4);

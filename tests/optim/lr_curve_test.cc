@@ -181,7 +181,8 @@ TEST(LrCurve, BadOptionsAreRefused) {
     expect_refused([] { return warmup_lr({0, {}, 1, LrWarmup::log, -1}); }, "total_num_steps is -1");
     expect_refused([] { return warmup_lr({0, {}, 10, LrWarmup::log, 9}); },
                    "total_num_steps is 9; it must be at least warmup_num_steps, which is 10");
-    expect_refused([] { return warmup_cosine_lr({0, 0, 0, 0, LrWarmup::log}); }, "give the step at which the cosine ends");
+    expect_refused([] { return warmup_cosine_lr({0, 0, 0, 0, LrWarmup::log}); },
+                   "give the step at which the cosine ends");
     expect_refused([] { return warmup_cosine_lr({5, 0, 6, 0, LrWarmup::log}); }, "which is 6");
     expect_refused([] { return warmup_cosine_lr({5, -1, 5, 0, LrWarmup::log}); }, "warmup_min_ratio is -1");
     expect_refused([] { return warmup_cosine_lr({5, 0, 5, nan, LrWarmup::log}); }, "cos_min_ratio is nan");

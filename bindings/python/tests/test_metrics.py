@@ -344,7 +344,9 @@ def test_a_failed_update_is_not_lost(tmp_path: Path, alone: ts.Comm):
     metric, other = ts.Metric("auroc"), ts.Metric("auroc")
     with pytest.raises(ts.InvalidArgument):
         metric.update([np.nan], [1])
-    with pytest.raises(ts.InvalidState, match=r"cannot be merged: an update of it has failed \(predictions\[0\] is nan"):
+    with pytest.raises(
+        ts.InvalidState, match=r"cannot be merged: an update of it has failed \(predictions\[0\] is nan"
+    ):
         other.merge(metric)
     with ts.Saver(alone, tmp_path) as saver:
         state = ts.State(auroc=ts.MetricPart(alone, metric))

@@ -178,7 +178,8 @@ class LRSchedule(Closable):
         Parameters
         ----------
         schedules : iterable of LRSchedule
-            At least 1; at most 1000 with all that they are composed of, nested at most 16 deep. The steps that they have made do not count.
+            At least 1; at most 1000 with all that they are composed of, nested at most 16 deep. The steps that they
+            have made do not count.
         milestones : iterable of int
             The steps at which the second to last schedule begin, strictly ascending.
         """
