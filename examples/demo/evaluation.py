@@ -80,7 +80,7 @@ def roc_chart(evaluations: list[Evaluation], size: int, corner: float) -> str:
         return top + side * (1 - rate) / corner
 
     name = "ROC curves" if corner == 1 else "the corner of the ROC curves, magnified"
-    plot = f'x="{left}" y="{top}" width="{side}" height="{side}"'
+    plot = f'x="{left - 4}" y="{top - 4}" width="{side + 8}" height="{side + 8}"'  # with the lines on its border
     parts = [f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="{name}">']
     parts.append(f'<clipPath id="roc-{corner:g}"><rect {plot}/></clipPath>')
     for i in range(6):
