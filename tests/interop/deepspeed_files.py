@@ -105,7 +105,10 @@ def configuration(stage: int, dtype: str, more: dict[str, Any]) -> dict[str, Any
         "train_micro_batch_size_per_gpu": 4,
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.75, 0.875], "torch_adam": True}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": 0.01, "warmup_num_steps": 8}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 0.0, "warmup_max_lr": 0.01, "warmup_num_steps": 8},
+        },
         "zero_optimization": {"stage": stage, **more.get("zero_optimization", {})},
     }
     if stage == 3:
@@ -194,7 +197,9 @@ def run(rank: int, ranks: int, port: int, name: str, directory: Path) -> None:
     if rank == 0:
         check_with_their_script(directory, found, stage)
         save_file(found, directory / "expected.safetensors")
-        (directory / "expected.json").write_text(json.dumps(expected(engine, scheduler, ranks), indent=1, ensure_ascii=False), "utf-8")
+        (directory / "expected.json").write_text(
+            json.dumps(expected(engine, scheduler, ranks), indent=1, ensure_ascii=False), "utf-8"
+        )
         for script in ("zero_to_fp32.py", "zero_to_torch.py"):
             (directory / script).unlink(missing_ok=True)
     torch.distributed.barrier()

@@ -143,7 +143,9 @@ def test_an_optimizer_goes_on_from_their_moments(written: Path, case: str) -> No
     with ts.Checkpoint(written / case) as checkpoint:
         # DeepSpeed has two groups, and settings that this optimizer lacks.
         checkpoint.load(state, allow_missing=True, allow_unexpected=True)
-        settings = {key: checkpoint.saved_values[f"optim.param_groups.0.{key}"] for key in ("lr", "eps", "weight_decay")}
+        settings = {
+            key: checkpoint.saved_values[f"optim.param_groups.0.{key}"] for key in ("lr", "eps", "weight_decay")
+        }
         beta1, beta2 = checkpoint.saved_values["optim.param_groups.0.betas"]
     assert optimizer.lr == settings["lr"]
     wanted = {}
