@@ -62,7 +62,7 @@ CASES: dict[str, tuple[int, int, str, dict[str, Any]]] = {
 
 
 class Model(torch.nn.Module):
-    """Odd sizes, a frozen layer, a tied weight, buffers (one that is not saved), a scalar."""
+    """Odd sizes, a frozen layer, a tied weight, buffers (one that is not saved), a parameter of one element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Model(torch.nn.Module):
         self.frozen = torch.nn.Linear(7, 7).requires_grad_(False)
         self.hidden = torch.nn.Linear(7, 5)
         self.out = torch.nn.Linear(5, 7, bias=False)
-        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+        self.scale = torch.nn.Parameter(torch.tensor([1.5]))
         self.head = torch.nn.Linear(7, 11, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("offset", torch.arange(11) / 8)
