@@ -393,9 +393,6 @@ public final class Engine extends NativeObject {
          * End the pass. After a forward the parameters may be sharded again. A backward without {@link #ready()}, for example
          * after an exception, is not over: {@link Engine#backward(int)} continues it, and {@link Engine#backwardDone} counts
          * what is not ready as zeros. Does nothing if the pass has already ended.
-         *
-         * @throws TesseraInterruptedException after a forward; the pass has ended, and {@link Engine#forward(int)} begins
-         *     another
          */
         @Override
         public void close() {

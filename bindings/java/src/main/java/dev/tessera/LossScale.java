@@ -4,8 +4,8 @@ import java.util.Map;
 import java.util.Objects;
 
 /**
- * DeepSpeed's loss scale, which an {@link Engine} with {@code "fp16"} has. It is here for trainers that check gradients and
- * make steps of their own; others use an engine or a {@link GradScaler}. Multiply the loss by {@link #value}, and report
+ * DeepSpeed's loss scale, which an {@link Engine} with {@code "fp16"} has. Use it if your trainer checks the gradients and
+ * makes the steps; otherwise use an engine or a {@link GradScaler}. Multiply the loss by {@link #value}, and report
  * after each step whether the gradients of any rank had an infinity or NaN. A dynamic scale halves after {@link
  * Builder#hysteresis} overflows and doubles after {@link Builder#window} steps without one.
  *

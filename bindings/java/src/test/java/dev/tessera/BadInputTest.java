@@ -29,24 +29,29 @@ class BadInputTest {
 
     /** Where null means something. */
     private static final Set<String> NULL_IS_FINE = Set.of("LoadOptions.progress 0", "LoadOptions.comm 0",
-            "Checkpoint.export 0", "Mesh.flatten 1", "Comm.abort 0", "Comm.reduce 1", "Comm.reduceAsync 1", "Comm.gather 1", "Comm.gatherAsync 1",
-            "Comm.scatter 0", "Comm.scatterAsync 0", "Store.compareSet 1", "Saver.at 0", "State.put 1",
-            "Pipeline.step 0", "Pipeline.step 1", "Pipeline.step 2", "Pipeline.eval 0", "Pipeline.eval 1", "Pipeline.eval 2",
-            "Log.setHandler 0", "Ddp.setHook 0", "Metric.update 1", "Metric.update 2", "Metric.update 3", "TensorParallel.crossEntropy 4",
+            "Checkpoint.export 0", "Mesh.flatten 1", "Comm.abort 0", "Comm.reduce 1", "Comm.reduceAsync 1",
+            "Comm.gather 1", "Comm.gatherAsync 1", "Comm.scatter 0", "Comm.scatterAsync 0", "Store.compareSet 1",
+            "Saver.at 0", "State.put 1", "Pipeline.step 0", "Pipeline.step 1", "Pipeline.step 2", "Pipeline.eval 0",
+            "Pipeline.eval 1", "Pipeline.eval 2", "Log.setHandler 0", "Ddp.setHook 0", "Metric.update 1",
+            "Metric.update 2", "Metric.update 3", "TensorParallel.crossEntropy 4",
             "TensorParallel.crossEntropyAsync 4", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
 
     /** What a closed object still answers. */
     private static final Set<String> AFTER_CLOSE = Set.of("close", "isClosed", "toString", "rank", "worldSize", "params",
             "sizeBytes", "root");
 
+    private static final String ENGINE_CONFIG = "{\"train_batch_size\": 1, \"optimizer\": {\"type\": \"SGD\"},"
+            + " \"scheduler\": {\"type\": \"WarmupLR\"}}";
+
     private static final List<Class<?>> TYPES = List.of(Buffer.class, Box.class, Checkpoint.class, Comm.class,
-            CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Fsdp.class, Fsdp.Pass.class, FsdpOptions.class,
-            FsdpUnit.class, GradScaler.class, Launch.class, Layout.class, LoadOptions.class, Log.class, LrSchedule.class, Mesh.class,
-            Mesh.Builder.class,
-            Metric.class, Metric.Builder.class,
-            Optimizer.class, Params.class, Pipeline.class, Pipeline.Builder.class, Placement.class, Plan.class, Sampler.class, Saver.class, State.class, Store.class,
-            StoreOptions.class, StoreServer.class, Tensor.class, TensorParallel.class, TensorParallel.Builder.class,
-            TensorParallel.Style.class, TpOptions.class, CrossEntropyOptions.class, Version.class, Work.class);
+            CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Engine.class, Engine.Builder.class,
+            Engine.Pass.class, Fsdp.class, Fsdp.Pass.class, FsdpOptions.class, FsdpUnit.class, GradScaler.class,
+            Launch.class, Layout.class, LoadOptions.class, Log.class, LossScale.class, LossScale.Builder.class,
+            LrSchedule.class, Mesh.class, Mesh.Builder.class, Metric.class, Metric.Builder.class, Optimizer.class,
+            Params.class, Pipeline.class, Pipeline.Builder.class, Placement.class, Plan.class, Sampler.class,
+            Saver.class, State.class, Store.class, StoreOptions.class, StoreServer.class, Tensor.class,
+            TensorParallel.class, TensorParallel.Builder.class, TensorParallel.Style.class, TpOptions.class,
+            CrossEntropyOptions.class, Version.class, Work.class);
 
     private interface Body {
         void run(Map<Class<?>, Object> instances) throws Exception;
@@ -68,6 +73,10 @@ class BadInputTest {
                     Optimizer optimizer = Optimizer.sgd(ddp).build();
                     GradScaler scaler = GradScaler.builder().build();
                     LrSchedule schedule = LrSchedule.exponential(0.5);
+                    LossScale lossScale = LossScale.builder().build();
+                    Engine engine = Engine.on(comm).unit("u", Params.of("w", Tensor.zeros(DType.F32, 2)))
+                            .unit("x", Params.of("x", Tensor.zeros(DType.F32, 2))).build(ENGINE_CONFIG);
+                    Engine.Pass enginePass = engine.backward("u");
                     Pipeline pipe = Pipeline.on(comm).stage(0, call -> {}, call -> {}).microbatches(1).build();
                     Sampler sampler = Sampler.of(comm, 10).build();
                     Metric metric = Metric.of(Metric.Kind.MEAN).build();
@@ -78,11 +87,14 @@ class BadInputTest {
                 saver.save(1, state);
                 final Checkpoint checkpoint = Checkpoint.open(root);
                 final Map<Class<?>, Object> instances = new LinkedHashMap<>();
-                for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, fsdp, pass, tp, optimizer,
-                        scaler, schedule, sampler, metric, Metric.of(Metric.Kind.MEAN), saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
-                        pipe, Pipeline.on(comm), FsdpUnit.of("y"), new StoreOptions(), new LoadOptions(), Mesh.over(comm), ddp.params(),
-                        TensorParallel.over(mesh), TensorParallel.Style.ROW, new TpOptions(), new CrossEntropyOptions(),
-                        Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(), new Box(new long[0], new long[0])}) {
+                for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, fsdp, pass, tp,
+                        optimizer, scaler, schedule, lossScale, LossScale.builder(), engine, enginePass, Engine.on(comm), sampler, metric,
+                        Metric.of(Metric.Kind.MEAN), saver, state, work, checkpoint, new CommOptions(),
+                        new DdpOptions(), new FsdpOptions(), pipe, Pipeline.on(comm), FsdpUnit.of("y"),
+                        new StoreOptions(), new LoadOptions(), Mesh.over(comm), ddp.params(),
+                        TensorParallel.over(mesh), TensorParallel.Style.ROW, new TpOptions(),
+                        new CrossEntropyOptions(), Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(),
+                        new Box(new long[0], new long[0])}) {
                     instances.put(object.getClass(), object);
                 }
                 body.run(instances);
