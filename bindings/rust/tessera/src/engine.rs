@@ -693,7 +693,7 @@ impl<'c> Engine<'c> {
     /// between steps of the optimizer.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is no such multiple; the message has the formula. `InvalidState`: gradients have accumulated.
+    /// `InvalidArgument`: it is not such a multiple; the message has the formula. `InvalidState`: gradients have accumulated.
     pub fn set_train_batch_size(&mut self, size: usize) -> Result<()> {
         let size = raw::int64("train_batch_size", size)?;
         check(unsafe { sys::tsr_engine_set_train_batch_size(self.inner.as_ptr(), size) })

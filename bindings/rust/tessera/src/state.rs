@@ -404,9 +404,8 @@ impl<'c> State<'c> {
 
     /// Adds a model's parameters as `name.<parameter>`, an optimizer's moments and settings, a sampler's position, a
     /// replicated tensor (complete and equal on every rank), or the values of a custom object ([`Stateful`]) as
-    /// `name.<value>`. Of an [`Engine`] it adds all that it trains and counts, for loads at any number of ranks, stage,
-    /// precision and batch sizes; while its gradients wait for the optimizer's step, saves and loads fail with
-    /// `InvalidState`.
+    /// `name.<value>`. An [`Engine`] adds all that it trains and counts, for loads at any number of ranks, stage, precision
+    /// and batch sizes; while its gradients wait for the optimizer's step, saves and loads fail with `InvalidState`.
     ///
     /// # Errors
     /// `InvalidArgument`: the name is empty, too long, or already used.

@@ -59,7 +59,7 @@ impl Value {
         Ok(plain(parse(text)?))
     }
 
-    /// The value of a key of a map. `None` if there is no such key, or this is no map.
+    /// The value of a key of a map. `None` if the key is missing, or this is not a map.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let Value::Map(pairs) = self else { return None };
         pairs.iter().find(|(name, _)| matches!(name, Value::Str(name) if name == key)).map(|(_, value)| value)
