@@ -32,7 +32,8 @@ fn adamw(stage: usize, accumulation: usize, more: &str) -> String {
 fn sgd(stage: usize, accumulation: usize, more: &str) -> String {
     format!(
         "{{\"train_micro_batch_size_per_gpu\": 1, \"gradient_accumulation_steps\": {accumulation}, \"gradient_clipping\": 0,
-           \"optimizer\": {{\"type\": \"SGD\", \"params\": {{\"lr\": 1}}}}, \"zero_optimization\": {{\"stage\": {stage}}}{more}}}"
+           \"optimizer\": {{\"type\": \"SGD\", \"params\": {{\"lr\": 1}}}},
+           \"zero_optimization\": {{\"stage\": {stage}}}{more}}}"
     )
 }
 
@@ -451,7 +452,8 @@ fn the_optimizer_and_the_schedule_are_the_engines() {
     let config = sgd(
         0,
         1,
-        r#", "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.5, "warmup_num_steps": 4, "warmup_type": "linear"}}"#,
+        r#", "scheduler": {"type": "WarmupLR",
+            "params": {"warmup_max_lr": 0.5, "warmup_num_steps": 4, "warmup_type": "linear"}}"#,
     );
     let comm = alone();
     let mut engine = Engine::new(&comm, one(), &config).unwrap();
