@@ -161,7 +161,7 @@ struct Param {
 }
 
 /// Shared with the optimizers and states whose C side points at it.
-pub struct EngineInner {
+pub(crate) struct EngineInner {
     handle: NonNull<sys::tsr_engine>,
     params: Vec<Param>,
     units: Vec<Unit>,
@@ -342,7 +342,7 @@ impl<'c> Engine<'c> {
         let config = config.to_c_string()?;
         let (mut tensors, mut names, mut given): (Vec<(String, Tensor)>, _, _) = (Vec::new(), Vec::new(), Vec::new());
         for (name, params) in units {
-            let (name, begin) = (name.into(), tensors.len());
+            let (name, begin): (String, _) = (name.into(), tensors.len());
             tensors.extend(params.into_items()?);
             given.push((raw::c_string("the unit", &name)?, begin..tensors.len()));
             names.push(name);
