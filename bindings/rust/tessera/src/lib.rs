@@ -40,10 +40,12 @@
 //!   around `main` reports to the launcher why a rank fails.
 //! - **Deadlines.** Every wait has one. A dead rank is named within seconds, a late one at the deadline.
 //! - **Memory.** Memory that the library uses later is owned by the object concerned: [`Ddp`] owns parameters, an
-//!   [`Fsdp`] its shards, a [`TensorParallel`] its slices, a [`Work`] its buffers, a [`State`] everything added to it.
+//!   [`Fsdp`] its shards, a [`TensorParallel`] its slices, an [`Engine`] what it trains, a [`Work`] its buffers, a
+//!   [`State`] everything added to it.
 //!   Access to [`Tensor`]s is counted, see [`View`].
 //! - **Threads.** A [`Comm`] may move between threads but not be shared; [`AbortHandle`], [`Store`] and [`Checkpoint`]
-//!   may. [`Ddp`], [`Fsdp`], [`TensorParallel`], [`Pipeline`], [`Optimizer`] and [`State`] stay on the thread that made them.
+//!   may. [`Ddp`], [`Fsdp`], [`TensorParallel`], [`Pipeline`], [`Engine`], [`Optimizer`] and [`State`] stay on the thread
+//!   that made them.
 //! - **The library** is found and opened at run time; see [`load`] for where, and for why no `LD_LIBRARY_PATH` is needed.
 //!
 //! # Features
@@ -61,6 +63,7 @@ mod cuda_params;
 mod data;
 mod ddp;
 mod element;
+mod engine;
 mod error;
 mod fsdp;
 mod grad_scaler;
@@ -71,6 +74,7 @@ mod library;
 mod lifetimes;
 mod loader;
 mod log;
+mod loss_scale;
 mod lr_schedule;
 mod mesh;
 mod metrics;
@@ -110,6 +114,7 @@ pub use cuda_params::CudaParams;
 pub use data::{Sampler, SamplerBuilder};
 pub use ddp::{Bucket, BucketStats, Ddp, DdpOptions};
 pub use element::{Bool, DType, Element, ReduceOp};
+pub use engine::{Engine, EngineBackward, EngineConfig, EngineCounts, EngineForward};
 pub use error::{Code, Error, Native, Result};
 pub use fsdp::{Backward, Forward, Fsdp, FsdpOptions, FsdpUnit, UnitPhase, Units, Whole};
 pub use grad_scaler::{GradScaler, GradScalerBuilder};
@@ -117,6 +122,7 @@ pub use launch::{preempt_requested, record, record_error, record_error_about};
 pub use layout::{Layout, Placement, Region};
 pub use library::{abi_version, library_path, load, version, ABI_VERSION};
 pub use log::{reset_log_callback, set_log_callback, set_log_level, with_interrupt, Level};
+pub use loss_scale::{LossScale, LossScaleBuilder};
 pub use lr_schedule::{LrOneCycleBuilder, LrSchedule, LrWarmupBuilder, LrWarmupCosineBuilder};
 pub use mesh::{Mesh, MeshSlice};
 pub use metrics::{Metric, MetricBuilder, MetricPart};

@@ -509,6 +509,177 @@
 //! let _other = loss.clone();
 //! ```
 //!
+//! An engine, its optimizer and its states are gone before the communicator; parameters and gradients end with their guard,
+//! and a gradient before it is ready; passes and steps end, and settings change, while no guard is alive:
+//!
+//! ```
+//! use tessera::{params, Comm, Engine, State};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let layer = engine.forward(0)?;
+//!     let w = layer.param(0)?;
+//!     assert_eq!(w[0], 0.0);
+//!     drop(w);
+//!     layer.done()?;
+//!     let mut layer = engine.backward(0)?;
+//!     let mut grad = layer.grad_mut(0)?;
+//!     grad[0] = 1.0;
+//!     drop(grad);
+//!     layer.ready_param(0)?;
+//!     drop(layer);
+//!     engine.backward_done()?;
+//!     engine.step()?;
+//!     let opt = engine.optimizer()?;
+//!     let state = State::new().with("engine", &engine);
+//!     drop(state);
+//!     drop(opt);
+//!     drop(engine);
+//!     drop(comm);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     drop(comm);
+//!     engine.step().map(drop)
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let opt = engine.optimizer()?;
+//!     drop(engine);
+//!     drop(comm);
+//!     opt.steps().map(drop)
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Engine, State};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let state = State::new().with("engine", &engine);
+//!     drop(engine);
+//!     drop(comm);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let layer = engine.forward(0)?;
+//!     let w = layer.param(0)?;
+//!     layer.done()?;
+//!     assert_eq!(w[0], 0.0);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0594
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let layer = engine.forward(0)?;
+//!     let mut w = layer.param(0)?;
+//!     w[0] = 1.0;
+//!     drop(w);
+//!     layer.done()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let layer = engine.backward(0)?;
+//!     let mut grad = layer.grad_mut(0)?;
+//!     layer.ready()?;
+//!     grad[0] = 1.0;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let mut layer = engine.backward(0)?;
+//!     let mut grad = layer.grad_mut(0)?;
+//!     layer.ready_param(0)?;
+//!     grad[0] = 1.0;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let layer = engine.backward(0)?;
+//!     engine.backward_done()?;
+//!     layer.ready()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let layer = engine.forward(0)?;
+//!     engine.step()?;
+//!     layer.done()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     let layer = engine.forward(0)?;
+//!     drop(engine);
+//!     layer.done()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! use tessera::{params, Comm, Engine};
+//! const CONFIG: &str = r#"{"train_batch_size": 1, "optimizer": {"type": "SGD"}}"#;
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut engine = Engine::new(&comm, [("u", params!["w" => (vec![0.0f32], [1])])], CONFIG)?;
+//!     std::thread::scope(|scope| scope.spawn(|| engine.step()).join().unwrap()).map(drop)
+//! }
+//! ```
+//!
 //! What a pipeline lends to a stage stays in the call:
 //!
 //! ```

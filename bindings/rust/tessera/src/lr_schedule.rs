@@ -98,7 +98,7 @@ builder! {
 }
 
 /// The schedule that `create` stores.
-fn made(create: impl FnOnce(*mut *mut sys::tsr_lr_schedule) -> Result<()>) -> Result<LrSchedule> {
+pub(crate) fn made(create: impl FnOnce(*mut *mut sys::tsr_lr_schedule) -> Result<()>) -> Result<LrSchedule> {
     crate::load()?;
     let mut handle = ptr::null_mut();
     create(&mut handle)?;

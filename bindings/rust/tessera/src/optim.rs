@@ -9,6 +9,7 @@ use tessera_sys as sys;
 use crate::comm::{Borrowed, Comm};
 use crate::cuda_params::{CudaGroup, CudaParams};
 use crate::ddp::{Ddp, Inner};
+use crate::engine::EngineInner;
 use crate::error::{check, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
@@ -142,7 +143,8 @@ macro_rules! builder {
                     }),
                 })?;
                 let handle = created(handle)?;
-                Ok(Optimizer { inner: Rc::new(OptimizerInner { handle, source: self.source }), _comm: self.comm })
+                let owner = Owner::Model(self.source);
+                Ok(Optimizer { inner: Rc::new(OptimizerInner { handle, owner }), _comm: self.comm })
             }
         }
 
@@ -188,7 +190,8 @@ builder! {
     Lamb, LambSettings, lamb_setters, tsr_ddp_lamb, tsr_fsdp_lamb, tsr_tp_lamb, tsr_lamb_create
 }
 
-/// An optimizer, created by a builder such as [`Sgd`] or [`AdamW`]. It keeps the parameters alive.
+/// An optimizer, created by a builder such as [`Sgd`] or [`AdamW`], or that of an [`Engine`](crate::Engine::optimizer). It
+/// keeps the parameters alive.
 pub struct Optimizer<'c> {
     inner: Rc<OptimizerInner>,
     _comm: Borrowed<'c>,
@@ -197,7 +200,13 @@ pub struct Optimizer<'c> {
 /// Shared with the states whose C side points at it.
 pub(crate) struct OptimizerInner {
     handle: NonNull<sys::tsr_optimizer>,
-    source: Source, // dropped after the handle
+    owner: Owner, // dropped after the handle
+}
+
+/// What keeps the parameters.
+enum Owner {
+    Model(Source),
+    Engine(Rc<EngineInner>),
 }
 
 impl Drop for OptimizerInner {
@@ -214,12 +223,21 @@ impl OptimizerInner {
 }
 
 impl<'c> Optimizer<'c> {
+    /// Another handle of an engine's optimizer.
+    pub(crate) fn of_engine(handle: NonNull<sys::tsr_optimizer>, engine: Rc<EngineInner>) -> Self {
+        let owner = Owner::Engine(engine);
+        Optimizer { inner: Rc::new(OptimizerInner { handle, owner }), _comm: Borrowed::new() }
+    }
+
     pub(crate) fn inner(&self) -> &Rc<OptimizerInner> {
         &self.inner
     }
 
     fn group(&self) -> Result<&Group> {
-        self.inner.source.group()
+        match &self.inner.owner {
+            Owner::Model(source) => source.group(),
+            Owner::Engine(inner) => inner.group(),
+        }
     }
 
     /// Checks that no view of the parameters or gradients is alive while the library changes them.

@@ -16,6 +16,7 @@ use crate::comm::{Borrowed, Comm, CudaTensor};
 use crate::data::{Sampler, SamplerInner};
 use crate::ddp::{Ddp, Inner};
 use crate::element::DType;
+use crate::engine::{Engine, EngineInner};
 use crate::error::{check, Error, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::grad_scaler::{GradScaler, GradScalerInner};
@@ -63,6 +64,7 @@ enum Kept {
     Ddp(Rc<Inner>),
     Fsdp(Rc<FsdpInner>),
     TensorParallel(Rc<TpInner>),
+    Engine(Rc<EngineInner>),
     Optimizer { _kept: Rc<OptimizerInner> },
     GradScaler { _kept: Rc<GradScalerInner> },
     LrSchedule { _kept: Rc<LrScheduleInner> },
@@ -85,9 +87,9 @@ mod sealed {
     }
 }
 
-/// Objects that a [`State`] takes: a [`Ddp`], [`Fsdp`], [`TensorParallel`] or [`Local`] model, an [`Optimizer`], a
-/// [`GradScaler`], an [`LrSchedule`], a [`Sampler`], a [`MetricPart`], a [`Tensor`], a [`CudaTensor`], and any [`Stateful`]
-/// object in an `Rc<RefCell<_>>`.
+/// Objects that a [`State`] takes: a [`Ddp`], [`Fsdp`], [`TensorParallel`] or [`Local`] model, an [`Engine`], an
+/// [`Optimizer`], a [`GradScaler`], an [`LrSchedule`], a [`Sampler`], a [`MetricPart`], a [`Tensor`], a [`CudaTensor`], and
+/// any [`Stateful`] object in an `Rc<RefCell<_>>`.
 pub trait StatePart<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
 
@@ -181,6 +183,15 @@ impl<'c, 'd: 'c> sealed::Sealed<'c> for TensorParallel<'d> {
         // SAFETY: the state keeps the object; both are used by this thread alone.
         check(unsafe { sys::tsr_state_add_tp(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
         state.kept.push(Kept::TensorParallel(Rc::clone(inner)));
+        Ok(())
+    }
+}
+
+impl<'c, 'd: 'c> sealed::Sealed<'c> for Engine<'d> {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        check(unsafe { sys::tsr_state_add_engine(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
+        state.kept.push(Kept::Engine(Rc::clone(inner)));
         Ok(())
     }
 }
@@ -393,7 +404,8 @@ impl<'c> State<'c> {
 
     /// Adds a model's parameters as `name.<parameter>`, an optimizer's moments and settings, a sampler's position, a
     /// replicated tensor (complete and equal on every rank), or the values of a custom object ([`Stateful`]) as
-    /// `name.<value>`.
+    /// `name.<value>`. An [`Engine`] adds all that it trains and counts, for loads at any number of ranks, stage, precision
+    /// and batch sizes; while its gradients wait for the optimizer's step, saves and loads fail with `InvalidState`.
     ///
     /// # Errors
     /// `InvalidArgument`: the name is empty, too long, or already used.
@@ -622,6 +634,7 @@ impl<'c> State<'c> {
                 Kept::Ddp(inner) => tensors.extend(inner.group.named_params()),
                 Kept::Fsdp(inner) => tensors.extend(inner.named_shards()), // the library loads into none that is whole
                 Kept::TensorParallel(inner) => tensors.extend(inner.named_slices()),
+                Kept::Engine(inner) => tensors.extend(inner.named_in_place()), // of others, as for an Fsdp
                 // No view of what they have exists.
                 Kept::Optimizer { .. } | Kept::GradScaler { .. } | Kept::LrSchedule { .. } | Kept::Metric { .. } => {}
                 Kept::Sampler(inner) => samplers.push(inner),

@@ -51,12 +51,26 @@ impl Value {
     }
 
     pub(crate) fn from_json(text: &str) -> Result<Self> {
-        // The library has limited the depth; serde_json's own limit is below what tags may add.
-        let mut parser = serde_json::Deserializer::from_str(text);
-        parser.disable_recursion_limit();
-        let json = serde_json::Value::deserialize(&mut parser).map_err(|error| bad(text, &error.to_string()))?;
-        decode(json).ok_or_else(|| bad(text, "it is not typed JSON"))
+        decode(parse(text)?).ok_or_else(|| bad(text, "it is not typed JSON"))
     }
+
+    /// Of JSON without types: an object is a map of strings.
+    pub(crate) fn from_plain_json(text: &str) -> Result<Self> {
+        Ok(plain(parse(text)?))
+    }
+
+    /// The value of a key of a map. `None` if the key is missing, or this is not a map.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        let Value::Map(pairs) = self else { return None };
+        pairs.iter().find(|(name, _)| matches!(name, Value::Str(name) if name == key)).map(|(_, value)| value)
+    }
+}
+
+fn parse(text: &str) -> Result<serde_json::Value> {
+    // The library has limited the depth; serde_json's own limit is below what tags may add.
+    let mut parser = serde_json::Deserializer::from_str(text);
+    parser.disable_recursion_limit();
+    serde_json::Value::deserialize(&mut parser).map_err(|error| bad(text, &error.to_string()))
 }
 
 fn bad(text: &str, why: &str) -> Error {
@@ -126,6 +140,24 @@ fn big(digits: &str) -> Result<serde_json::Value> {
 
 fn tagged(kind: &str, content: serde_json::Value) -> serde_json::Value {
     json!({"~": kind, "v": content})
+}
+
+fn plain(json: serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => Value::Null,
+        Json::Bool(value) => Value::Bool(value),
+        Json::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(value), _) => Value::Int(value),
+            (None, Some(value)) if number.is_f64() => Value::Double(value),
+            _ => Value::BigInt(number.to_string()),
+        },
+        Json::String(value) => Value::Str(value),
+        Json::Array(items) => Value::List(items.into_iter().map(plain).collect()),
+        Json::Object(object) => {
+            Value::Map(object.into_iter().map(|(key, value)| (Value::Str(key), plain(value))).collect())
+        }
+    }
 }
 
 fn decode(json: serde_json::Value) -> Option<Value> {
@@ -200,6 +232,17 @@ mod tests {
         assert_eq!(Value::from_json("1e300").unwrap(), Value::Double(1e300));
         let shortest = 0.1f64 + 0.2;
         assert_eq!(Value::from_json(&Value::Double(shortest).to_json().unwrap()).unwrap(), Value::Double(shortest));
+    }
+
+    #[test]
+    fn plain_json_has_no_types() {
+        let value =
+            Value::from_plain_json(r#"{"~": "int", "v": [1, 1.0, 18446744073709551615, null, {"w": true}]}"#).unwrap();
+        let items = vec![1.into(), 1.0.into(), Value::BigInt(u64::MAX.to_string()), Value::Null];
+        assert_eq!(value.get("~"), Some(&"int".into()));
+        let Some(Value::List(found)) = value.get("v") else { panic!("{value:?}") };
+        assert_eq!((&found[..4], found[4].get("w"), found[4].get("v")), (&items[..], Some(&true.into()), None));
+        assert_eq!(Value::Null.get("v"), None);
     }
 
     #[test]

@@ -11,9 +11,10 @@ use std::time::Duration;
 use common::{deadline, options, ranks, serve};
 use tessera::{
     params, random, units, Adagrad, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, CrossEntropy, DType, Ddp,
-    DdpJoin, DdpOptions, ExportOptions, Fsdp, GradScaler, Lamb, Layout, Level, Lion, LoadOptions, Local, LrDecay, LrSchedule,
-    Mesh, Metric, MetricKind, ObjectStorage, Optimizer, Pipeline, Placement, ReduceOp, Region, Sampler, Saver, Sgd,
-    StageCall, Stages, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel, Verify,
+    DdpJoin, DdpOptions, Engine, ExportOptions, Fsdp, GradScaler, Lamb, Layout, Level, Lion, LoadOptions, Local,
+    LossScale, LrDecay, LrSchedule, Mesh, Metric, MetricKind, ObjectStorage, Optimizer, Pipeline, Placement, ReduceOp,
+    Region, Sampler, Saver, Sgd, StageCall, Stages, State, StateDict, Stateful, Store, Style, Tensor, TensorParallel,
+    Verify,
 };
 
 #[test]
@@ -28,6 +29,7 @@ fn every_function_of_the_c_library_is_called() {
         training_in_shards(&comm);
         training_in_slices(&comm);
         training_in_stages(&comm);
+        training_as_configured(&comm);
         comm.finalize().unwrap();
     });
     let folder = tempfile::tempdir().unwrap();
@@ -369,6 +371,47 @@ fn training_in_stages(comm: &Comm) {
     pipe.sum_tied(&mut grad, &[0, 1]).unwrap();
     unsafe { pipe.set_stream(std::ptr::null_mut()) }.unwrap();
     assert_eq!((grad, pipe.stats().unwrap().peak_activations), ([2.0], 1));
+}
+
+fn training_as_configured(comm: &Comm) {
+    let config = r#"{"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 1}},
+        "zero_optimization": {"stage": 1}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.5}}}"#;
+    assert_eq!(Engine::resolve(config, 2).unwrap().get("train_micro_batch_size_per_gpu"), Some(&2.into()));
+    let schedule = LrSchedule::from_config(config).unwrap();
+    let mut engine = Engine::new(comm, [("u", params!["w" => (vec![1.0f32; 6], [3, 2])])], config).unwrap();
+    State::new().add("engine", &engine).unwrap();
+    assert_eq!(engine.description().unwrap().get("train_batch_size"), Some(&4.into()));
+    assert_eq!((engine.unit_count(), engine.len(), engine.name(0), engine.index("w")), (1, 1, Some("w"), Some(0)));
+    assert_eq!(engine.optimizer().unwrap().lr().unwrap(), schedule.lr_at(0, 1.0).unwrap());
+    assert_eq!(engine.schedule().unwrap().unwrap().steps().unwrap(), 0);
+    engine.set_lr(0.5).unwrap();
+    assert_eq!(engine.lr().unwrap(), 0.5);
+    engine.set_train_micro_batch_size(1).unwrap();
+    engine.set_train_batch_size(6).unwrap();
+    assert_eq!((engine.train_batch_size().unwrap(), engine.gradient_accumulation_steps().unwrap()), (6, 3));
+    engine.set_boundary(Some(true)).unwrap();
+    assert!(engine.is_boundary().unwrap());
+    assert_eq!((engine.loss_factor().unwrap(), engine.loss_scale().unwrap()), (1.0 / 3.0, 1.0));
+    engine.forward(0).unwrap().done().unwrap();
+    let mut guard = engine.backward(0).unwrap();
+    assert_eq!(guard.param(0).unwrap()[..], [1.0; 6]);
+    guard.grad_mut(0).unwrap().fill(0.1);
+    guard.ready_param(0).unwrap();
+    drop(guard);
+    engine.backward_done().unwrap();
+    assert!(engine.step().unwrap() && engine.grad_norm().unwrap().is_some());
+    engine.begin_no_sync().unwrap();
+    engine.backward(0).unwrap().ready().unwrap();
+    engine.backward_done().unwrap();
+    assert!(engine.adds_gradients().unwrap());
+    engine.end_no_sync().unwrap();
+    engine.set_training(false).unwrap();
+    assert!(!engine.is_training().unwrap());
+    assert_eq!(engine.counts().unwrap().micro_steps, 1);
+    let mut scale = LossScale::builder().initial(4.0).hysteresis(1).build().unwrap();
+    assert_eq!((scale.update(true).unwrap(), scale.value().unwrap()), (2.0, 2.0));
+    let state = scale.state_dict().unwrap();
+    scale.load_state_dict(state).unwrap();
 }
 
 fn checkpoints(comm: &Comm, root: &std::path::Path) {
