@@ -92,6 +92,7 @@ CLASSES = {
     "tsr_sampler_options": ("Sampler", ()),
     "tsr_metric_options": ("Metric", ()),
     "tsr_grad_scaler_options": ("GradScaler", ()),
+    "tsr_loss_scale_options": ("LossScale", ()),
     "tsr_sgd_options": ("SGD", ()),
     "tsr_lr_warmup_options": ("LRWarmup", ()),
     "tsr_lr_warmup_cosine_options": ("LRWarmupCosine", ()),

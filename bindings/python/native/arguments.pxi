@@ -4,11 +4,12 @@ cdef bytes utf8(object text, str what):
     if not isinstance(text, str):
         raise TypeError(f"{what} is {text!r}; expected a str")
     if "\0" in text:
-        raise InvalidArgument(f"{what} {text!r} contains a zero character")
+        raise InvalidArgument(f"{what} {text[:80]!r} contains a zero character")
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{what} {text!r} contains half of a surrogate pair, which UTF-8 cannot encode") from None
+        raise InvalidArgument(f"{what} {text[:80]!r} contains half of a surrogate pair, which UTF-8 cannot encode"
+                              ) from None
 
 
 cdef const char *text_or_null(list keep, object text, str what) except? NULL:

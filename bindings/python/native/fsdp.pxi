@@ -158,13 +158,17 @@ cdef tuple view_of_pass(FSDP fsdp, size_t place, const tsr_tensor *tensor, bint 
     return view
 
 
+cdef int refuse_views(str unit, object count) except -1:
+    raise InvalidState(f"unit \"{unit}\" cannot be resharded: {count} views of its unsharded parameters or gradients "
+                       "are still held (by a variable, such as a loop variable, or by a background operation), and "
+                       "other units reuse this memory; delete or copy them first")
+
+
 cdef int refuse_if_viewed(FSDP fsdp, size_t unit) except -1:
     cdef const char *name = NULL
     if unit < <size_t>len(fsdp.views) and fsdp.views[unit] > 0:
         check(tsr_fsdp_unit_name(<tsr_fsdp *>fsdp.ptr, unit, &name))
-        raise InvalidState(f"unit \"{name.decode()}\" cannot be resharded: {fsdp.views[unit]} views of its unsharded "
-                           "parameters or gradients are still held (by a variable, such as a loop variable, or by a "
-                           "background operation), and other units reuse this memory; delete or copy them first")
+        refuse_views(name.decode(), fsdp.views[unit])
     return 0
 
 

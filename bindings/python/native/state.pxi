@@ -104,6 +104,14 @@ def state_add_lr_schedule(State state not None, object prefix, LRSchedule schedu
     pin(state, schedule)
 
 
+def state_add_engine(State state not None, object prefix, Engine engine not None):
+    cdef Lease lease = use(state)
+    cdef Lease engine_lease = use(engine)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_engine(<tsr_state *>lease.ptr, encoded, <tsr_engine *>engine_lease.ptr))
+    pin(state, engine)
+
+
 def state_add_sampler(State state not None, object prefix, Sampler sampler not None):
     cdef Lease lease = use(state)
     cdef Lease sampler_lease = use(sampler)

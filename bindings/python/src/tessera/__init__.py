@@ -20,6 +20,7 @@ is a `TesseraError`. Blocking calls release the GIL, have a deadline, and return
 
 from . import (
     _abi,  # checks the library before anything uses it
+    engine,
     errors,
     launch,
     log,
@@ -31,6 +32,7 @@ from .collectives import ReduceOp
 from .comm import Comm, init
 from .data import Sampler
 from .ddp import DDP
+from .engine import Engine
 from .errors import *  # noqa: F403
 from .fsdp import FSDP, Deferred
 from .grad_scaler import GradScaler
@@ -66,6 +68,7 @@ __all__ = [
     "Comm",
     "DType",
     "Deferred",
+    "Engine",
     "GradScaler",
     "LRSchedule",
     "Layout",
@@ -96,6 +99,7 @@ __all__ = [
     "TensorParallel",
     "Turn",
     "Work",
+    "engine",
     "init",
     "log",
     "preempt_requested",

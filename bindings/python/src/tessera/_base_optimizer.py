@@ -21,6 +21,12 @@ class Optimizer(Closable):
     def __init__(self) -> None:
         raise TypeError("use SGD, Adam or AdamW")
 
+    @staticmethod
+    def _adopt(handle: _core.Optimizer) -> Optimizer:
+        optimizer = Optimizer.__new__(Optimizer)
+        optimizer._handle = handle
+        return optimizer
+
     def step(self) -> None:
         """Update every parameter from its gradient; gradients are unchanged.
 

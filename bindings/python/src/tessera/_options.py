@@ -96,6 +96,25 @@ GRAD_SCALER = {
 }
 
 
+class LossScaleOptions(TypedDict, total=False):
+    fixed: float | None
+    initial: float | None
+    window: int | None
+    hysteresis: int | None
+    restores_every_step: bool | None
+    minimum: float | None
+
+
+LOSS_SCALE = {
+    'fixed': Option('float', 'The scale for good; 0 (default): it is dynamic.'),
+    'initial': Option('float', 'The first scale of a dynamic one; default 65536.'),
+    'window': Option('int', 'Steps without overflow until it doubles; at least 1, default 1000.'),
+    'hysteresis': Option('int', 'Overflows until it halves; at least 1, default 2.'),
+    'restores_every_step': Option('bool', 'True: a step without overflow restores the hysteresis (consecutive_hysteresis); False (default): only a growth does.'),
+    'minimum': Option('float', 'Below which it does not shrink; default 1.'),
+}
+
+
 class LRWarmupOptions(TypedDict, total=False):
     warmup_min_lr: float | None
     warmup_max_lr: float | None

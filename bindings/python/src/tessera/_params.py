@@ -10,13 +10,13 @@ import numpy as np
 from . import _core
 from ._base import there_are
 from ._core import CudaArray
-from .errors import InvalidArgument, NotFound
+from .errors import InvalidArgument, InvalidState, NotFound
 from .tensor import ArrayLike, DTypeLike, dtype_of, is_array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Deferred", "Grads", "Params", "named", "parameter", "parameter_or_deferred"]
+__all__ = ["Block", "Deferred", "Grads", "Params", "named", "parameter", "parameter_or_deferred"]
 
 Params = Mapping[str, ArrayLike] | Sequence[tuple[str, ArrayLike]] | Sequence[ArrayLike]
 """Named arrays: a mapping, (name, array) pairs, or bare arrays, which are named "0", "1", ..."""
@@ -124,6 +124,44 @@ class Grads(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<gradients of {', '.join(self._views)}>"
+
+
+class Block(Mapping[str, Any]):
+    """Views by name, valid in a block; only their names remain afterwards."""
+
+    __slots__ = ("_names", "_of", "_views", "_what")
+
+    def __init__(self, views: dict[str, Any], what: str, of: str) -> None:
+        self._names = tuple(views)
+        self._views: dict[str, Any] | None = views
+        self._what = what  # in messages: "the gradient of",
+        self._of = of  # and "unit 'fc1'"
+
+    def end(self) -> None:
+        self._views = None
+
+    def __getitem__(self, name: str) -> Any:
+        if self._views is not None and name in self._views:
+            return self._views[name]
+        if name not in self._names:
+            raise KeyError(f"{self._of} has no parameter {name!r}; {there_are(name, self._names)}")
+        raise InvalidState(
+            f"{self._what} {name!r} is valid only inside its block; copy what you need inside the block, or enter its "
+            "unit again"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        ended = " (ended)" if self._views is None else ""
+        return f"<whole parameters {', '.join(self._names)}{ended}>"
 
 
 class Deferred(NamedTuple):

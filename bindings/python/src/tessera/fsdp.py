@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 from . import _core, _options
 from ._base import Closable, checked, there_are
 from ._given import raw, takes
-from ._params import Deferred, Grads, Params, named, parameter_or_deferred
+from ._params import Block, Deferred, Grads, Params, named, parameter_or_deferred
 from .comm import Comm
-from .errors import InvalidArgument, InvalidState, NotFound
+from .errors import InvalidArgument, NotFound
 from .layout import Layout
 from .tensor import DTypeLike, array_over, dtype_of
 from .work import Stream, stream_of
@@ -26,44 +26,6 @@ __all__ = ["FSDP", "Deferred"]
 DTypes = DTypeLike | Mapping[str, DTypeLike] | None
 Arrays = Mapping[str, Any]  # of NumPy, or on a device CudaArrays
 Phase = Literal["sharded", "on_its_way", "whole", "backward", "reducing"]
-
-
-class _Block(Mapping[str, Any]):
-    """Views by name, valid in a block; only their names remain afterwards."""
-
-    __slots__ = ("_names", "_of", "_views", "_what")
-
-    def __init__(self, views: dict[str, Any], what: str, of: str) -> None:
-        self._names = tuple(views)
-        self._views: dict[str, Any] | None = views
-        self._what = what  # in messages: "the gradient of",
-        self._of = of  # and "unit 'fc1'"
-
-    def end(self) -> None:
-        self._views = None
-
-    def __getitem__(self, name: str) -> Any:
-        if self._views is not None and name in self._views:
-            return self._views[name]
-        if name not in self._names:
-            raise KeyError(f"{self._of} has no parameter {name!r}; {there_are(name, self._names)}")
-        raise InvalidState(
-            f"{self._what} {name!r} is valid only inside its block; copy what you need inside the block, or enter its "
-            "unit again"
-        )
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        ended = " (ended)" if self._views is None else ""
-        return f"<whole parameters {', '.join(self._names)}{ended}>"
 
 
 @takes(_options.FSDP)
@@ -277,12 +239,12 @@ class FSDP(Closable):
             raise NotFound(f"there is no parameter {name!r}; {there_are(name, self._names)}")
         return number
 
-    def _whole(self, *units: int) -> _Block:
+    def _whole(self, *units: int) -> Block:
         whole = {}
         for i in (i for unit in units for i in self._of_unit[unit]):
             whole[self._names[i]] = array_over(*_core.fsdp_whole(self._handle, i))
         of = f"unit {self.units[units[0]]!r}" if len(units) == 1 else "the model"
-        return _Block(whole, "the unsharded parameter", of)
+        return Block(whole, "the unsharded parameter", of)
 
     @contextmanager
     def forward(self, unit: str) -> Iterator[Arrays]:
@@ -342,7 +304,7 @@ class FSDP(Closable):
             for i in self._of_unit[number]
             if self._params[i][3]
         }
-        grads = _Block(views, "the gradient of", f"unit {unit!r}")
+        grads = Block(views, "the gradient of", f"unit {unit!r}")
         del views
         try:
             yield whole, Grads(grads, f"unit {unit!r}")

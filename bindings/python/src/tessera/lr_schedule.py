@@ -40,40 +40,46 @@ class LRSchedule(Closable):
     def __init__(self) -> None:
         raise TypeError("use LRSchedule.cosine(...) or another of its static methods")
 
+    @classmethod
+    def _adopt(cls, handle: _core.LRSchedule) -> LRSchedule:
+        schedule = cls.__new__(cls)
+        schedule._handle = handle
+        return schedule
+
     @staticmethod
     def constant(factor: float, total_steps: int) -> LRSchedule:
         """`base_lr` times `factor` for `total_steps`, then `base_lr` (PyTorch's ``ConstantLR``)."""
-        return _made(_core.lr_constant(factor, total_steps))
+        return LRSchedule._adopt(_core.lr_constant(factor, total_steps))
 
     @staticmethod
     def linear(start_factor: float, end_factor: float, total_steps: int) -> LRSchedule:
         """`base_lr` times a factor that changes linearly, then stays (PyTorch's ``LinearLR``)."""
-        return _made(_core.lr_linear(start_factor, end_factor, total_steps))
+        return LRSchedule._adopt(_core.lr_linear(start_factor, end_factor, total_steps))
 
     @staticmethod
     def step_decay(step_size: int, gamma: float) -> LRSchedule:
         """`base_lr` times ``gamma ** (step // step_size)`` (PyTorch's ``StepLR``)."""
-        return _made(_core.lr_step_decay(step_size, gamma))
+        return LRSchedule._adopt(_core.lr_step_decay(step_size, gamma))
 
     @staticmethod
     def multi_step_decay(milestones: Iterable[int], gamma: float) -> LRSchedule:
         """`base_lr` times `gamma` for each milestone that was reached; they ascend (PyTorch's ``MultiStepLR``)."""
-        return _made(_core.lr_multi_step_decay(list(milestones), gamma))
+        return LRSchedule._adopt(_core.lr_multi_step_decay(list(milestones), gamma))
 
     @staticmethod
     def exponential(gamma: float) -> LRSchedule:
         """`base_lr` times ``gamma ** step`` (PyTorch's ``ExponentialLR``)."""
-        return _made(_core.lr_exponential(gamma))
+        return LRSchedule._adopt(_core.lr_exponential(gamma))
 
     @staticmethod
     def polynomial(total_steps: int, power: float) -> LRSchedule:
         """`base_lr` times ``(1 - step / total_steps) ** power``, then 0 (PyTorch's ``PolynomialLR``)."""
-        return _made(_core.lr_polynomial(total_steps, power))
+        return LRSchedule._adopt(_core.lr_polynomial(total_steps, power))
 
     @staticmethod
     def cosine(total_steps: int, min_lr: float) -> LRSchedule:
         """From `base_lr` to `min_lr` along half a cosine, and back, repeatedly (PyTorch's ``CosineAnnealingLR``)."""
-        return _made(_core.lr_cosine(total_steps, min_lr))
+        return LRSchedule._adopt(_core.lr_cosine(total_steps, min_lr))
 
     @staticmethod
     def cosine_restarts(first_steps: int, multiplier: int, min_lr: float) -> LRSchedule:
@@ -88,12 +94,12 @@ class LRSchedule(Closable):
         min_lr : float
             The rate that a cycle ends at.
         """
-        return _made(_core.lr_cosine_restarts(first_steps, multiplier, min_lr))
+        return LRSchedule._adopt(_core.lr_cosine_restarts(first_steps, multiplier, min_lr))
 
     @staticmethod
     def inverse_sqrt(warmup_steps: int) -> LRSchedule:
         """`base_lr` times ``min(s / w, sqrt(w / s))``, w warm-up steps, ``s = step + 1`` (Vaswani et al. 2017)."""
-        return _made(_core.lr_inverse_sqrt(warmup_steps))
+        return LRSchedule._adopt(_core.lr_inverse_sqrt(warmup_steps))
 
     @staticmethod
     def wsd(
@@ -119,7 +125,7 @@ class LRSchedule(Closable):
         """
         if decay not in _DECAYS:
             raise InvalidArgument(f"decay is {decay!r}; it must be one of {', '.join(map(repr, _DECAYS))}")
-        return _made(_core.lr_wsd(warmup_steps, stable_steps, decay_steps, _DECAYS.index(decay), min_ratio))
+        return LRSchedule._adopt(_core.lr_wsd(warmup_steps, stable_steps, decay_steps, _DECAYS.index(decay), min_ratio))
 
     @staticmethod
     @takes(_options.LR_WARMUP)
@@ -130,7 +136,7 @@ class LRSchedule(Closable):
         ----------
         <options>
         """
-        return _made(_core.lr_warmup(**raw(_options.LR_WARMUP, options)))
+        return LRSchedule._adopt(_core.lr_warmup(**raw(_options.LR_WARMUP, options)))
 
     @staticmethod
     @takes(_options.LR_WARMUP_COSINE)
@@ -141,7 +147,7 @@ class LRSchedule(Closable):
         ----------
         <options>
         """
-        return _made(_core.lr_warmup_cosine(**raw(_options.LR_WARMUP_COSINE, options)))
+        return LRSchedule._adopt(_core.lr_warmup_cosine(**raw(_options.LR_WARMUP_COSINE, options)))
 
     @staticmethod
     @takes(_options.LR_ONE_CYCLE)
@@ -152,7 +158,7 @@ class LRSchedule(Closable):
         ----------
         <options>
         """
-        return _made(_core.lr_one_cycle(**raw(_options.LR_ONE_CYCLE, options)))
+        return LRSchedule._adopt(_core.lr_one_cycle(**raw(_options.LR_ONE_CYCLE, options)))
 
     @staticmethod
     def range_test(min_lr: float, step_size: int, step_rate: float, staircase: bool) -> LRSchedule:
@@ -160,7 +166,7 @@ class LRSchedule(Closable):
 
         With `staircase`, ``step / step_size`` is rounded down.
         """
-        return _made(_core.lr_range_test(min_lr, step_size, step_rate, staircase))
+        return LRSchedule._adopt(_core.lr_range_test(min_lr, step_size, step_rate, staircase))
 
     @staticmethod
     def sequential(schedules: Iterable[LRSchedule], milestones: Iterable[int]) -> LRSchedule:
@@ -173,7 +179,7 @@ class LRSchedule(Closable):
         milestones : iterable of int
             The steps at which the second to last schedule begin, strictly ascending.
         """
-        return _made(_core.lr_sequential(_handles(schedules), list(milestones)))
+        return LRSchedule._adopt(_core.lr_sequential(_handles(schedules), list(milestones)))
 
     @staticmethod
     def chained(schedules: Iterable[LRSchedule]) -> LRSchedule:
@@ -182,7 +188,7 @@ class LRSchedule(Closable):
         Each takes the rate of the previous one as `base_lr`, so factors multiply. One that sets the rate whatever
         `base_lr` is can only be the first.
         """
-        return _made(_core.lr_chained(_handles(schedules)))
+        return LRSchedule._adopt(_core.lr_chained(_handles(schedules)))
 
     def lr_at(self, step: int, base_lr: float) -> float:
         """The learning rate of a step, from 0; it depends on nothing else and changes nothing.
@@ -229,12 +235,6 @@ class LRSchedule(Closable):
     def close(self) -> None:
         """Refuse further calls. The optimizers keep what it has set."""
         _core.lr_schedule_destroy(self._handle)
-
-
-def _made(handle: _core.LRSchedule) -> LRSchedule:
-    schedule = LRSchedule.__new__(LRSchedule)
-    schedule._handle = handle
-    return schedule
 
 
 def _handles(schedules: Iterable[LRSchedule]) -> list[_core.LRSchedule]:

@@ -20,6 +20,7 @@ from ._base import Closable, checked, stays
 from .comm import Comm
 from .data import Sampler
 from .ddp import DDP
+from .engine import Engine
 from .errors import InvalidArgument
 from .fsdp import FSDP
 from .grad_scaler import GradScaler
@@ -152,6 +153,9 @@ class State(MutableMapping[str, Any]):
     A part is
 
     - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, an `LRSchedule`, a `Sampler`, a `MetricPart` or a `Sharded`
+    - an `Engine`, with all that it trains and counts: as the part "engine" it has ``engine.model.fc1.weight``, and more
+      below ``engine.optim``, ``engine.schedule`` and ``engine.engine``. It loads at any number of ranks, stage, precision
+      and batch sizes. From a backward pass to the optimizer's step it cannot be saved or loaded
     - an array as for `Comm`, on the CPU or a CUDA device, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, or a list, tuple or dict of them), or a `PerRank` of one; read
       it from the state after a load
@@ -469,7 +473,7 @@ def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, A
 
 
 # What the library itself adds to a state.
-_OBJECTS = (DDP, FSDP, GradScaler, LRSchedule, MetricPart, Optimizer, Sampler, Sharded, TensorParallel)
+_OBJECTS = (DDP, Engine, FSDP, GradScaler, LRSchedule, MetricPart, Optimizer, Sampler, Sharded, TensorParallel)
 
 
 def _is_leaf(part: Any) -> bool:
@@ -494,6 +498,8 @@ def _is_namespace(part: Any, depth: int = 0) -> bool:
 def _add(handle: _core.State, name: str, part: Any) -> None:
     if isinstance(part, DDP):
         _core.state_add_ddp(handle, name, part._handle)
+    elif isinstance(part, Engine):
+        _core.state_add_engine(handle, name, part._handle)
     elif isinstance(part, FSDP):
         _core.state_add_fsdp(handle, name, part._handle)
     elif isinstance(part, TensorParallel):
