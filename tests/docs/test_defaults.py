@@ -55,6 +55,11 @@ PLACES = {
         ("GradScaler.java", "class Builder"),
         ("grad_scaler.rs", "impl GradScalerBuilder"),
     ),
+    "tsr_loss_scale_options": (
+        ts.engine.LossScale,
+        ("LossScale.java", "class Builder"),
+        ("loss_scale.rs", "impl LossScaleBuilder"),
+    ),
     "tsr_lr_warmup_options": (
         ts.LRSchedule.warmup,
         ("LrSchedule.java", "class Warmup "),

@@ -24,6 +24,9 @@ class Things:
         self.w = np.ones(3, np.float32)
         self.ddp = ts.DDP(self.comm, {"w": self.w, "b": np.ones(2)})
         self.opt = ts.SGD(self.ddp)
+        config = {"train_batch_size": 1, "optimizer": {"type": "Adam"}}
+        self.engine = ts.Engine(self.comm, {"u": {"w": np.ones(3)}}, config)
+        self.scale = ts.engine.LossScale()
         self.data = ts.Sampler(self.comm, 10)
         self.state = ts.State(step=1)
         self.saver = ts.Saver(self.comm, root / "checkpoints")
@@ -264,13 +267,16 @@ def test_a_handle_is_not_initialised_twice(things: Things):
 
 
 def test_what_is_collected_in_any_order_does_no_harm():
-    names = ("comm", "ddp", "opt", "state", "grad", "memory", "work")
+    names = ("comm", "ddp", "opt", "engine", "of_engine", "state", "grad", "memory", "work")
     for first in names:
         made: dict[str, Any] = {"comm": ts.init()}
         comm = made["comm"]
         made["ddp"] = ts.DDP(comm, {"w": np.ones(1000)})
         made["opt"] = ts.AdamW(made["ddp"])
-        made["state"] = ts.State(model=made["ddp"], optim=made["opt"])
+        config = {"train_batch_size": 1, "optimizer": {"type": "Adam"}}
+        made["engine"] = ts.Engine(comm, {"u": {"w": np.ones(1000)}}, config)
+        made["of_engine"] = made["engine"].optimizer
+        made["state"] = ts.State(model=made["ddp"], optim=made["opt"], engine=made["engine"])
         made["state"]._prepare()
         made["grad"] = made["ddp"].grads["w"]
         made["memory"] = comm.empty(1000)

@@ -164,6 +164,9 @@ def test_a_forked_child_may_use_no_object_of_its_parent(tmp_path):
         checkpoint = ts.Checkpoint(tmp_path)
         ddp = ts.DDP(comm, {"w": np.ones(2, np.float32)})
         fsdp = ts.FSDP(comm, {"u": {"w": np.ones(2, np.float32)}})
+        config = {"train_batch_size": 1, "optimizer": {"type": "Adam"}}
+        engine = ts.Engine(comm, {"u": {"w": np.ones(2, np.float32)}}, config)
+        scale = ts.engine.LossScale()
         optimizer = ts.SGD(ddp)
         scaler = ts.GradScaler()
         schedule = ts.LRSchedule.exponential(0.5)
@@ -181,6 +184,8 @@ def test_a_forked_child_may_use_no_object_of_its_parent(tmp_path):
             "read": lambda: checkpoint.read("w", np.ones(2, np.float32)),
             "ready": ddp.ready_all,
             "forward": lambda: fsdp.forward("u").__enter__(),
+            "engine": lambda: engine.forward("u").__enter__(),
+            "loss scale": lambda: scale.update(False),
             "step": optimizer.step,
             "scaled step": lambda: scaler.step(optimizer),
             "schedule": schedule.step,

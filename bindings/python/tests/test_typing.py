@@ -61,6 +61,12 @@ with ts.init(timeout=5) as comm:
     total: float = float(ddp.grads["w"].sum())
     opt: ts.Optimizer = ts.AdamW(ddp, lr=1e-3)
     state = ts.State(model=ddp, optim=opt, epoch=3)
+    engine = ts.Engine(comm, {"u": {"w": np.zeros(3)}}, {"train_batch_size": 1}, ts.LRSchedule.exponential(0.5))
+    with engine.backward("u") as (params, grads):
+        grads["w"][...] = engine.loss_factor * params["w"]
+    made: bool = engine.step()
+    norm: float | None = engine.grad_norm
+    batch: int = ts.engine.resolve_config("ds_config.json", 2)["train_batch_size"]
     step: int = ts.Saver(comm, "x").resume(state)
     shape: tuple[int, ...] = ts.Checkpoint("x").tensors["w"].shape
 

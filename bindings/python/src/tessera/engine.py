@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
+import numpy as np
+
 from . import _core, _options
 from ._base import Closable, checked, there_are
 from ._base_optimizer import Optimizer
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineCounts", "LossScale", "config_schedule", "resolve_config"]
 
 Config = Mapping[str, Any] | str | os.PathLike[str]
-"""A ds_config: a dict, its text (a str with a brace), or the path of its file. Comments and trailing commas are allowed."""
+"""A ds_config: a dict, its text (a str with a brace), or the path of its file. JSON may have comments and trailing
+commas."""
 
 
 def resolve_config(config: Config, ranks: int) -> dict[str, Any]:
@@ -594,8 +597,6 @@ def _plain(value: Any) -> Any:
     """What JSON has for other mappings and for NumPy's numbers."""
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "__index__"):
-        return value.__index__()
-    if hasattr(value, "__float__"):
-        return float(value)
+    if isinstance(value, np.generic):
+        return value.item()
     raise TypeError(f"a {type(value).__name__} is no value of JSON: {value!r}")

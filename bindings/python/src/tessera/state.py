@@ -154,8 +154,8 @@ class State(MutableMapping[str, Any]):
 
     - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, an `LRSchedule`, a `Sampler`, a `MetricPart` or a `Sharded`
     - an `Engine`, with all that it trains and counts: as the part "engine" it has ``engine.model.fc1.weight``, and more
-      below ``engine.optim``, ``engine.schedule`` and ``engine.engine``. It loads at any number of ranks, stage, precision
-      and batch sizes. From a backward pass to the optimizer's step it cannot be saved or loaded
+      below ``engine.optim``, ``engine.schedule`` and ``engine.engine``. It loads at any number of ranks, stage,
+      precision and batch sizes. From a backward pass to the optimizer's step it cannot be saved or loaded
     - an array as for `Comm`, on the CPU or a CUDA device, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, or a list, tuple or dict of them), or a `PerRank` of one; read
       it from the state after a load
