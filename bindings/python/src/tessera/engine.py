@@ -326,7 +326,7 @@ class Engine(Closable):
 
         At a boundary the gradients are unscaled and clipped, the optimizer makes a step, gradients become zero, and
         the schedule moves on. If the gradients of any rank have an infinity or NaN, and the configuration skips such
-        steps, parameters and schedule stay as they are.
+        steps, parameters and schedule are unchanged.
 
         Returns
         -------
@@ -490,8 +490,8 @@ class LossScale(Closable):
     """DeepSpeed's loss scale, for trainers that check gradients and make steps without an `Engine`.
 
     Multiply each loss by `value`, and call `update` after each step. A dynamic scale halves after `hysteresis`
-    overflows and doubles after `window` steps without one. Each rank has its own; they stay equal if all are told the
-    same.
+    overflows and doubles after `window` steps without one. Each rank has its own; they stay equal if all get the
+    same updates.
 
     Parameters
     ----------
@@ -541,7 +541,7 @@ class LossScale(Closable):
         return dict(zip(_STATE, _core.loss_scale_get_state(self._handle), strict=True))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `state` returned. A fixed scale stays as it is.
+        """Continue from a state that `state` returned. A fixed scale is unchanged.
 
         Raises
         ------
