@@ -251,7 +251,7 @@ def test_passes_in_no_sync_are_reduced_by_the_next(ranks, stage: int):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_an_infinity_of_one_rank_skips_the_step_of_all(ranks, stage: int):
     fp16 = {"enabled": True, "initial_scale_power": 4, "hysteresis": 1, "loss_scale_window": 2}
-    scheduler = {"type": "WarmupLR", "params": {"warmup_max_lr": 1, "warmup_num_steps": 4, "warmup_type": "linear"}}
+    scheduler = {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 0.5, "lr_range_test_step_size": 1}}
 
     def job(comm: ts.Comm):
         engine = ts.Engine(comm, one_tensor(), sgd(stage=stage, fp16=fp16, scheduler=scheduler))
@@ -294,7 +294,7 @@ def test_batch_sizes_change_between_steps(ranks):
         with pytest.raises(ts.InvalidArgument, match=r"train_batch_size 8 is not divisible by .* 3 \* 2"):
             engine.train_batch_size = 8
         with pytest.raises(TypeError, match="train_batch_size is 1.5"):
-            engine.train_batch_size = 1.5  # type: ignore[assignment]
+            setattr(engine, "train_batch_size", 1.5)  # noqa: B010
         with pytest.raises(ts.InvalidArgument, match="train_micro_batch_size_per_gpu is 0"):
             engine.train_micro_batch_size = 0
         filled_pass(engine, 1)
@@ -347,6 +347,7 @@ def test_gradients_that_are_not_ready_are_zeros_or_refused(ranks):
         with engine.backward("second") as (_, grads):
             grads["w2"][...] = 1
         with pytest.raises(LookupError), engine.backward("first") as (_, grads):
+            grads["w1"][...] = 1
             engine.ready("w1")
             raise LookupError
         with pytest.raises(ts.InvalidState, match="b1" if stage == 0 else "first"):
@@ -355,6 +356,7 @@ def test_gradients_that_are_not_ready_are_zeros_or_refused(ranks):
             grads["b1"][...] = 1
         engine.backward_done()
         assert engine.step()
+        assert engine.grad_norm == pytest.approx(math.sqrt(56))
 
     for stage in (0, 1, 2, 3):
         ranks(2, lambda comm, stage=stage: job(comm, stage))
@@ -497,9 +499,9 @@ def test_what_other_engines_have_is_passed_through():
         ("{" + " " * (1 << 18), ts.InvalidArgument, "at most 262144 are allowed"),
         ('{"\0": 1}', ts.InvalidArgument, "the configuration .* contains a zero character"),
         ({}, ts.InvalidArgument, "neither train_batch_size nor train_micro_batch_size_per_gpu"),
-        ({"train_batch_size": 7}, ts.InvalidArgument, r"train_batch_size 7 .* 2 data-parallel ranks = 6"),
+        ({"train_batch_size": 7}, ts.InvalidArgument, "train_batch_size 7 does not equal .* data-parallel ranks = 6"),
         ({"train_batch_size": 2**60}, ts.InvalidArgument, r"at most 2\^40"),
-        ({"train_batch_size": 2**80}, ts.InvalidArgument, r"train_batch_size"),
+        ({"train_batch_size": 2**80}, ts.InvalidArgument, "line 2"),
         ({"train_batch_size": "auto"}, ts.InvalidArgument, r'"train_batch_size" \(line 2, column 3\) is "auto"'),
         (
             {"train_batch_size": 8, "fp16": {"enabled": True, "hysteresis": 0}},
@@ -625,7 +627,7 @@ def test_calls_out_of_order_are_refused(alone: ts.Comm, stage: int):
         (lambda: engine.forward("v").__enter__(), ts.NotFound, "there is no unit 'v'; known: u"),
         (lambda: engine.backward("v").__enter__(), ts.NotFound, "there is no unit 'v'; known: u"),
         (lambda: engine.ready("v"), ts.NotFound, "there is no parameter 'v'; known: w"),
-        (lambda: engine.ready(0), TypeError, "the name is 0"),  # type: ignore[arg-type]
+        (lambda: engine.ready(0), TypeError, "the name is 0"),
         (lambda: setattr(engine, "lr", -1), ts.InvalidArgument, "lr|rate"),
         (lambda: setattr(engine, "lr", "high"), TypeError, "lr is 'high'"),
         (lambda: setattr(engine, "loss_scale", 3), AttributeError, "loss_scale"),
