@@ -95,7 +95,7 @@ TEST(MetricsApi, ASaveOfTwoRanksIsLoadedByThree) {
         tsr_saver_options options;
         ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
         options.check_replicas = 1;
-        const std::string checked = directory.path() + "/checked";
+        const std::string checked = directory.path() / "checked";
         api::Owned<tsr_saver> checking;
         ASSERT_OK(tsr_saver_create(comm, checked.c_str(), &options, checking.out()));
         EXPECT_FAILS(tsr_saver_save(checking, 1, state), TSR_E_MISMATCH,
