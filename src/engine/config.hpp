@@ -15,9 +15,9 @@
 #include "engine/loss_scale.hpp"
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
-#include "optim/lr_curve.hpp"
 #include "optim/lamb.hpp"
 #include "optim/lion.hpp"
+#include "optim/lr_curve.hpp"
 #include "optim/sgd.hpp"
 
 namespace tsr {

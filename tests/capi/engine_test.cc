@@ -464,7 +464,8 @@ TEST(EngineApi, WhatCannotBeCreatedIsRefused) {
     refused("[]", TSR_E_INVALID_ARGUMENT, "object");
     refused("{\"train_batch_size\": 12}", TSR_E_INVALID_ARGUMENT, "has no \"optimizer\"");
     refused(R"({"optimizer": {"type": "SGD"}})", TSR_E_INVALID_ARGUMENT, "neither train_batch_size nor");
-    refused(R"({"train_batch_size": 1, "optimizer": {"type": "RMSprop"}})", TSR_E_UNSUPPORTED, "Adagrad, Lion and Lamb");
+    refused(R"({"train_batch_size": 1, "optimizer": {"type": "RMSprop"}})", TSR_E_UNSUPPORTED,
+            "Adagrad, Lion and Lamb");
     refused(R"({"train_batch_size": 1, "optimizer": {"type": "SGD"}, "scheduler": {"type": "StepLR"}})",
             TSR_E_UNSUPPORTED, "has WarmupLR");
     refused(R"({"train_batch_size": 1, "optimizer": {"type": "SGD"}, "amp": {"enabled": true}})", TSR_E_UNSUPPORTED,

@@ -71,7 +71,8 @@ jlongArray loss_scale_get_state(JNIEnv* env, jclass, jlong scale) {
         tsr_loss_scale_state state{};
         state.struct_size = sizeof state;
         check(env, tsr_loss_scale_get_state(as<tsr_loss_scale>(scale), &state));
-        const int64_t all[]{std::bit_cast<int64_t>(state.scale), state.iteration, state.last_overflow, state.hysteresis};
+        const int64_t all[]{std::bit_cast<int64_t>(state.scale), state.iteration, state.last_overflow,
+                            state.hysteresis};
         return longs_of(env, all, std::size(all));
     });
 }
@@ -87,9 +88,12 @@ void loss_scale_set_state(JNIEnv* env, jclass, jlong scale, jdouble value, jlong
 }  // namespace
 
 Methods engine_methods() {
-    return {method<engine_create>("engineCreate"),     method<engine_param_name>("engineParamName"),
-            method<engine_counters>("engineCounters"), method<engine_batch>("engineBatch"),
-            method<loss_scale_get_state>("lossScaleGetState"), method<loss_scale_set_state>("lossScaleSetState")};
+    return {method<engine_create>("engineCreate"),
+            method<engine_param_name>("engineParamName"),
+            method<engine_counters>("engineCounters"),
+            method<engine_batch>("engineBatch"),
+            method<loss_scale_get_state>("lossScaleGetState"),
+            method<loss_scale_set_state>("lossScaleSetState")};
 }
 
 }  // namespace tsr::jni

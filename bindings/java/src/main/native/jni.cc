@@ -206,8 +206,8 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
         const jclass natives = global_class(env, "dev/tessera/Native");
         for (const auto& list :
              {version_methods, log_methods, store_methods, work_methods, memory_methods, mesh_methods, layout_methods,
-              ddp_methods, fsdp_methods, engine_methods, tp_methods, pipeline_methods, lr_schedule_methods, data_methods,
-              state_methods, checkpoint_methods, storage_methods}) {
+              ddp_methods, fsdp_methods, engine_methods, tp_methods, pipeline_methods, lr_schedule_methods,
+              data_methods, state_methods, checkpoint_methods, storage_methods}) {
             add(natives, list());
         }
         return JNI_VERSION_1_8;
