@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def scikit_learn(kind: str, scores: Array, labels: Array) -> Found:
         parts = None
         if RANK == 0:
             gathered.append(np.empty(TOTAL, own.dtype))
-            parts = [torch.from_numpy(gathered[-1][a:b]) for a, b in zip(ENDS, ENDS[1:], strict=False)]
+            parts = [torch.from_numpy(gathered[-1][a:b]) for a, b in pairwise(ENDS)]
         dist.gather(torch.from_numpy(own), parts)
     if RANK > 0:
         return None
@@ -92,7 +93,7 @@ def number_of(found: Found, how: str, comm: ts.Comm) -> float | None:
     precision, recall = (array.astype(np.float64) for array in found)  # recall falls
     if how != "sharded":
         return float(-np.sum(np.diff(recall) * precision[:-1]))
-    # The first rank has the highest scores, and the curve's end at recall 0. The others lack the step to the one before.
+    # The first rank has the highest scores, and the curve's end at recall 0. Others lack the step to the one before.
     firsts = np.empty(WORLD_SIZE)
     comm.all_gather(recall[:1].copy(), firsts)
     steps = -np.diff(recall, append=0.0 if RANK == 0 else firsts[RANK - 1])
