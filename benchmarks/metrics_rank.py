@@ -93,7 +93,7 @@ def number_of(found: Found, how: str, comm: ts.Comm) -> float | None:
     precision, recall = (array.astype(np.float64) for array in found)  # recall falls
     if how != "sharded":
         return float(-np.sum(np.diff(recall) * precision[:-1]))
-    # The first rank has the highest scores and the end of the curve, at recall 0. The others lack the step before.
+    # The first rank has the highest scores, and the curve's end at recall 0. Others lack the step to the one before.
     firsts = np.empty(WORLD_SIZE)
     comm.all_gather(recall[:1].copy(), firsts)
     steps = -np.diff(recall, append=0.0 if RANK == 0 else firsts[RANK - 1])

@@ -60,12 +60,13 @@ double evaluate(tsr_comm *comm, float *logits, int64_t *digits, uint8_t *valid, 
         for (size_t i = 0; i < n; ++i) recognised[i] = likeliest(logits + CLASSES * i);
         const int64_t rows = (int64_t)n;
         const tsr_tensor scores = tsr_f32_2d(logits, rows, CLASSES), labels = tsr_i64_1d(digits, rows);
-        const tsr_tensor predictions = tsr_i64_1d(recognised, rows), mask = TSR_CPU_TENSOR(valid, TSR_DTYPE_U8, 1, rows);
+        const tsr_tensor predictions = tsr_i64_1d(recognised, rows);
+        const tsr_tensor mask = TSR_CPU_TENSOR(valid, TSR_DTYPE_U8, 1, rows);
         CHECK(tsr_metric_update(confusion, &predictions, &labels, NULL, &mask));
         CHECK(tsr_metric_update(roc, &scores, &labels, NULL, &mask));
         CHECK(tsr_metric_update(auroc, &scores, &labels, NULL, &mask));
     }
-    double area, none; /* what has arrays has no number */
+    double area, none;                                 /* what has arrays has no number */
     CHECK(tsr_metric_compute(confusion, comm, &none)); /* of all ranks' samples, and the same on every rank */
     CHECK(tsr_metric_compute(roc, comm, &none));
     CHECK(tsr_metric_compute(auroc, comm, &area));

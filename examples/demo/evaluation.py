@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from charts import COLORS, LANGUAGES
@@ -64,13 +65,13 @@ def height(curve: Points, rate: float, end: Callable[..., float]) -> float:
 
 
 def area(points: Points) -> float:
-    return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False))
+    return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
 
 
 def roc_chart(evaluations: list[Evaluation], size: int, corner: float) -> str:
     """The mean curves of the digits, a curve per language, in the corner of the best values: false positive rates up to
     `corner`, true positive rates from 1 - `corner`. They lie on each other, so later ones are thinner."""
-    left, right, top, bottom = 52, 16, 10, 44
+    left, right, top = 52, 16, 10
     side, number = size - left - right, len(evaluations)
 
     def x(rate: float) -> float:
