@@ -266,7 +266,7 @@ impl EngineInner {
         // SAFETY: the handle is alive and used by this thread alone.
         check(unsafe { begin(self.as_ptr(), unit) })?;
         // SAFETY: the memory is there until the forward, or the backward, ends, and the guard with it.
-        let param = |index| match self.in_place.params.get(index) {
+        let param = |index: usize| match self.in_place.params.get(index) {
             Some((_, tensor)) => Ok(tensor.clone()),
             None => unsafe { self.tensor(index, sys::tsr_engine_param) },
         };
