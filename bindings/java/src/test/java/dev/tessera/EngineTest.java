@@ -454,7 +454,7 @@ class EngineTest {
     @Test
     void configurationsAreResolved() throws Exception {
         final String config = "{\n  // 3 of them\n  \"train_batch_size\": 24, \"gradient_accumulation_steps\": 4,\n"
-                + "  \"optimizer\": {\"type\": \"Lion\", \"params\": {\"lr\": 0.1, \"~\": 18446744073709551615}},\n"
+                + "  \"optimizer\": {\"type\": \"OneBitAdam\", \"params\": {\"lr\": 0.1, \"~\": 18446744073709551615}},\n"
                 + "  \"scheduler\": {\"type\": \"OneCycle\", \"params\": {\"cycle_min_lr\": 0.25, \"cycle_max_lr\": 0.75,"
                 + " \"cycle_first_step_size\": 2}},\n}";
         final Path file = root.resolve("ds_config.json");
@@ -464,7 +464,7 @@ class EngineTest {
             assertEquals(3L, found.get("ranks"));
             assertEquals(1.0, ((Number) found.get("gradient_clipping")).doubleValue());
             final Map<?, ?> optimizer = (Map<?, ?>) found.get("optimizer");
-            assertEquals("Lion", optimizer.get("type"));
+            assertEquals("OneBitAdam", optimizer.get("type"));
             assertEquals(false, optimizer.get("core"));
             assertEquals(new java.math.BigInteger("18446744073709551615"), ((Map<?, ?>) optimizer.get("params")).get("~"));
         }
@@ -710,8 +710,8 @@ class EngineTest {
         bad.put("{\"x\": " + "[".repeat(100) + "]".repeat(100) + "}", List.of("nested more than 32 levels deep"));
         bad.put("{\"x\": \"" + "y".repeat(300_000) + "\"}", List.of("bytes"));
         final Map<String, List<String>> unsupported = new LinkedHashMap<>();
-        unsupported.put("{\"train_batch_size\": 1,\n\"optimizer\": {\"type\": \"Lion\"}}",
-                List.of("\"optimizer.type\" (line 2", "\"Lion\"", "Adam, AdamW and SGD"));
+        unsupported.put("{\"train_batch_size\": 1,\n\"optimizer\": {\"type\": \"OneBitAdam\"}}",
+                List.of("\"optimizer.type\" (line 2", "\"OneBitAdam\"", "Tessera's engine has Adam"));
         unsupported.put(sgd(0, 1, ",\n\"sparse_gradients\": true"), List.of("\"sparse_gradients\" (line 2", "set it to false"));
         Ranks.run(1, comm -> {
             final Engine.Builder builder = Engine.on(comm).unit("u", second(1));
