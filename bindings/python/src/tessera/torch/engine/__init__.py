@@ -9,8 +9,8 @@
         engine.step()
     engine.save_checkpoint("checkpoints", client_state={"epoch": epoch})
 
-Ranks train on the CPU. The configuration is read by the core, as for every language. docs/TORCH.md lists what differs from
-DeepSpeed.
+Ranks train on the CPU. The configuration is read by the core, as for every language. docs/TORCH.md lists what differs
+from DeepSpeed.
 """
 
 from . import comm, pipe, utils, zero

@@ -106,8 +106,8 @@ def _take_ranks_of_mpi() -> None:
         os.environ.setdefault("LOCAL_RANK", os.environ.get(of_local, "0"))
         if "MASTER_ADDR" not in os.environ:
             raise InvalidArgument(
-                f"{of_rank} says that this is rank {os.environ[of_rank]} of {os.environ[of_size]}, but MASTER_ADDR is not "
-                f"set; set it to the host of rank 0 (this host is {socket.gethostname()!r})"
+                f"{of_rank} says that this is rank {os.environ[of_rank]} of {os.environ[of_size]}, but MASTER_ADDR is "
+                f"not set; set it to the host of rank 0 (this host is {socket.gethostname()!r})"
             )
         return
 
@@ -153,13 +153,13 @@ def initialize(
     training_data : Dataset, optional
         Makes the loader: micro-batches of this rank's samples.
     lr_scheduler : optional
-        A scheduler of `optimizer`, which must then be an object too, or a function that makes one of the optimizer, or a
-        `tessera.LRSchedule`. It replaces that of the configuration.
+        A scheduler of `optimizer`, which must then be an object too, or a function that makes one of the optimizer, or
+        a `tessera.LRSchedule`. It replaces that of the configuration.
     distributed_port, dist_init_required
         As for `init_distributed`.
     mpu : optional
-        The data-parallel ranks, if they are not all: an object with ``get_data_parallel_group()``, or one dimension of a
-        mesh (``mesh["dp"]``) for a module whose parameters `parallelize_module` made DTensors.
+        The data-parallel ranks, if they are not all: an object with ``get_data_parallel_group()``, or one dimension of
+        a mesh (``mesh["dp"]``) for a module whose parameters `parallelize_module` made DTensors.
     collate_fn : callable, optional
         For the loader.
     config : dict or path, optional
@@ -171,8 +171,8 @@ def initialize(
 
     Returns
     -------
-    The engine, the optimizer, the loader and the scheduler; None for what there is not. For a `PipelineModule` the engine is a
-    `PipelineEngine`.
+    The engine, the optimizer, the loader and the scheduler; None for what there is not. For a `PipelineModule` the
+    engine is a `PipelineEngine`.
 
     Raises
     ------
@@ -242,7 +242,9 @@ def _data_parallel(mpu: Any) -> tuple[Any, DeviceMesh | None]:
         return dist.group.WORLD, None
     if isinstance(mpu, DeviceMesh):
         if mpu.ndim != 1:
-            raise InvalidArgument(f"mpu is a mesh of {mpu.ndim} dimensions; pass that of the ranks with other data: mesh['dp']")
+            raise InvalidArgument(
+                f"mpu is a mesh of {mpu.ndim} dimensions; pass that of the ranks with other data: mesh['dp']"
+            )
         return mpu.get_group(), mpu
     if not hasattr(mpu, "get_data_parallel_group"):
         raise InvalidArgument(f"mpu is a {type(mpu).__name__}; it must have get_data_parallel_group(), or be a mesh")
@@ -257,7 +259,9 @@ def _check_arguments(model: Any, optimizer: Any, lr_scheduler: Any, settings: Se
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise InvalidArgument("the model is wrapped for DDP already; pass the module itself, which initialize() wraps")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer) and not callable(optimizer):
-        raise InvalidArgument(f"the optimizer is a {type(optimizer).__name__}; pass an object of torch.optim, or a function")
+        raise InvalidArgument(
+            f"the optimizer is a {type(optimizer).__name__}; pass an object of torch.optim, or a function"
+        )
     is_object = lr_scheduler is not None and not callable(lr_scheduler) and not isinstance(lr_scheduler, LRSchedule)
     if is_object and not hasattr(lr_scheduler, "step"):
         raise InvalidArgument(f"lr_scheduler is a {type(lr_scheduler).__name__}, which has no step()")
@@ -286,7 +290,9 @@ def _compare(ranks: Ranks, settings: Settings, model: nn.Module | None) -> None:
             if one != theirs:
                 raise Mismatch(f"the ranks differ: {one} on rank 0, {theirs} on rank {rank}")
         if len(other) != len(told[0]):
-            raise Mismatch(f"the ranks differ: rank 0 has {len(told[0])} settings and parameters, rank {rank} {len(other)}")
+            raise Mismatch(
+                f"the ranks differ: rank 0 has {len(told[0])} settings and parameters, rank {rank} {len(other)}"
+            )
 
 
 def _report(settings: Settings) -> None:
@@ -307,8 +313,8 @@ def _optimizer(
         name = names.get(param)
         if name is None:
             raise InvalidArgument(
-                f"the optimizer gets a {type(param).__name__} of shape {tuple(getattr(param, 'shape', ()))} that is not a "
-                "parameter of the model"
+                f"the optimizer gets a {type(param).__name__} of shape {tuple(getattr(param, 'shape', ()))} that is "
+                "not a parameter of the model"
             )
         return after.get(name, param)
 
@@ -318,8 +324,8 @@ def _optimizer(
             moved = [old for old, one in zip(group["params"], new, strict=True) if old is not one]
             if any(optimizer.state.get(old) for old in moved):
                 raise InvalidArgument(
-                    "the optimizer has a state already, of parameters that the engine shards; pass a function that makes "
-                    "the optimizer of parameters, and load its state by load_checkpoint()"
+                    "the optimizer has a state already, of parameters that the engine shards; pass a function that "
+                    "makes the optimizer of parameters, and load its state by load_checkpoint()"
                 )
             group["params"] = new
         return optimizer
@@ -330,7 +336,9 @@ def _optimizer(
     if optimizer is not None:
         made = optimizer(groups)
         if not isinstance(made, torch.optim.Optimizer):
-            raise InvalidArgument(f"the optimizer's function made a {type(made).__name__}; it must be an object of torch.optim")
+            raise InvalidArgument(
+                f"the optimizer's function made a {type(made).__name__}; it must be an object of torch.optim"
+            )
         return made
     return None if settings.optimizer is None else make_optimizer(settings, groups)
 

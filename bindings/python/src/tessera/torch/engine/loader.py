@@ -16,8 +16,8 @@ __all__ = ["DeepSpeedDataLoader", "RepeatingLoader"]
 class DeepSpeedDataLoader:
     """Micro-batches of this rank's samples. Each iteration is an epoch, in another order.
 
-    The samples are shuffled, and filled up with some of them if the data-parallel ranks do not divide them, so that all ranks
-    have equally many.
+    The samples are shuffled, and filled up with some of them if the data-parallel ranks do not divide them, so that all
+    ranks have equally many.
     """
 
     def __init__(self, dataset: Any, settings: Settings, group: Any, collate_fn: Any) -> None:

@@ -1,9 +1,10 @@
 """The module that an engine trains, in one of two forms, which the engine uses alike.
 
-`Replicated` is stage 0 in the parameters' own dtypes: DDP. `Sharded` is all the rest: `fully_shard`, whose shards are what
-the optimizer updates. At stage 1 parameters stay unsharded from forward to backward, and gradients accumulate unsharded until
-the last pass before a step; from stage 2 on every pass reduces them into the shards; at stage 3 parameters are sharded after
-forward too. Stage 0 with fp16 or bf16 is `Sharded` over groups of one rank: replicas with float32 parameters.
+`Replicated` is stage 0 in the parameters' own dtypes: DDP. `Sharded` is all the rest: `fully_shard`, whose shards are
+what the optimizer updates. At stage 1 parameters stay unsharded from forward to backward, and gradients accumulate
+unsharded until the last pass before a step; from stage 2 on every pass reduces them into the shards; at stage 3
+parameters are sharded after forward too. Stage 0 with fp16 or bf16 is `Sharded` over groups of one rank: replicas with
+float32 parameters.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ def _mesh_of(group: Any, replicas: bool) -> DeviceMesh:
 
 
 def _units_of(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of lists and sequences of modules, such as a model's layers, that share no parameter with anything else.
-    None if the program has sharded modules itself."""
+    """The members of lists and sequences of modules, such as a model's layers, that share no parameter with anything
+    else. None if the program has sharded modules itself."""
     if any(unit_of(one) is not None for one in module.modules()):
         return
     members: list[nn.Module] = []

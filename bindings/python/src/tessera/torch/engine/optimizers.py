@@ -150,7 +150,9 @@ def make_optimizer(settings: Settings, params: Iterable[Any]) -> torch.optim.Opt
         if not options.get("torch_adam"):
             given = {"weight_decay": 0.0, **given}
         if given.pop("bias_correction", True) is False:
-            raise InvalidArgument("optimizer.params.bias_correction is false; PyTorch's Adam always corrects its moments")
+            raise InvalidArgument(
+                "optimizer.params.bias_correction is false; PyTorch's Adam always corrects its moments"
+            )
     elif name in ("lion", "lamb"):
         of_torch = Lion if name == "lion" else Lamb
     else:

@@ -1,7 +1,7 @@
 """DeepSpeed's pipelines: a list of layers, cut into stages, which `tessera.torch.pipelining` runs.
 
-Ranks are stages by replicas: rank = stage * replicas + replica. Each rank builds the layers of its stage only. The micro-batches
-of a step are the accumulation.
+Ranks are stages by replicas: rank = stage * replicas + replica. Each rank builds the layers of its stage only. The
+micro-batches of a step are the accumulation.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class PipelineModule(nn.Module):
     base_seed : int
         See `seed_layers`.
     partition_method : str
-        Stages have about the same number of "parameters" (default), of layers ("uniform"), or of layers whose class name
-        matches REGEX ("type:REGEX").
+        Stages have about the same number of "parameters" (default), of layers ("uniform"), or of layers whose class
+        name matches REGEX ("type:REGEX").
     activation_checkpoint_interval : int
         Recompute the activations of each so many layers in backward; 0: keep them.
     activation_checkpoint_func : callable, optional
@@ -172,7 +172,9 @@ class PipelineModule(nn.Module):
         if isinstance(made, nn.Module):
             self.add_module(str(number), made)
         elif not callable(made):
-            raise InvalidArgument(f"layer {number} is a {type(made).__name__}; it must be a module, a LayerSpec or a function")
+            raise InvalidArgument(
+                f"layer {number} is a {type(made).__name__}; it must be a module, a LayerSpec or a function"
+            )
         return made
 
     @property
@@ -289,15 +291,17 @@ class PipelineEngine(DeepSpeedEngine):
         Parameters
         ----------
         data_iter : iterator, optional
-            Gives (inputs, labels) of this replica's micro-batches, on the ranks of the first and the last stage; by default the
-            engine's loader, over and over.
+            Gives (inputs, labels) of this replica's micro-batches, on the ranks of the first and the last stage; by
+            default the engine's loader, over and over.
 
         Returns
         -------
         The mean loss of all micro-batches and replicas, on all ranks.
         """
         if self.optimizer is None:
-            raise InvalidState("train_batch() needs an optimizer; pass one to initialize(), or name one in the configuration")
+            raise InvalidState(
+                "train_batch() needs an optimizer; pass one to initialize(), or name one in the configuration"
+            )
         losses: list[Any] = []
         with self._times.of("forward"):
             self._run(data_iter, self._accumulation, losses, trains=True)
@@ -345,7 +349,8 @@ class PipelineEngine(DeepSpeedEngine):
         if reduce_output not in ("avg", None):
             raise InvalidArgument(f'reduce_output is {reduce_output!r}; it must be "avg"')
         losses: list[Any] = []
-        outputs = self._run(data_iter, num_micro_batches or self._accumulation, losses, trains=False, scores=compute_loss)
+        count = num_micro_batches or self._accumulation
+        outputs = self._run(data_iter, count, losses, trains=False, scores=compute_loss)
         if not compute_loss:
             return outputs
         loss = self._mean(losses, 1.0)
@@ -386,7 +391,9 @@ class PipelineEngine(DeepSpeedEngine):
                     f"the data ended after {i} of {count} micro-batches; use a RepeatingLoader, or fewer steps"
                 ) from None
             if not isinstance(batch, (list, tuple)) or len(batch) != 2:
-                raise InvalidArgument(f"a micro-batch is a {type(batch).__name__}; it must be a pair of inputs and labels")
+                raise InvalidArgument(
+                    f"a micro-batch is a {type(batch).__name__}; it must be a pair of inputs and labels"
+                )
             inputs.append(tuple(batch[0]) if isinstance(batch[0], (list, tuple)) else (batch[0],))
             labels.append(batch[1])
         return inputs, labels
@@ -461,6 +468,6 @@ def check_pipeline(settings: Settings) -> None:
     """Refuse settings that a pipeline cannot have."""
     if settings.stage >= 2:
         raise Unsupported(
-            f"zero_optimization.stage is {settings.stage}, but the model is a pipeline, whose gradients accumulate over "
-            "micro-batches; use stage 0 or 1"
+            f"zero_optimization.stage is {settings.stage}, but the model is a pipeline, whose gradients accumulate "
+            "over micro-batches; use stage 0 or 1"
         )

@@ -127,13 +127,15 @@ class DeepSpeedEngine(Saves, nn.Module):
         The loss, divided by the accumulation.
         """
         if self.optimizer is None:
-            raise InvalidState("backward() needs an optimizer; pass one to initialize(), or name one in the configuration")
+            raise InvalidState(
+                "backward() needs an optimizer; pass one to initialize(), or name one in the configuration"
+            )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise InvalidArgument(f"the loss is {_shown(loss)}; it must be a tensor of one element with a gradient")
         if self._is_due:
             raise InvalidState(
-                f"rank {self.global_rank}: a second backward pass without a step(); call step() after each pass, or run "
-                "the earlier passes inside no_sync()"
+                f"rank {self.global_rank}: a second backward pass without a step(); call step() after each pass, or "
+                "run the earlier passes inside no_sync()"
             )
         with self._times.of("backward"):
             if scale_wrt_gas:

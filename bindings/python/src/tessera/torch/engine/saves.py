@@ -5,8 +5,8 @@
 
 A checkpoint has the names under which Tessera reads DeepSpeed's own files too, so that both load alike: ``model.NAME``,
 ``optim.state.NAME.KEY``, ``optim.param_groups.I.KEY``, ``engine.KEY``, ``lr_scheduler.KEY`` and ``client_state.KEY``.
-Tensors are complete: a load cuts them as its ranks and its stage need. Ours has each value of the scheduler and the client
-in a tuple, which keeps a nested value with its types in one piece.
+Tensors are complete: a load cuts them as its ranks and its stage need. Ours has each value of the scheduler and the
+client in a tuple, which keeps a nested value with its types in one piece.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Saves:
         *,
         client_sd: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Save the module, the optimizer, the scheduler, the loss scale, counters and `client_state`. Collective: all ranks
-        call it. It is atomic, and a save of the same tag replaces the previous one.
+        """Save the module, the optimizer, the scheduler, the loss scale, counters and `client_state`. Collective: all
+        ranks call it. It is atomic, and a save of the same tag replaces the previous one.
 
         Parameters
         ----------
         save_dir : path
             The directory of all checkpoints.
         tag : optional
-            The checkpoint's name, by ``str``: by default ``global_stepN``. If ranks have different tags, rank 0's is used,
-            with a warning; by ``checkpoint.tag_validation`` without one, or it is an error.
+            The checkpoint's name, by ``str``: by default ``global_stepN``. If ranks have different tags, rank 0's is
+            used, with a warning; by ``checkpoint.tag_validation`` without one, or it is an error.
         client_state : mapping, optional
             More to save: rank 0's. Plain data and tensors; other objects are saved, but `load_checkpoint` refuses them.
         save_latest : bool
@@ -158,7 +158,8 @@ class Saves:
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Write the complete module's state by ``torch.save``, in the dtype in which it computes, at every stage. Collective.
+        """Write the complete module's state by ``torch.save``, in the dtype in which it computes, at every stage.
+        Collective.
 
         Returns
         -------
@@ -212,8 +213,8 @@ class Saves:
 
         Returns
         -------
-        The checkpoint's path, and its client state; (None, None), with a warning, if there is no checkpoint and no tag is
-        given.
+        The checkpoint's path, and its client state; (None, None), with a warning, if there is no checkpoint and no tag
+        is given.
 
         Raises
         ------
@@ -223,11 +224,13 @@ class Saves:
             The checkpoint is of another model or optimizer; the message names every difference, and nothing is loaded.
         """
         if custom_load_fn is not None:
-            raise InvalidArgument("custom_load_fn is not supported; load the module's state and call load_module_state_dict")
+            raise InvalidArgument(
+                "custom_load_fn is not supported; load the module's state and call load_module_state_dict"
+            )
         if self._passes:
             raise InvalidState(
-                f"load_checkpoint() while the gradients of {self._passes} backward passes wait for the optimizer's step; "
-                "call it after a step at a boundary"
+                f"load_checkpoint() while the gradients of {self._passes} backward passes wait for the optimizer's "
+                "step; call it after a step at a boundary"
             )
         path = self._found(Path(load_dir), None if tag is None else str(tag))
         known = self._names_of_all(list(self.module.state_dict()))
@@ -273,8 +276,9 @@ class Saves:
         if found:
             return Path(found)
         warnings.warn(
-            f"no checkpoint found in {directory}: it has no file {_LATEST!r}, so nothing is loaded, and load_checkpoint() "
-            f"returns (None, None); pass the tag of one of {_tags_in(directory)}, or begin without a checkpoint",
+            f"no checkpoint found in {directory}: it has no file {_LATEST!r}, so nothing is loaded, and "
+            f"load_checkpoint() returns (None, None); pass the tag of one of {_tags_in(directory)}, or begin without a "
+            "checkpoint",
             stacklevel=3,
         )
         return None
@@ -286,8 +290,8 @@ class Saves:
     def _begin_load(
         self, contents: Contents, known: list[str] | None, optimizer: bool, scheduler: bool
     ) -> dict[str, Any]:
-        """What to read, of tensors that are there, and what has been read. Nothing of the engine changes. `known`: all names
-        of the module; None: they may differ from those of the checkpoint."""
+        """What to read, of tensors that are there, and what has been read. Nothing of the engine changes. `known`: all
+        names of the module; None: they may differ from those of the checkpoint."""
         model = {name: value for name, value in self.module.state_dict().items() if isinstance(value, torch.Tensor)}
         saved = {core_name(name): one for name, one in contents.tensors.items()}
         _check_model(contents, model, saved, known)
@@ -335,8 +339,8 @@ def _names(module: nn.Module, optimizer: Any) -> dict[torch.Tensor, str]:
         for param in group["params"]:
             if param not in names:
                 raise InvalidState(
-                    f"the optimizer has a parameter of shape {tuple(param.shape)} that is not the module's; checkpoints "
-                    "name parameters by the module"
+                    f"the optimizer has a parameter of shape {tuple(param.shape)} that is not the module's; "
+                    "checkpoints name parameters by the module"
                 )
     return names
 
@@ -379,7 +383,9 @@ class _OptimizerLoad:
         if missing or (listed and len(listed) != len(optimizer.param_groups)):
             told = [f"the state of {name!r} is missing in the checkpoint" for name in missing[:20]]
             if listed and len(listed) != len(optimizer.param_groups):
-                told.append(f"it has {len(listed)} groups of parameters, the optimizer has {len(optimizer.param_groups)}")
+                told.append(
+                    f"it has {len(listed)} groups of parameters, the optimizer has {len(optimizer.param_groups)}"
+                )
             lines = "".join(f"\n  {line}" for line in told)
             raise Mismatch(
                 f"{contents.path} does not fit the optimizer; pass load_optimizer_states=False to leave it out:{lines}"

@@ -1,4 +1,5 @@
-"""Learning-rate schedules: DeepSpeed's five by `tessera.LRSchedule`, PyTorch's classes by name, and the program's own."""
+"""Learning-rate schedules: DeepSpeed's five by `tessera.LRSchedule`, PyTorch's classes by name, and the program's
+own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class Schedule:
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: LRSchedule, last_batch_iteration: int = -1) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"the optimizer of a schedule is a {type(optimizer).__name__}; expected a torch.optim class")
+            raise TypeError(
+                f"the optimizer of a schedule is a {type(optimizer).__name__}; expected a torch.optim class"
+            )
         self.optimizer = optimizer
         self.last_batch_iteration = last_batch_iteration
         self._schedule = schedule
@@ -69,24 +72,28 @@ class Schedule:
         self.step(int(state["last_batch_iteration"]))
 
 
-def WarmupLR(optimizer: Any, last_batch_iteration: int = -1, **options: Any) -> Schedule:  # noqa: N802
+def WarmupLR(optimizer: Any, last_batch_iteration: int = -1, **options: Any) -> Schedule:
     """DeepSpeed's ``WarmupLR``: options as for `tessera.LRSchedule.warmup`."""
     return Schedule(optimizer, LRSchedule.warmup(**_given(options)), last_batch_iteration)
 
 
-def WarmupDecayLR(optimizer: Any, total_num_steps: int, last_batch_iteration: int = -1, **options: Any) -> Schedule:  # noqa: N802
+def WarmupDecayLR(
+    optimizer: Any, total_num_steps: int, last_batch_iteration: int = -1, **options: Any
+) -> Schedule:
     """DeepSpeed's ``WarmupDecayLR``: options as for `tessera.LRSchedule.warmup`."""
     options = {"warmup_max_lr": 0.001, **_given(options)}
     return Schedule(optimizer, LRSchedule.warmup(total_num_steps=total_num_steps, **options), last_batch_iteration)
 
 
-def WarmupCosineLR(optimizer: Any, total_num_steps: int, last_batch_iteration: int = -1, **options: Any) -> Schedule:  # noqa: N802
+def WarmupCosineLR(
+    optimizer: Any, total_num_steps: int, last_batch_iteration: int = -1, **options: Any
+) -> Schedule:
     """DeepSpeed's ``WarmupCosineLR``: options as for `tessera.LRSchedule.warmup_cosine`."""
     schedule = LRSchedule.warmup_cosine(total_num_steps=total_num_steps, **_given(options))
     return Schedule(optimizer, schedule, last_batch_iteration)
 
 
-def OneCycle(  # noqa: N802
+def OneCycle(
     optimizer: Any, cycle_min_lr: float, cycle_max_lr: float, last_batch_iteration: int = -1, **options: Any
 ) -> Schedule:
     """DeepSpeed's ``OneCycle``: options as for `tessera.LRSchedule.one_cycle`."""
@@ -94,7 +101,7 @@ def OneCycle(  # noqa: N802
     return Schedule(optimizer, schedule, last_batch_iteration)
 
 
-def LRRangeTest(  # noqa: N802
+def LRRangeTest(
     optimizer: Any,
     lr_range_test_min_lr: float = 1e-3,
     lr_range_test_step_size: int = 2000,

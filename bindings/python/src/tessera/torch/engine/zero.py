@@ -16,13 +16,13 @@ __all__ = ["GatheredParameters", "Init"]
 
 
 @contextmanager
-def Init(*_: Any, **__: Any) -> Iterator[None]:  # noqa: N802
+def Init(*_: Any, **__: Any) -> Iterator[None]:
     """A block that makes a module. No effect: `initialize` shards the module; until then each rank holds all of it."""
     yield
 
 
 @contextmanager
-def GatheredParameters(  # noqa: N802
+def GatheredParameters(
     params: torch.Tensor | Iterable[torch.Tensor],
     modifier_rank: int | None = None,
     fwd_module: Any = None,
@@ -39,8 +39,8 @@ def GatheredParameters(  # noqa: N802
     some = [params] if isinstance(params, torch.Tensor) else list(params)
     if enabled and any(is_slice(param) for param in some):
         raise Unsupported(
-            "GatheredParameters of sharded parameters is not supported; read one by param.full_tensor(), on all ranks, and "
-            "change parameters before initialize(), or load them by load_checkpoint()"
+            "GatheredParameters of sharded parameters is not supported; read one by param.full_tensor(), on all ranks, "
+            "and change parameters before initialize(), or load them by load_checkpoint()"
         )
     yield
     if enabled and modifier_rank is not None and dist.is_initialized():
