@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from deepspeed_steps import check_alike
 from run_torch import run_ranks
 from sampling import sample
 from tessera.torch import engine
 
-JOBS = Path(__file__).with_name("torch_engine_jobs.py")
+HERE = Path(__file__).parent
+JOBS = HERE / "torch_engine_jobs.py"
 
 
 def names_of(function: object) -> list[str]:
@@ -78,3 +81,11 @@ def test_a_checkpoint_loads_at_another_world_size_and_stage(
 
 def test_a_rank_that_does_not_save_is_named(tmp_path: Path) -> None:
     run_ranks(JOBS, 3, "late", tmp_path / "checkpoints")
+
+
+def test_each_step_is_that_of_deepspeed(tmp_path: Path) -> None:
+    """Losses, norms, loss scales and learning rates, as DeepSpeed wrote them."""
+    run_ranks(HERE / "deepspeed_steps.py", 2, "tessera", tmp_path)
+    recorded = json.loads((HERE / "deepspeed_steps.json").read_text(encoding="utf-8"))
+    for rank in range(2):
+        check_alike(json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")), recorded[str(rank)])
