@@ -22,7 +22,7 @@ from ...lr_schedule import LRSchedule
 from ..ranks import Ranks, ranks_of
 from ..slices import is_slice
 from .loader import DeepSpeedDataLoader
-from .models import begin_alike, make_model
+from .models import make_model
 from .optimizers import make_optimizer
 from .pipe import PipelineEngine, PipelineModule, check_pipeline
 from .runtime import DeepSpeedEngine
@@ -201,7 +201,6 @@ def initialize(
     names = {param: name for name, param in model.named_parameters()}
     if optimizer is None and settings.optimizer is None and not own:
         raise InvalidArgument("no parameter of the model requires a gradient, so there is nothing to train")
-    begin_alike(model, group)
     if isinstance(model, PipelineModule):
         model.tie()
     run = make_model(model, group, settings, mesh)

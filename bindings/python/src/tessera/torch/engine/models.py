@@ -29,7 +29,7 @@ from ..tensors import CORE
 from ..views import Views
 from .settings import Settings
 
-__all__ = ["Replicated", "Sharded", "begin_alike", "make_model"]
+__all__ = ["Replicated", "Sharded", "make_model"]
 
 
 class Replicated(DistributedDataParallel):
@@ -107,7 +107,8 @@ class Sharded:
 
 
 def make_model(module: nn.Module, group: Any, settings: Settings, mesh: DeviceMesh | None) -> Replicated | Sharded:
-    """Collective. `mesh`: the data-parallel ranks in a mesh of several dimensions."""
+    """All ranks of the group get the parameters and buffers of its first one. Collective. `mesh`: the data-parallel ranks
+    in a mesh of several dimensions."""
     if settings.stage == 0 and settings.dtype is None:
         return Replicated(module, group, settings)
     for one in [*module.parameters(), *module.buffers()]:
@@ -115,12 +116,13 @@ def make_model(module: nn.Module, group: Any, settings: Settings, mesh: DeviceMe
             continue
         # The optimizer updates float32 parameters; buffers take part in the computation.
         one.data = one.data.to(torch.float32 if isinstance(one, nn.Parameter) else settings.dtype)
+    _begin_alike(module, group)
     return Sharded(module, group, settings, mesh)
 
 
-def begin_alike(module: nn.Module, group: Any) -> None:
+def _begin_alike(module: nn.Module, group: Any) -> None:
     """Give all ranks the parameters and buffers of the group's first rank. Collective."""
-    tensors = [local(one).detach() for one in [*module.parameters(), *module.buffers()]]
+    tensors = [local(one).detach() for one in [*module.parameters(), *module.buffers()] if local(one).numel()]
     comm = own_communicator(group, "the engine's parameters")
     try:
         views = Views()

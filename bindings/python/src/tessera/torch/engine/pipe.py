@@ -407,8 +407,7 @@ class PipelineEngine(DeepSpeedEngine):
             run = self._model if isinstance(self._model, nn.Module) else module
             stage = PipelineStage(run, module.stage_id, module.num_stages, self.device, group=group)
             kind = Schedule1F1B if count >= module.num_stages else ScheduleGPipe
-            loss_fn = self._scaled_loss if module.is_last or module.loss_fn is not None else None
-            self._schedule = count, kind(stage, n_microbatches=count, loss_fn=loss_fn)
+            self._schedule = count, kind(stage, n_microbatches=count, loss_fn=self._scaled_loss)
         return self._schedule[1]
 
     def _scaled_loss(self, output: Any, labels: Any) -> torch.Tensor:

@@ -358,10 +358,13 @@ class _OptimizerLoad:
 
     def __init__(self, contents: Contents, module: nn.Module, optimizer: Any) -> None:
         self._optimizer = optimizer
-        names = _names(module, optimizer)
+        self._names = names = _names(module, optimizer)
         self._values: dict[torch.Tensor, dict[str, Any]] = {}
         self.tensors: dict[str, dict[str, torch.Tensor]] = {}
         missing = []
+        groups = _nested(contents, "optim", "param_groups") or []
+        listed = groups if isinstance(groups, list) else [groups[key] for key in sorted(groups, key=int)]
+        stateless = {name for group in listed for name in group.get("params", ())}  # or not
         state = _under(contents, "optim", "state")
         for param in [param for group in optimizer.param_groups for param in group["params"]]:
             name = names[param]
@@ -375,11 +378,8 @@ class _OptimizerLoad:
                     self.tensors.setdefault(name, {})[key] = _room(saved, param, like)
                 else:
                     self._values[param][key] = _object(contents, full)
-            if not found and param.requires_grad and state:
+            if not found and param.requires_grad and state and name not in stateless:
                 missing.append(name)
-        self._names = names
-        groups = _nested(contents, "optim", "param_groups") or []
-        listed = groups if isinstance(groups, list) else [groups[key] for key in sorted(groups, key=int)]
         if missing or (listed and len(listed) != len(optimizer.param_groups)):
             told = [f"the state of {name!r} is missing in the checkpoint" for name in missing[:20]]
             if listed and len(listed) != len(optimizer.param_groups):
@@ -443,7 +443,9 @@ def _nested(contents: Contents, *path: str) -> Any:
     root: dict[str, Any] = {}
     for name in _under(contents, *path).values():
         known = contents.paths.get(name, (name,))
-        keys: Any = known if len(known) > 1 else tuple(name.split("."))  # DeepSpeed's, or of another language
+        keys: Any = known
+        if known[0] == name or "." in str(known[0]):  # of DeepSpeed, or of another language
+            keys = (*str(known[0]).split("."), *known[1:])
         set_element(root, keys, _tensor(contents, name) if name in contents.tensors else _object(contents, name))
     for key in path:
         root = root.get(key, {})
