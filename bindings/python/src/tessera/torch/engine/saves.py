@@ -366,10 +366,10 @@ class _OptimizerLoad:
         listed = groups if isinstance(groups, list) else [groups[key] for key in sorted(groups, key=int)]
         stateless = {name for group in listed for name in group.get("params", ())}  # or not
         state = _under(contents, "optim", "state")
+        by_name = _by_parameter(state, set(names.values()))
         for param in [param for group in optimizer.param_groups for param in group["params"]]:
             name = names[param]
-            prefix = f"{name}."
-            found = {key[len(prefix) :]: full for key, full in state.items() if key.startswith(prefix)}
+            found = by_name.get(name, {})
             self._values[param] = {}
             for key, full in found.items():
                 if full in contents.tensors:
@@ -403,6 +403,17 @@ class _OptimizerLoad:
                 state.pop(param, None)
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=False):
             group.update({key: _as(group[key], value) for key, value in saved.items() if key in group})
+
+
+def _by_parameter(state: Mapping[str, str], names: set[str]) -> dict[str, dict[str, str]]:
+    """The names of a saved state, by parameter and key; either may have dots."""
+    found: dict[str, dict[str, str]] = {}
+    for path, full in state.items():
+        name = path.rpartition(".")[0]
+        while name and name not in names:
+            name = name.rpartition(".")[0]
+        found.setdefault(name, {})[path[len(name) + 1 :]] = full
+    return found
 
 
 def _room(saved: Saved, param: torch.Tensor, like: Any) -> torch.Tensor:
