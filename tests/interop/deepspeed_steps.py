@@ -2,9 +2,10 @@
 
 usage: deepspeed_steps.py deepspeed|tessera DIRECTORY
 
-One process a rank, in torchrun's environment. Rank r writes DIRECTORY/r.json: for each case a list of steps, each with this
-rank's loss, the norm, the loss scale and the learning rate. deepspeed_steps.json beside this file has what DeepSpeed 0.19.8
-wrote on 2 ranks, by tests/clusters/test_deepspeed.py; test_torch_engine.py compares Tessera's engine with it.
+One process a rank, in torchrun's environment. Rank r writes DIRECTORY/r.json: for each case a list of steps, each with
+this rank's loss, the norm, the loss scale and the learning rate. deepspeed_steps.json beside this file has what
+DeepSpeed 0.19.8 wrote on 2 ranks, by tests/clusters/test_deepspeed.py; test_torch_engine.py compares Tessera's engine
+with it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 usage: torch_engine_jobs.py checks DIRECTORY [CHECK...] | saves DIRECTORY STAGE | loads DIRECTORY STAGE DTYPE |
        late DIRECTORY
 
-The engine trains beside one process that has the samples of all ranks, on every rank. Each check is a function of this file.
+The engine trains beside one process that has the samples of all ranks, on every rank. Each check is a function of this
+file.
 """
 
 from __future__ import annotations
@@ -317,7 +318,10 @@ def no_sync_and_boundaries() -> None:
         refused(ts.InvalidState, "between a backward pass", lambda: engine.set_gradient_accumulation_boundary(True))
         engine.step()
         assert not engine.was_step_applied()
-        refused(ts.InvalidState, "wait for the optimizer's step", lambda: engine.set_train_batch_size(3 * ranks * MICRO))
+        larger = 3 * ranks * MICRO
+        refused(
+            ts.InvalidState, "wait for the optimizer's step", lambda e=engine, n=larger: e.set_train_batch_size(n)
+        )
     refused(ts.InvalidState, "not possible at stage 2", engine_of(configuration(2)).no_sync().__enter__)
     engine = engine_of(configuration(0, 4, managed_gradient_accumulation=False))
     engine.backward(loss_of(engine, batch(0, rank)))
@@ -432,7 +436,8 @@ def what_the_engine_is() -> None:
     engine, *_ = deepspeed.deepspeed_initialize(args=args, model=net(), model_parameters=None)
     assert args.deepspeed and engine.train_batch_size() == 2 * ranks and engine.train_micro_batch_size_per_gpu() == 2
     assert (engine.global_rank, engine.local_rank, engine.world_size) == (rank, rank, ranks)
-    assert engine.device == torch.device("cpu") and isinstance(engine.module, Net) and engine.offset is engine.module.offset
+    assert engine.device == torch.device("cpu") and isinstance(engine.module, Net)
+    assert engine.offset is engine.module.offset
     assert (engine.zero_optimization_stage(), engine.gradient_accumulation_steps()) == (0, 1)
     assert (engine.gradient_clipping(), engine.dynamic_loss_scale(), engine.loss_scale()) == (1.0, False, 1.0)
     assert engine.eval() is engine and not engine.module.training and engine.train().module.training
@@ -578,7 +583,9 @@ def loads(where: str, stage: str, dtype: str) -> None:
             name: engine.optimizer.state[param]["exp_avg"] for name, param in engine.module.named_parameters()
             if param.requires_grad
         }
-        assert all(bool((m.full_tensor() if isinstance(m, DTensor) else m).any()) for n, m in moments.items() if n != "unused")
+        for name, moment in moments.items():
+            whole = moment.full_tensor() if isinstance(moment, DTensor) else moment
+            assert bool(whole.any()) == (name != "unused"), name
         if dtype == "fp32":
             run(engine, 2, 2)
         fresh = trained(int(stage), 0, **more)
@@ -777,8 +784,12 @@ def pipelines() -> None:
 def bad_pipelines() -> None:
     refused(ts.InvalidArgument, "must be a divisor", lambda: deepspeed.PipelineModule(layers(), ranks + 1))
     refused(ts.InvalidArgument, "each needs one", lambda: deepspeed.PipelineModule(layers()[:ranks - 1], ranks))
-    refused(ts.InvalidArgument, "no layer's class", lambda: deepspeed.PipelineModule(layers(), ranks, partition_method="type:x"))
-    refused(ts.InvalidArgument, "partition_method is", lambda: deepspeed.PipelineModule(layers(), ranks, partition_method="x"))
+    for method, text in (("type:x", "no layer's class"), ("x", "partition_method is")):
+        refused(
+            ts.InvalidArgument,
+            text,
+            lambda method=method: deepspeed.PipelineModule(layers(), ranks, partition_method=method),
+        )
 
     def module() -> Any:
         return deepspeed.PipelineModule(layers(), ranks, loss_fn=nn.functional.mse_loss)

@@ -1,7 +1,7 @@
 """The document's DeepSpeed loop: training by an engine, whose checkpoints are named by the loss.
 
-What differs from the document is in README.md beside this file. usage: deepspeed_train.py TRAIN_FILE --save_dir DIRECTORY
-[--load_dir DIRECTORY --ckpt_id ID] [--save_interval N] --deepspeed --deepspeed_config ds_config.json
+What differs from the document is in README.md beside this file. usage: deepspeed_train.py TRAIN_FILE
+--save_dir DIRECTORY [--load_dir DIRECTORY --ckpt_id ID] [--save_interval N] --deepspeed --deepspeed_config FILE
 """
 
 import argparse
