@@ -93,7 +93,7 @@ class PipelineModule(nn.Module):
         Stages have about the same number of "parameters" (default), of layers ("uniform"), or of layers whose class
         name matches REGEX ("type:REGEX").
     activation_checkpoint_interval : int
-        Recompute the activations of each so many layers in backward; 0: keep them.
+        Recompute the activations of every N layers in backward; 0: keep them.
     activation_checkpoint_func : callable, optional
         Instead of PyTorch's ``checkpoint``.
     """

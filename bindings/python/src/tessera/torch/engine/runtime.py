@@ -38,7 +38,7 @@ class _Times:
         self._seconds[part] += time.perf_counter() - since
 
     def taken(self) -> str:
-        """What they are; from now on they count anew."""
+        """What they are; from now on they begin at zero."""
         told = ", ".join(f"{part} {1000 * seconds:.2f} ms" for part, seconds in self._seconds.items())
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         return told
@@ -355,7 +355,7 @@ class DeepSpeedEngine(Saves, nn.Module):
         return self._settings.dtype is torch.bfloat16
 
     def loss_scale(self) -> float:
-        """What a loss is multiplied by, beside the accumulation."""
+        """What a loss is multiplied by, besides the accumulation."""
         return self._loss_scale.value
 
     cur_scale = property(loss_scale, doc="The loss scale.")
