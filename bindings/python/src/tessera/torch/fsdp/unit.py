@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -39,7 +38,6 @@ class Unit:
         self.syncs = True
         self.all_reduces = True
         self.factor = 1.0
-        self.core_options: Mapping[str, Any] = {}  # of the root: more options of `tessera.FSDP`
         self.forward_prefetch: Sequence[Unit] | None = None
         self.backward_prefetch: Sequence[Unit] | None = None
         self.reshards_after_backward = True  # then another unit may use its memory
