@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "checkpoint/formats/torch_dcp/contents.hpp"
 #include "checkpoint/formats/torch_dcp/torch_archive.hpp"
 #include "checkpoint/model/manifest.hpp"
