@@ -374,8 +374,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_tp_lamb(tsr_tp *tp, const tsr_lamb_options *
  *          step; tensor parallelism: tsr_tp_sum_grads is needed and was not called since the last step). Lamb whose ranks
  *          hold parts of parameters: also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED, after which parameters and
  *          moments are unchanged and the communicator has failed
- *  @threadsafety exclusive  @collective yes for Lamb over a tsr_fsdp, a tsr_tp or a tsr_ddp of its slices  @blocking only then
- *  @since 0.1 experimental */
+ *  @threadsafety exclusive  @collective yes for Lamb over a tsr_fsdp, a tsr_tp or a tsr_ddp of its slices
+ *  @blocking only if collective  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_step(tsr_optimizer *optimizer);
 
 /** Set every gradient to zero.
