@@ -30,7 +30,8 @@ def complaints(function):
     for tag, pattern in {
         "@threadsafety": r"@threadsafety\s+(any thread|exclusive)",
         "@collective": r"@collective\s+(yes|no|with options->comm)\b",
-        "@blocking": r"@blocking\s+(yes|no|only (without work|with share_params|over a tsr_fsdp|a unit on its way|if collective))\b",
+        "@blocking": r"@blocking\s+(yes|no|only (without work|with share_params|over a tsr_fsdp|a unit on its way|"
+        r"if collective))\b",
         "@since": r"@since\s+\d+\.\d+\s+(experimental|stable|deprecated)\b",
     }.items():
         if not re.search(pattern, doc):
