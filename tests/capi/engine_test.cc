@@ -588,12 +588,12 @@ TEST(EngineApi, AConfigurationIsResolvedWithoutAnEngine) {
               R"("steps_per_print":0,"wall_clock_breakdown":false,"dump_state":false,"dataloader_drop_last":false,)"
               R"("checkpoint":{"tag_validation":"Warn"},"reports":[]})");
     const std::string other = resolved(
-        R"({"train_batch_size": 4, "optimizer": {"type": "Lion", "params": {"lr": 1}}, "scheduler": {"type": "StepLR"},
+        R"({"train_batch_size": 4, "optimizer": {"type": "RMSprop", "params": {"lr": 1}}, "scheduler": {"type": "StepLR"},
             "bf16": {"enabled": true}, "communication_data_type": "fp16", "gradient_allreduce_op": "sum",
             "checkpoint": {"tag_validation": "FAIL"}, "train_batch_sizes": 4})",
         2);
     for (const char* part :
-         {R"("optimizer":{"type":"Lion","params":{"lr":1},"core":false})",
+         {R"("optimizer":{"type":"RMSprop","params":{"lr":1},"core":false})",
           R"("scheduler":{"type":"StepLR","params":{},"core":false})", R"("precision":"bf16")",
           R"("skips_overflow":true)", R"("communication_data_type":"fp16")", R"("gradient_allreduce_op":"sum")",
           R"("tag_validation":"Fail")", R"("reports":[{"key":"train_batch_sizes","kind":"unknown","text":")"}) {

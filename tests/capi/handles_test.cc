@@ -375,6 +375,7 @@ TEST(ForkedChild, IsRefusedByACommunicator) {
                   return refusals_missing(calls);
               }),
               "");
+    EXPECT_OK(tsr_turn_end(handles.turn, nullptr));
     EXPECT_OK(tsr_comm_barrier(handles.comm, nullptr));
 }
 
@@ -420,6 +421,7 @@ TEST(ForkedChild, MayReadAndDestroyWhatItInherits) {
               }),
               "");
     EXPECT_OK(tsr_store_wait(handles->store, "from the child", 0)) << "the server lives";
+    EXPECT_OK(tsr_turn_end(handles->turn, nullptr));
     EXPECT_OK(tsr_comm_barrier(handles->comm, nullptr));
     EXPECT_OK(tsr_saver_save(handles->saver, 2, handles->state)) << "the root is still the parent's";
     EXPECT_OK(tsr_ddp_ready_all(handles->ddp));

@@ -200,7 +200,7 @@ class OverFsdp {
         EXPECT_OK(tsr_fsdp_options_init(&options, sizeof options));
         options.op = TSR_REDUCE_SUM;
         auto params = model_.params();
-        const std::array<tsr_fsdp_unit, 1> units{{{"all", params.data(), params.size(), nullptr, 1, 0, flat, 0, 0, 0}}};
+        const std::array<tsr_fsdp_unit, 1> units{{{"all", params.data(), params.size(), nullptr, 1, 0, 0, 0, flat, 0}}};
         EXPECT_OK(tsr_fsdp_create(comm, units.data(), units.size(), &options, fsdp_.out()));
         EXPECT_OK(kind.fsdp(fsdp_, optimizer_.out()));
         EXPECT_OK(tsr_state_create(state_.out()));
