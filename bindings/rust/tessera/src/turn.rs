@@ -1,7 +1,7 @@
 //! Turns: one rank works alone while the others wait for it.
 
 use std::ffi::{CStr, CString};
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::ptr::{self, NonNull};
 use std::thread;
 use std::time::Duration;
@@ -94,6 +94,12 @@ impl Turn<'_> {
         let failure = failure.map_or(ptr::null(), CStr::as_ptr);
         // SAFETY: the text is null or borrowed for the call.
         check(unsafe { sys::tsr_turn_end(self.handle.as_ptr(), failure) })
+    }
+}
+
+impl fmt::Debug for Turn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn").field("ended", &self.ended).finish_non_exhaustive()
     }
 }
 

@@ -238,7 +238,7 @@ mod tests {
     fn plain_json_has_no_types() {
         let value =
             Value::from_plain_json(r#"{"~": "int", "v": [1, 1.0, 18446744073709551615, null, {"w": true}]}"#).unwrap();
-        let items = vec![1.into(), 1.0.into(), Value::BigInt(u64::MAX.to_string()), Value::Null];
+        let items = [1.into(), 1.0.into(), Value::BigInt(u64::MAX.to_string()), Value::Null];
         assert_eq!(value.get("~"), Some(&"int".into()));
         let Some(Value::List(found)) = value.get("v") else { panic!("{value:?}") };
         assert_eq!((&found[..4], found[4].get("w"), found[4].get("v")), (&items[..], Some(&true.into()), None));

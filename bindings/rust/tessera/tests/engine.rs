@@ -414,6 +414,29 @@ fn gradients_may_be_ready_one_by_one() {
 }
 
 #[test]
+fn a_unit_may_have_several_backwards_in_a_pass_from_stage_1_on() {
+    for stage in 0..4 {
+        ranks(2, |comm| {
+            let mut engine = Engine::new(&comm, one(), &sgd(stage, 1, "")).unwrap();
+            let first = engine.backward(0).unwrap();
+            first.grad_mut(0).unwrap().fill(1.0);
+            first.ready().unwrap();
+            let second = engine.backward(0).unwrap();
+            if stage == 0 {
+                refused(second.grad_mut(0), Code::InvalidState, "the gradient of \"w\" is ready");
+                drop(second);
+            } else {
+                second.grad_mut(0).unwrap().fill(2.0);
+                second.ready().unwrap();
+            }
+            engine.backward_done().unwrap();
+            assert!(engine.step().unwrap());
+            expect(&mut engine, if stage == 0 { -1.0 } else { -3.0 });
+        });
+    }
+}
+
+#[test]
 fn gradients_that_are_not_ready_are_zeros_or_refused() {
     for stage in 0..4 {
         ranks(2, |comm| {
@@ -753,4 +776,15 @@ fn an_aborted_communicator_refuses_every_collective_call() {
         refused(failed.and_then(|()| engine.step()), Code::Aborted, "enough");
         assert_eq!(counted(engine.counts().unwrap()), [0; 4]);
     }
+}
+
+#[test]
+fn gradients_of_a_pass_that_failed_are_the_librarys() {
+    let comm = alone();
+    let mut engine = Engine::new(&comm, one(), &sgd(0, 1, "")).unwrap();
+    drop(engine.backward(0).unwrap());
+    comm.abort("enough").unwrap();
+    refused(engine.backward_done(), Code::Aborted, "enough");
+    let guard = engine.backward(0).unwrap();
+    refused(guard.grad_mut(0), Code::InvalidState, "the gradient of \"w\" is ready");
 }
