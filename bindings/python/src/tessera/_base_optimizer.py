@@ -27,12 +27,6 @@ class Optimizer(Closable):
         optimizer._handle = handle
         return optimizer
 
-    @staticmethod
-    def _adopt(handle: _core.Optimizer) -> Optimizer:
-        optimizer = Optimizer.__new__(Optimizer)
-        optimizer._handle = handle
-        return optimizer
-
     def step(self) -> None:
         """Update every parameter from its gradient; gradients are unchanged.
 

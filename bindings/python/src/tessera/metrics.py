@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -208,4 +208,4 @@ def _given(array: ArrayLike | Sequence[Any] | None, what: str) -> _core.Tensor |
             raise InvalidArgument(f"the {what} are no array: {error}") from None
     if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return tensor(array, writable=False)
+    return tensor(cast(ArrayLike, array), writable=False)

@@ -116,7 +116,7 @@ public final class Metric extends NativeObject {
     }
 
     /**
-     * What it computes.
+     * What it computes; also after the close.
      *
      * @return the kind that it was built with
      */

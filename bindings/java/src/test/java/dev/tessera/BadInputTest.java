@@ -37,7 +37,7 @@ class BadInputTest {
             "TensorParallel.crossEntropyAsync 4", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
 
     /** What a closed object still answers. */
-    private static final Set<String> AFTER_CLOSE = Set.of("close", "isClosed", "toString", "rank", "worldSize", "params",
+    private static final Set<String> AFTER_CLOSE = Set.of("kind", "close", "isClosed", "toString", "rank", "worldSize", "params",
             "sizeBytes", "root");
 
     private static final String ENGINE_CONFIG = "{\"train_batch_size\": 1, \"optimizer\": {\"type\": \"SGD\"},"

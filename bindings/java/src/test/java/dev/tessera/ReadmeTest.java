@@ -56,7 +56,7 @@ class ReadmeTest {
     @Test
     void itsProgramsRun(@TempDir Path directory) throws Exception {
         final List<String> programs = programs();
-        assertEquals(7, programs.size());
+        assertEquals(8, programs.size());
         for (String program : programs) {
             assertEquals("", compile(program, directory));
             final List<String> command = Jvm.command(name(program));
