@@ -27,17 +27,22 @@ Json to_value(const Setting& setting) {
     return Json(std::move(list));
 }
 
+// PyTorch saves settings such as weight_decay=0 as integers.
+double number_of(const Json& value, const std::string& name) {
+    return value.is(Json::Kind::int64) ? static_cast<double>(value.as_int()) : double_of(value, name);
+}
+
 // Converts to the type of `like`, the setting that it will replace.
 Setting to_setting(const Json& value, const Setting& like, const std::string& name) {
     if (std::holds_alternative<bool>(like) && value.is(Json::Kind::boolean)) return value.as_bool();
     if (std::holds_alternative<int64_t>(like)) return int_of(value, name);
-    if (std::holds_alternative<double>(like)) return double_of(value, name);
+    if (std::holds_alternative<double>(like)) return number_of(value, name);
     if (std::holds_alternative<std::vector<double>>(like)) {
         const bool tuple = value.is(Json::Kind::object) && value.find("~") != nullptr && value.at("~") == Json("tuple");
         const Json& numbers = tuple ? value.at("v") : value;  // PyTorch's betas
         if (numbers.is(Json::Kind::array)) {
             std::vector<double> list;
-            for (const Json& number : numbers.as_array()) list.push_back(double_of(number, name));
+            for (const Json& number : numbers.as_array()) list.push_back(number_of(number, name));
             return list;
         }
     }

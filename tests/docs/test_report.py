@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "demo"))
 
 from charts import Curve, Part, Piece, Rank, TensorPicture, file_bars, loss_chart, tensor_picture  # noqa: E402
+from evaluation import Evaluation  # noqa: E402
 from report import Run, write_report  # noqa: E402
 
 FOUR = [
@@ -24,6 +25,9 @@ SPLIT = TensorPicture("w", "F32", [6, 10], [Piece(0, [0, 0], [3, 10]), Piece(1, 
 WHOLE = TensorPicture("b", "F64", [15], [Piece(1, [0], [15])])
 BEFORE, AFTER = Part(FOUR, 300, [SPLIT, WHOLE]), Part(THREE, 600, [SPLIT])
 ROWS = [(step, 4, 1.0) for step in range(10, 341, 10)] + [(step, 3, 0.1) for step in range(310, 601, 10)]
+MATRIX = [[26 * (i == j) + (i == 3 and j == 5) for j in range(10)] for i in range(10)]
+ROC = [(0.0, 0.0), (0.0, 0.9), (0.1, 1.0), (1.0, 1.0)]
+EVALUATIONS = [Evaluation(language, 0.995, MATRIX, [ROC] * 10) for language in ("c", "python", "rust")]
 CURVE = Curve(ROWS, killed=340, resumed=300, language="java")
 
 
@@ -40,7 +44,8 @@ def points(svg: str, line: str) -> list[tuple[float, float]]:
 @pytest.fixture
 def page(tmp_path: Path) -> str:
     write_report(
-        Run(CURVE, 0.9663, BEFORE, AFTER, [("whole job", "14 s")], [("it loads", "yes")], "tree"), tmp_path / "r"
+        Run(CURVE, 0.9663, EVALUATIONS, BEFORE, AFTER, [("whole job", "14 s")], [("it loads", "yes")], "tree"),
+        tmp_path / "r",
     )
     return (tmp_path / "r").read_text(encoding="utf-8")
 
@@ -55,6 +60,10 @@ def test_a_rank_without_a_file_is_said_to_have_none(page: str) -> None:
     assert file_bars(BEFORE, 240).count("no file: nothing is left to write") == 2
     assert "rank 2 and rank 3 hold the whole model too, but have nothing to write" in page
     assert "rank 2 holds the whole model too, but has nothing to write" in page
+
+
+def test_the_mistake_is_marked_in_the_matrix(page: str) -> None:
+    assert page.count('class="mistake"') == 1
 
 
 def test_a_split_tensor_is_cut_where_its_files_are() -> None:
@@ -88,7 +97,8 @@ def test_before_and_after_are_two_columns_each_with_its_legend(page: str) -> Non
     assert "Before the kill: four ranks" in page
     assert "After it: three ranks" in page
     legends = re.findall(r'<p class="legend">(.*?)</p>', page)
-    assert [re.findall(r"rank \d: \w+", legend) for legend in legends[1:]] == [
+    assert len(legends) == 4, "of the loss, the ROC, and both"
+    assert [re.findall(r"rank \d: \w+", legend) for legend in legends[2:]] == [
         ["rank 0: C", "rank 1: Python", "rank 2: Java", "rank 3: Rust"],
         ["rank 0: C", "rank 1: Python", "rank 2: Rust"],
     ]
@@ -106,4 +116,4 @@ def test_nothing_is_wider_than_a_narrow_screen(page: str) -> None:
 
 
 def test_the_page_needs_nothing_else(page: str) -> None:
-    assert not re.findall(r"<script|<link|<img|https?:|url\(", page)
+    assert not re.findall(r"<script|<link|<img|https?:|url\((?!#)", page)

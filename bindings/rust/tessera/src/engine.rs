@@ -16,7 +16,7 @@ use crate::comm::{Borrowed, Comm};
 use crate::element::Element;
 use crate::error::{check, Code, Error, Result};
 use crate::lr_schedule::{made, LrSchedule};
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, Owns};
 use crate::params::{Group, Params, RawParams};
 use crate::raw::{self, created};
 use crate::tensor::{Held, Tensor, Use, View, ViewMut};
@@ -179,6 +179,15 @@ impl fmt::Debug for EngineInner {
     }
 }
 
+impl Owns for EngineInner {
+    fn group(&self) -> Result<&Group> {
+        match self.units.iter().find(|unit| unit.lent.get()) {
+            None => Ok(&self.in_place),
+            Some(unit) => Err(self.in_use(unit)),
+        }
+    }
+}
+
 impl Drop for EngineInner {
     fn drop(&mut self) {
         // SAFETY: this was the last owner: guards, optimizers and states that used it are gone.
@@ -204,14 +213,6 @@ impl EngineInner {
     /// What it trains in the program's memory.
     pub(crate) fn named_in_place(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.in_place.named_params()
-    }
-
-    /// What an optimizer changes in the program's memory; not while views of parameters or gradients may be alive.
-    pub(crate) fn group(&self) -> Result<&Group> {
-        match self.units.iter().find(|unit| unit.lent.get()) {
-            None => Ok(&self.in_place),
-            Some(unit) => Err(self.in_use(unit)),
-        }
     }
 
     fn in_use(&self, unit: &Unit) -> Error {
@@ -714,7 +715,7 @@ impl<'c> Engine<'c> {
     /// `NoMemory`.
     pub fn optimizer(&self) -> Result<Optimizer<'c>> {
         let handle = read_out!(self.inner, tsr_engine_optimizer, ptr::null_mut());
-        Ok(Optimizer::of_engine(created(handle)?, Rc::clone(&self.inner)))
+        Ok(Optimizer::of_engine(created(handle)?, self.inner.clone()))
     }
 
     /// The learning-rate schedule, whose steps the engine makes; `None` if there is none. Another handle, which may outlive

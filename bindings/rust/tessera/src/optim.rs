@@ -9,7 +9,6 @@ use tessera_sys as sys;
 use crate::comm::{Borrowed, Comm};
 use crate::cuda_params::{CudaGroup, CudaParams};
 use crate::ddp::{Ddp, Inner};
-use crate::engine::EngineInner;
 use crate::error::{check, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
@@ -203,10 +202,16 @@ pub(crate) struct OptimizerInner {
     owner: Owner, // dropped after the handle
 }
 
+/// An engine, which makes its optimizer.
+pub(crate) trait Owns {
+    /// What an optimizer changes in the program's memory; not while views of parameters or gradients may be alive.
+    fn group(&self) -> Result<&Group>;
+}
+
 /// What keeps the parameters.
 enum Owner {
     Model(Source),
-    Engine(Rc<EngineInner>),
+    Engine(Rc<dyn Owns>),
 }
 
 impl Drop for OptimizerInner {
@@ -224,7 +229,7 @@ impl OptimizerInner {
 
 impl<'c> Optimizer<'c> {
     /// Another handle of an engine's optimizer.
-    pub(crate) fn of_engine(handle: NonNull<sys::tsr_optimizer>, engine: Rc<EngineInner>) -> Self {
+    pub(crate) fn of_engine(handle: NonNull<sys::tsr_optimizer>, engine: Rc<dyn Owns>) -> Self {
         let owner = Owner::Engine(engine);
         Optimizer { inner: Rc::new(OptimizerInner { handle, owner }), _comm: Borrowed::new() }
     }
