@@ -660,7 +660,11 @@ EXPORTED void simulated_cuda_fail(const char* symbol, unsigned calls, int error)
 }
 
 EXPORTED void simulated_cuda_break(int device, int error) {
-    world().devices[static_cast<size_t>(device)]->broken = error;
+    if (error != 0) cuInit(0);
+    const auto& devices = world().devices;
+    const auto index = static_cast<size_t>(device);
+    if (error == 0 && index >= devices.size()) return;  // not broken: before the first use there are no devices
+    devices.at(index)->broken = error;
 }
 
 EXPORTED void simulated_cuda_used(simulated_cuda_usage* usage) {
