@@ -12,6 +12,7 @@ import pytest
 from hosts import ROOT, Cluster
 
 sys.path.insert(0, str(ROOT / "examples" / "demo"))
+sys.path.append(str(ROOT / "tests" / "interop"))
 
 
 @pytest.fixture(scope="module")

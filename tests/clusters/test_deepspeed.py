@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deepspeed_steps import check_alike
 from hosts import Cluster, Host, assigned, facts, rank_command
 from patience import patience
 from ranks import trained, undisturbed
@@ -60,6 +63,29 @@ def test_schedules_have_deepspeeds_values() -> None:
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(200), check=False)
     assert done.returncode == 0 and "8 schedules are equal" in done.stdout, done.stdout + done.stderr
+
+
+STEPS = HERE.parent / "interop" / "deepspeed_steps.py"
+
+
+def records(cluster: Cluster, environment: dict[str, str], directory: Path, library: str) -> dict[str, Any]:
+    """What each rank of two wrote."""
+    directory.mkdir()
+    more = {**environment, "DS_ACCELERATOR": "cpu"}
+    output = run(cluster.nodes[0], more, *deepspeed(2, str(STEPS), library, str(directory)))
+    files = [directory / f"{rank}.json" for rank in range(2)]
+    assert all(file.exists() for file in files), output
+    return {str(rank): json.loads(file.read_text(encoding="utf-8")) for rank, file in enumerate(files)}
+
+
+def test_the_engine_has_deepspeeds_steps(cluster: Cluster, environment: dict[str, str], tmp_path: Path) -> None:
+    """The record with which the other tests compare is DeepSpeed's too: replace it by that of a newer DeepSpeed."""
+    theirs = records(cluster, environment, tmp_path / "theirs", "deepspeed")
+    ours = records(cluster, environment, tmp_path / "ours", "tessera")
+    recorded = json.loads(STEPS.with_suffix(".json").read_text(encoding="utf-8"))
+    for rank in theirs:
+        check_alike(ours[rank], theirs[rank])
+        check_alike(recorded[rank], theirs[rank])
 
 
 def torchrun(node: int, *command: str) -> list[str]:

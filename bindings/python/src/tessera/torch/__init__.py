@@ -3,6 +3,7 @@
 `tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint on Tessera's engine; `tessera.torch.c10d` is the
 backend "tessera" of `torch.distributed`; `DistributedDataParallel` and `tessera.torch.fsdp.fully_shard` have PyTorch's
 API on Tessera's implementation; `tessera.torch.pipelining` has PyTorch's pipeline schedules on Tessera's executor;
+`tessera.torch.engine` is DeepSpeed's engine under its names;
 `tessera.torch.tensor.parallel` is PyTorch's tensor parallelism with more checks; `tessera.torch.metrics` has metrics of
 tensors; `clip_grad_norm_` clips gradients that ranks hold in different ways; `allreduce_hook` averages gradients of
 PyTorch's own DDP, whatever its backend.
@@ -24,7 +25,7 @@ from .ddp_hook import allreduce_hook, register_allreduce_hook
 from .norm import clip_grad_norm_
 
 if TYPE_CHECKING:
-    from . import checkpoint, fsdp, pipelining, tensor
+    from . import checkpoint, engine, fsdp, pipelining, tensor
 
 del _torch
 
@@ -35,6 +36,7 @@ __all__ = [
     "c10d",
     "checkpoint",
     "clip_grad_norm_",
+    "engine",
     "fsdp",
     "metrics",
     "pipelining",
@@ -45,6 +47,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import these modules on first use: PyTorch's modules beneath them take a second to import."""
-    if name not in ("checkpoint", "fsdp", "pipelining", "tensor"):
+    if name not in ("checkpoint", "engine", "fsdp", "pipelining", "tensor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f".{name}", __name__)

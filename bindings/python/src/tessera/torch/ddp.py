@@ -102,6 +102,9 @@ class DistributedDataParallel(_TorchDDP):
         A rank is late or lost; the message names it.
     """
 
+    _core_options: Mapping[str, Any] = {}
+    """More options of `tessera.DDP`, of a subclass."""
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -156,6 +159,7 @@ class DistributedDataParallel(_TorchDDP):
             "static_graph": static_graph,
             "rebuild_buckets": not find_unused,  # steps that differ have no order
             "reduce_dtype": _reduce_dtype(mixed_precision),
+            **self._core_options,
         }
         self.process_group = _ranks(process_group, device_mesh)
         if device_mesh is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ..errors import InvalidState
 from .slices import is_slice, local
 
-__all__ = ["clip_grad_norm_"]
+__all__ = ["clip_grad_norm_", "norms"]
 
 
 def clip_grad_norm_(
@@ -67,31 +67,47 @@ def clip_grad_norm_(
         if error_if_nonfinite and not math.isfinite(total):
             raise InvalidState(f"the norm of order {norm_type} of the gradients is {total}, so they cannot be clipped")
         by = min(1.0, max_norm / (total + 1e-6)) if not math.isnan(total) else total
-        for grad in grads:
+        for grad in grads if by != 1.0 else ():
             local(grad).mul_(by)
     return torch.tensor(total, dtype=functools.reduce(torch.promote_types, (grad.dtype for grad in grads)))
 
 
+def norms(tensors: Sequence[Any], p: float) -> list[float]:
+    """The norm of each tensor over all ranks. Collective if some are DTensors, once per mesh dimension."""
+    summed = [_without_partial_sums(tensor) for tensor in tensors]
+    powers = _reduced([_groups_of(one) for one in summed], [_power(local(one), p) for one in summed], p)
+    return [_root(float(power), p) for power in powers]
+
+
 def _norm(grads: list[Any], p: float) -> float:
     """The norm over all ranks."""
-    largest = math.isinf(p)
     sums: dict[tuple[str, ...], Any] = {}  # by the groups whose ranks have other elements
-    groups: dict[str, Any] = {}
+    groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for grad in grads:
         summed = _without_partial_sums(grad)
         cut = _groups_of(summed)
-        groups.update(cut)
         own = _power(local(summed), p)
         key = tuple(cut)
+        groups[key] = cut
         sums[key] = own if key not in sums else _joined(sums[key], own, p)
-    operation = dist.ReduceOp.SUM if not largest else dist.ReduceOp.MAX if p > 0 else dist.ReduceOp.MIN
-    for name, group in groups.items():
-        keys = [key for key in sums if name in key]
-        values = torch.stack([sums[key] for key in keys])
+    powers = _reduced([groups[key] for key in sums], list(sums.values()), p)
+    return _root(float(functools.reduce(lambda one, other: _joined(one, other, p), powers)), p)
+
+
+def _reduced(groups: Sequence[dict[str, Any]], powers: list[torch.Tensor], p: float) -> list[torch.Tensor]:
+    """The powers over all ranks; each is of the elements that the ranks of its groups hold parts of."""
+    operation = dist.ReduceOp.SUM if not math.isinf(p) else dist.ReduceOp.MAX if p > 0 else dist.ReduceOp.MIN
+    for name, group in {name: group for cut in groups for name, group in cut.items()}.items():
+        which = [i for i, cut in enumerate(groups) if name in cut]
+        values = torch.stack([powers[i] for i in which])
         dist.all_reduce(values, operation, group)
-        sums.update(zip(keys, values, strict=True))
-    total = float(functools.reduce(lambda one, other: _joined(one, other, p), sums.values()))
-    return total if largest or p == 0 else total ** (1 / p)
+        for i, value in zip(which, values, strict=True):
+            powers[i] = value
+    return powers
+
+
+def _root(power: float, p: float) -> float:
+    return power if math.isinf(p) or p == 0 else power ** (1 / p)
 
 
 def _without_partial_sums(grad: Any) -> Any:

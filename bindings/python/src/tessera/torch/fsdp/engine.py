@@ -102,6 +102,7 @@ class Engine:
             param_dtype=_names_of(self.units, "param_dtype"),
             reduce_dtype=_names_of(self.units, "reduce_dtype"),
             sync_values=False,
+            **self.root.core_options,
         )
 
     def _do(self, act: Callable[..., None], *arguments: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,6 +39,7 @@ class Unit:
         self.syncs = True
         self.all_reduces = True
         self.factor = 1.0
+        self.core_options: Mapping[str, Any] = {}  # of the root: more options of `tessera.FSDP`
         self.forward_prefetch: Sequence[Unit] | None = None
         self.backward_prefetch: Sequence[Unit] | None = None
         self.reshards_after_backward = True  # then another unit may use its memory
