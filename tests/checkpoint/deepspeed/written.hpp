@@ -1,0 +1,28 @@
+// Checkpoints that real DeepSpeed wrote (tests/interop/deepspeed_files.py), unpacked once for all tests.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/fixture.hpp"
+#include "checkpoint/load/checkpoint.hpp"
+
+namespace tsr::testing {
+
+// The directory of the cases, and their names.
+const std::string& written();
+const std::vector<std::string>& written_cases();
+
+// The directory of a case's tag.
+std::string tag_of(const std::string& name);
+// A copy of it in `dir`, to be damaged.
+std::string copy_of(const std::string& name, const TempDir& dir);
+// What DeepSpeed's accessors said of a case.
+std::shared_ptr<const Checkpoint> expected_of(const std::string& name);
+
+// A part of a tensor, read with its own dtype.
+std::string bytes_of(const Checkpoint& checkpoint, const std::string& name, const Box& box,
+                     Verify verify = Verify::blocks);
+std::string bytes_of(const Checkpoint& checkpoint, const std::string& name);
+
+}  // namespace tsr::testing
