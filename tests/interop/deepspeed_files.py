@@ -62,7 +62,7 @@ CASES: dict[str, tuple[int, int, str, dict[str, Any]]] = {
 
 
 class Model(torch.nn.Module):
-    """Odd sizes, a frozen layer, a tied weight, buffers (one that is not saved), a scalar."""
+    """Odd sizes, a frozen layer, a tied weight, buffers (one that is not saved), a parameter of one element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Model(torch.nn.Module):
         self.frozen = torch.nn.Linear(7, 7).requires_grad_(False)
         self.hidden = torch.nn.Linear(7, 5)
         self.out = torch.nn.Linear(5, 7, bias=False)
-        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+        self.scale = torch.nn.Parameter(torch.tensor([1.5]))
         self.head = torch.nn.Linear(7, 11, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("offset", torch.arange(11) / 8)
@@ -105,7 +105,10 @@ def configuration(stage: int, dtype: str, more: dict[str, Any]) -> dict[str, Any
         "train_micro_batch_size_per_gpu": 4,
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.75, 0.875], "torch_adam": True}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": 0.01, "warmup_num_steps": 8}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 0.0, "warmup_max_lr": 0.01, "warmup_num_steps": 8},
+        },
         "zero_optimization": {"stage": stage, **more.get("zero_optimization", {})},
     }
     if stage == 3:
@@ -194,7 +197,9 @@ def run(rank: int, ranks: int, port: int, name: str, directory: Path) -> None:
     if rank == 0:
         check_with_their_script(directory, found, stage)
         save_file(found, directory / "expected.safetensors")
-        (directory / "expected.json").write_text(json.dumps(expected(engine, scheduler, ranks), indent=1, ensure_ascii=False), "utf-8")
+        (directory / "expected.json").write_text(
+            json.dumps(expected(engine, scheduler, ranks), indent=1, ensure_ascii=False), "utf-8"
+        )
         for script in ("zero_to_fp32.py", "zero_to_torch.py"):
             (directory / script).unlink(missing_ok=True)
     torch.distributed.barrier()

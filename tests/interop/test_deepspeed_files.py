@@ -1,5 +1,6 @@
-"""Checkpoints that real DeepSpeed wrote (deepspeed_files.py made them): Python loads them at any world size, the command
-converts and verifies them, and an optimizer of Tessera goes on from their moments. Needs neither DeepSpeed nor PyTorch."""
+"""Checkpoints that real DeepSpeed wrote (deepspeed_files.py made them): Python loads them at any world size, the
+command converts and verifies them, and an optimizer of Tessera goes on from their moments. Needs neither DeepSpeed nor
+PyTorch."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ def test_any_number_of_ranks_loads_its_shards(written: Path, tmp_path: Path, cas
 
 @pytest.mark.parametrize("case", ["stage1-fp32-3", "stage2-fp32-2", "stage3-fp32-1"])
 def test_an_optimizer_goes_on_from_their_moments(written: Path, case: str) -> None:
-    expected = {name: array for name, array in ts.Checkpoint(written / case / "expected.safetensors").items()}
+    with ts.Checkpoint(written / case / "expected.safetensors") as checkpoint:
+        expected = dict(checkpoint.items())
     names = ["hidden.weight", "hidden.bias", "embed.weight"] if "model.hidden.bias" in expected else ["weight"]
     params = {name: np.zeros_like(expected[f"model.{name}"]) for name in names}
     grads = {name: np.full_like(param, 0.125) for name, param in params.items()}
@@ -143,7 +145,9 @@ def test_an_optimizer_goes_on_from_their_moments(written: Path, case: str) -> No
     with ts.Checkpoint(written / case) as checkpoint:
         # DeepSpeed has two groups, and settings that this optimizer lacks.
         checkpoint.load(state, allow_missing=True, allow_unexpected=True)
-        settings = {key: checkpoint.saved_values[f"optim.param_groups.0.{key}"] for key in ("lr", "eps", "weight_decay")}
+        settings = {
+            key: checkpoint.saved_values[f"optim.param_groups.0.{key}"] for key in ("lr", "eps", "weight_decay")
+        }
         beta1, beta2 = checkpoint.saved_values["optim.param_groups.0.betas"]
     assert optimizer.lr == settings["lr"]
     wanted = {}

@@ -19,8 +19,10 @@ class Written : public ::testing::TestWithParam<std::string> {
 TEST_P(Written, EveryTensorIsTheOneThatDeepSpeedHas) {
     std::vector<std::string> names;
     std::vector<std::string> wanted;
-    opened_->manifest().for_each([&](const std::string& name, const SavedTensor&, const std::string*) { names.push_back(name); });
-    expected_->manifest().for_each([&](const std::string& name, const SavedTensor&, const std::string*) { wanted.push_back(name); });
+    opened_->manifest().for_each(
+        [&](const std::string& name, const SavedTensor&, const std::string*) { names.push_back(name); });
+    expected_->manifest().for_each(
+        [&](const std::string& name, const SavedTensor&, const std::string*) { wanted.push_back(name); });
     EXPECT_EQ(names, wanted);
     for (const std::string& name : wanted) {
         const SavedTensor* const saved = opened_->manifest().find(name);
@@ -97,9 +99,9 @@ INSTANTIATE_TEST_SUITE_P(Cases, Written, ::testing::ValuesIn(written_cases()), [
 
 // Every stage, precision and layout has its case.
 TEST(WrittenCases, AreAllThere) {
-    for (const char* name : {"stage0-fp32-2", "stage0-bf16-1", "stage1-fp32-3", "stage1-bf16-2", "stage2-fp32-2",
-                             "stage2-bf16-3", "stage2-fp16-2", "stage2-tiny-3", "stage3-fp32-2", "stage3-bf16-3",
-                             "stage3-fp32-1"}) {
+    for (const char* name :
+         {"stage0-fp32-2", "stage0-bf16-1", "stage1-fp32-3", "stage1-bf16-2", "stage2-fp32-2", "stage2-bf16-3",
+          "stage2-fp16-2", "stage2-tiny-3", "stage3-fp32-2", "stage3-bf16-3", "stage3-fp32-1"}) {
         EXPECT_TRUE(std::ranges::count(written_cases(), name) == 1) << name;
     }
 }

@@ -114,15 +114,16 @@ Entries with(Entries entries, const Entries& changes) {
 // Two ranks, stage 2: "a" has 3 elements and "b" 2 x 2, which makes 7 in a vector of 8. The parameters are 0, 1, ...
 // and exp_avg 10, 11, ...
 Entries model(const Entries& changes = {}) {
-    return with({{"module", dict({{"a", vector({9, 9, 9})}, {"b", tensor({2, 2}, {9, 9, 9, 9})}, {"mask", vector({1})}})},
-                 {"buffer_names", list({text("mask")})},
-                 {"optimizer", none()},
-                 {"param_shapes", list({dict({{"a", numbers({3})}, {"b", numbers({2, 2})}})})},
-                 {"shared_params", dict({})},
-                 {"global_steps", number(4)},
-                 {"dp_world_size", number(2)},
-                 {"mp_world_size", number(1)}},
-                changes);
+    return with(
+        {{"module", dict({{"a", vector({9, 9, 9})}, {"b", tensor({2, 2}, {9, 9, 9, 9})}, {"mask", vector({1})}})},
+         {"buffer_names", list({text("mask")})},
+         {"optimizer", none()},
+         {"param_shapes", list({dict({{"a", numbers({3})}, {"b", numbers({2, 2})}})})},
+         {"shared_params", dict({})},
+         {"global_steps", number(4)},
+         {"dp_world_size", number(2)},
+         {"mp_world_size", number(1)}},
+        changes);
 }
 Put settings(const Entries& more = {}) {
     return list({dict(with({{"lr", number(1)}, {"params", numbers({0})}}, more))});
@@ -190,8 +191,8 @@ TEST_F(MadeDeepSpeed, AStepOfTheGroupIsOneOfItsParameters) {
     put_model();
     for (const int rank : {0, 1}) {
         const Put state = dict({{"exp_avg", counted(10 + 4 * rank, 4)}});
-        put_optimizer(rank, {{"base_optimizer_state",
-                              dict({{"state", by_number({state})}, {"param_groups", settings({{"step", number(6)}})}})}});
+        put_optimizer(rank, {{"base_optimizer_state", dict({{"state", by_number({state})},
+                                                            {"param_groups", settings({{"step", number(6)}})}})}});
     }
     expect_tensor(*open(), "optim.state.b.step", {}, {6});
 }
@@ -294,7 +295,8 @@ TEST_F(MadeDeepSpeed, StatesThatDoNotFitAreRefusedOrLeftOut) {
     put_optimizer(1, {{"base_optimizer_state", dict({{"state", dict({})}, {"param_groups", list({})}})}});
     expect_refused(Code::corrupt, "its optimizer has only 0 groups");
     // Optimizers of other kinds may keep anything.
-    const Put state = dict({{"exp_avg", counted(10, 2)}, {"kind", text("x")}, {"factor", tensor({2, 2}, {1, 2, 3, 4})}});
+    const Put state =
+        dict({{"exp_avg", counted(10, 2)}, {"kind", text("x")}, {"factor", tensor({2, 2}, {1, 2, 3, 4})}});
     put_all({}, {{"base_optimizer_state", dict({{"state", by_number({state})}, {"param_groups", settings()}})}});
     const auto checkpoint = open();
     expect_tensor(*checkpoint, "model.a", {3}, {0, 1, 2});

@@ -56,8 +56,8 @@ void check_ranks(const std::string& directory, std::vector<DeepSpeedName>& names
 
 void refuse_others(const std::string& directory, const std::string& name) {
     const auto refuse = [&](std::string_view what, std::string_view advice) {
-        throw Error(Code::unsupported, fmt::format("{} is a file of {}, which is not supported{}",
-                                                   join(directory, name), what, advice));
+        throw Error(Code::unsupported,
+                    fmt::format("{} is a file of {}, which is not supported{}", join(directory, name), what, advice));
     };
     if (name.starts_with("expp_rank_") || (name.starts_with("layer_") && name.find("_expert_") != std::string::npos)) {
         refuse("a mixture of experts", "");

@@ -26,24 +26,15 @@ using pickle::Ref;
 using pickle::Tree;
 
 // What DeepSpeed itself puts at the top of a model file; the client state is everything else.
-constexpr std::string_view own_keys[] = {"module",
-                                         "buffer_names",
-                                         "optimizer",
-                                         "param_shapes",
-                                         "frozen_param_shapes",
-                                         "frozen_param_fragments",
-                                         "shared_params",
-                                         "mp_world_size",
-                                         "checkpoint_parallel_dimensions",
-                                         "ds_autoep_layers",
-                                         "autoep_layers",
-                                         "universal_checkpoint_info"};
+constexpr std::string_view own_keys[] = {"module",           "buffer_names",        "optimizer",
+                                         "param_shapes",     "frozen_param_shapes", "frozen_param_fragments",
+                                         "shared_params",    "mp_world_size",       "checkpoint_parallel_dimensions",
+                                         "ds_autoep_layers", "autoep_layers",       "universal_checkpoint_info"};
 constexpr std::string_view engine_keys[] = {"data_sampler",   "random_ltd",    "skipped_steps", "global_steps",
                                             "global_samples", "dp_world_size", "ds_config",     "ds_version"};
 constexpr std::string_view loss_scale_keys[] = {
-    "cur_scale",  "cur_iter",     "last_overflow_iter", "scale_factor",           "scale_window",
-    "min_scale",  "delayed_shift", "cur_hysteresis",    "consecutive_hysteresis", "dynamic",
-    "dynamic_loss_scale"};
+    "cur_scale",     "cur_iter",       "last_overflow_iter",     "scale_factor", "scale_window",      "min_scale",
+    "delayed_shift", "cur_hysteresis", "consecutive_hysteresis", "dynamic",      "dynamic_loss_scale"};
 
 template <size_t n>
 bool is_one_of(const std::string_view (&names)[n], std::string_view name) {
@@ -108,16 +99,17 @@ class DeepSpeedReader {
         if (world < 1 || world > max_layout_ranks) archives_.refuse(0, fmt::format("its dp_world_size is {}", world));
         const bool is_whole = names_.optimizer.empty();
         if (is_whole && archives_.find(0, "param_shapes") != no_ref) {
-            archives_.refuse(0,
-                   "its optimizer was sharded, but no *_optim_states.pt is there: without them, only 16-bit copies or "
-                   "placeholders of the parameters are left; copy the files of all ranks",
-                   Code::not_found);
+            archives_.refuse(
+                0,
+                "its optimizer was sharded, but no *_optim_states.pt is there: without them, only 16-bit copies or "
+                "placeholders of the parameters are left; copy the files of all ranks",
+                Code::not_found);
         }
         if (!is_whole) check_count(names_.optimizer, world, "optimizer");
         if (names_.model[0].rank >= 0) check_count(names_.model, world, "model");
         if (const auto parallel = archives_.find_int(0, "mp_world_size"); parallel.value_or(1) != 1) {
             archives_.refuse(0, fmt::format("{} model-parallel ranks saved it; only one is supported", *parallel),
-                   Code::unsupported);
+                             Code::unsupported);
         }
         for (const std::string_view key : {"ds_autoep_layers", "autoep_layers"}) {
             const Ref experts = archives_.find(0, key);
@@ -138,7 +130,8 @@ class DeepSpeedReader {
             }
         }
         manifest_.writer.library = "DeepSpeed";
-        if (const Ref version = archives_.find(0, "ds_version"); version != no_ref && archives_.tree(0).is(version, Kind::text)) {
+        if (const Ref version = archives_.find(0, "ds_version");
+            version != no_ref && archives_.tree(0).is(version, Kind::text)) {
             manifest_.writer.version = archives_.tree(0).as_text(version).substr(0, 100);
         }
         manifest_.world_size = static_cast<int>(world);
@@ -151,12 +144,11 @@ class DeepSpeedReader {
         if (there == world) return;
         DeepSpeedName missing = names.back();
         missing.rank = static_cast<int>(there);
-        const std::string why = there < world ? fmt::format("{} is missing", missing.str())
-                                              : std::string("the others are of another save");
-        archives_.refuse(0,
-                         fmt::format("{} data-parallel ranks saved it, but {} {} files are there: {}", world, there,
-                                     what, why),
-                         there < world ? Code::not_found : Code::corrupt);
+        const std::string why =
+            there < world ? fmt::format("{} is missing", missing.str()) : std::string("the others are of another save");
+        archives_.refuse(
+            0, fmt::format("{} data-parallel ranks saved it, but {} {} files are there: {}", world, there, what, why),
+            there < world ? Code::not_found : Code::corrupt);
     }
 
     void check_partition_count(int file, int64_t world) const {
@@ -170,7 +162,8 @@ class DeepSpeedReader {
         for (const Ref one : all) {
             const int64_t count = archives_.tree(file).as_int(one);
             if (count == world) continue;
-            archives_.refuse(file, fmt::format("its parameters are cut for {} ranks, but {} saved the checkpoint", count, world));
+            archives_.refuse(
+                file, fmt::format("its parameters are cut for {} ranks, but {} saved the checkpoint", count, world));
         }
     }
 
@@ -187,8 +180,8 @@ class DeepSpeedReader {
             if (aliases_.contains(name)) continue;
             const auto stored = archives_.find_tensor(0, node);
             if (!stored || stored->entry == nullptr || stored->shape.product() == 0) continue;
-            const auto [first, is_new] = known.try_emplace(
-                {stored->entry, stored->first, stored->shape.str() + stored->strides.str()}, name);
+            const auto [first, is_new] =
+                known.try_emplace({stored->entry, stored->first, stored->shape.str() + stored->strides.str()}, name);
             if (!is_new) aliases_.emplace(name, first->second);
         }
     }
@@ -206,7 +199,8 @@ class DeepSpeedReader {
         for (const Ref group : archives_.list(0, archives_.need(0, "param_shapes"))) {
             std::vector<Parameter>& found = groups.emplace_back();
             for (const auto& [name, shape] : archives_.members(0, group)) {
-                if (!names.insert(name).second) archives_.refuse(0, fmt::format("two parameters are called '{}'", name));
+                if (!names.insert(name).second)
+                    archives_.refuse(0, fmt::format("two parameters are called '{}'", name));
                 found.push_back({std::string(name), shape_of(name, shape)});
             }
         }
@@ -228,7 +222,7 @@ class DeepSpeedReader {
     void put(const std::string& name, SavedTensor saved, TorchContents::Tensor tensor) {
         objects_.take_name(archives_.archive(0), name);
         objects_.spend(archives_.archive(0), tensor_bytes + 2 * static_cast<int64_t>(name.size()) +
-                                    piece_bytes * static_cast<int64_t>(tensor.pieces.size()));
+                                                 piece_bytes * static_cast<int64_t>(tensor.pieces.size()));
         saved.dtype = tensor.dtype;
         if (!tensor.pieces.empty()) tensors_[name] = std::move(tensor);
         manifest_.tensors.emplace(name, std::make_shared<const SavedTensor>(std::move(saved)));
@@ -247,12 +241,12 @@ class DeepSpeedReader {
             const Ref node = node_of(fragment);
             const StoredTensor stored = archives_.flat_tensor(file, node);
             if (fragment.count > stored.shape[0] - fragment.begin) {
-                archives_.refuse(file, fmt::format("'{}' needs elements {} to {} of a partition of {}", name, fragment.begin,
-                                         fragment.begin + fragment.count, stored.shape[0]));
+                archives_.refuse(file, fmt::format("'{}' needs elements {} to {} of a partition of {}", name,
+                                                   fragment.begin, fragment.begin + fragment.count, stored.shape[0]));
             }
             if (!is_first && tensor.dtype != stored.dtype) {
-                archives_.refuse(file, fmt::format("'{}' is {} here, but {} in another rank's file", name, name_of(stored.dtype),
-                                         name_of(tensor.dtype)));
+                archives_.refuse(file, fmt::format("'{}' is {} here, but {} in another rank's file", name,
+                                                   name_of(stored.dtype), name_of(tensor.dtype)));
             }
             is_first = false;
             tensor.dtype = stored.dtype;
@@ -281,7 +275,8 @@ class DeepSpeedReader {
                 for (const auto& [other, found] : fragment.partition->state) {
                     if (other == key) return found;
                 }
-                archives_.refuse(fragment.partition->file, fmt::format("its optimizer has no '{}', as another rank's has", key));
+                archives_.refuse(fragment.partition->file,
+                                 fmt::format("its optimizer has no '{}', as another rank's has", key));
             };
             if (const auto why = why_not_flat(fragments, of_fragment)) {
                 objects_.take_name(archives_.archive(0), name);
@@ -349,8 +344,8 @@ class DeepSpeedReader {
                 const int64_t count = parameter.shape.product();
                 if (count > there - at) {
                     archives_.refuse(first, fmt::format("group {} has {} elements in all ranks' files, but parameter "
-                                                         "'{}' ends at element {}",
-                                                         g, there, parameter.name, at + count));
+                                                        "'{}' ends at element {}",
+                                                        g, there, parameter.name, at + count));
                 }
                 std::vector<Fragment> fragments;
                 for (const FlatRange& range : partitions_of(ends, {at, at + count})) {
@@ -361,9 +356,9 @@ class DeepSpeedReader {
             }
             // At its end, a group may be padded to twice the number of ranks.
             if (there - at >= 2 * static_cast<int64_t>(optimizers.size())) {
-                archives_.refuse(first,
-                       fmt::format("group {} has {} elements in all ranks' files, but its parameters have {}", g, there,
-                                   at));
+                archives_.refuse(
+                    first, fmt::format("group {} has {} elements in all ranks' files, but its parameters have {}", g,
+                                       there, at));
             }
         }
     }
@@ -382,10 +377,11 @@ class DeepSpeedReader {
         std::vector<std::vector<Partition>> found;
         for (int file = archives_.first_optimizer(); file < archives_.count(); ++file) {
             const Ref optimizer = archives_.need(file, "optimizer_state_dict");
-            const auto masters = archives_.list(file, archives_.need(file, optimizer, "single_partition_of_fp32_groups"));
+            const auto masters =
+                archives_.list(file, archives_.need(file, optimizer, "single_partition_of_fp32_groups"));
             if (masters.size() != groups) {
                 archives_.refuse(file, fmt::format("it has {} groups of parameters, but {} has {}", masters.size(),
-                                         names_.model[0].str(), groups));
+                                                   names_.model[0].str(), groups));
             }
             std::vector<Partition>& own = found.emplace_back();
             const Ref base = archives_.find(file, optimizer, "base_optimizer_state");
@@ -413,8 +409,8 @@ class DeepSpeedReader {
         if (all == no_ref) return paddings;
         const auto groups = archives_.list(file, all);
         if (group >= groups.size() || archives_.list(file, groups[group]).size() != count) {
-            archives_.refuse(file, fmt::format("its param_alignment_paddings are not those of group {}'s {} parameters", group,
-                                     count));
+            archives_.refuse(file, fmt::format("its param_alignment_paddings are not those of group {}'s {} parameters",
+                                               group, count));
         }
         for (size_t i = 0; i < count; ++i) {
             paddings[i] = archives_.tree(file).as_int(archives_.list(file, groups[group])[i]);
@@ -437,7 +433,8 @@ class DeepSpeedReader {
 
     void add_buffers() {
         std::set<std::string_view> buffers;
-        for (const Ref one : archives_.list(0, archives_.need(0, "buffer_names"))) buffers.insert(archives_.tree(0).as_text(one));
+        for (const Ref one : archives_.list(0, archives_.need(0, "buffer_names")))
+            buffers.insert(archives_.tree(0).as_text(one));
         for (const auto& [name, node] : module_) {
             if (buffers.contains(name)) objects_.add(source(0), fmt::format("model.{}", name), node);
         }
@@ -470,7 +467,8 @@ class DeepSpeedReader {
             for (size_t r = 0; r < ranks; ++r) {
                 const int file = static_cast<int>(r);
                 const auto found = parts[r].find(name);
-                if (found == parts[r].end()) archives_.refuse(file, fmt::format("it has no part of the parameter '{}'", name));
+                if (found == parts[r].end())
+                    archives_.refuse(file, fmt::format("it has no part of the parameter '{}'", name));
                 partitions[r] = {file, found->second, 0, {}};
                 const Range range = part_of(shape, ranks, r);
                 if (range.begin < range.end) {
@@ -509,15 +507,17 @@ class DeepSpeedReader {
                 const Range first = part_of(parameter.shape, vectors.size(), 0);
                 const int64_t part = first.end - first.begin;
                 if (part > there - at) {
-                    archives_.refuse(archives_.first_optimizer(), fmt::format("its partitions have {} elements, but its part of '{}' ends at "
-                                                         "element {}",
-                                                         there, parameter.name, at + part));
+                    archives_.refuse(archives_.first_optimizer(),
+                                     fmt::format("its partitions have {} elements, but its part of '{}' ends at "
+                                                 "element {}",
+                                                 there, parameter.name, at + part));
                 }
                 std::vector<Fragment> fragments;
                 for (size_t r = 0; r < vectors.size(); ++r) {
                     const Range range = part_of(parameter.shape, vectors.size(), r);
                     for (const FlatRange& one : partitions_of(ends[r], {at, at + range.end - range.begin})) {
-                        fragments.push_back({&vectors[r][one.partition], one.begin, one.count, range.begin + one.first});
+                        fragments.push_back(
+                            {&vectors[r][one.partition], one.begin, one.count, range.begin + one.first});
                     }
                 }
                 put_parameter(parameter, fragments);
@@ -525,8 +525,9 @@ class DeepSpeedReader {
             }
         }
         if (at != there) {
-            archives_.refuse(archives_.first_optimizer(), fmt::format("its partitions have {} elements, but the parts of its parameters {}",
-                                                 there, at));
+            archives_.refuse(
+                archives_.first_optimizer(),
+                fmt::format("its partitions have {} elements, but the parts of its parameters {}", there, at));
         }
     }
 
@@ -535,7 +536,8 @@ class DeepSpeedReader {
         size_t count = 0;
         for (size_t group = 0; group < states.groups(); ++group) count += states.tensors_in(group);
         if (count != vectors.size()) {
-            archives_.refuse(file, fmt::format("its optimizer has {} tensors for {} partitions", count, vectors.size()));
+            archives_.refuse(file,
+                             fmt::format("its optimizer has {} tensors for {} partitions", count, vectors.size()));
         }
         size_t next = 0;
         for (size_t group = 0; group < states.groups(); ++group) {
@@ -674,7 +676,9 @@ class DeepSpeedReader {
             const std::string_view key = top.as_text(items[i]);
             const Ref node = items[i + 1];
             if (is_one_of(own_keys, key) || top.is(node, Kind::none)) continue;
-            const std::string prefix = key == "lr_scheduler" ? "" : is_one_of(engine_keys, key) ? "engine." : "client_state.";
+            const std::string prefix = key == "lr_scheduler"         ? ""
+                                       : is_one_of(engine_keys, key) ? "engine."
+                                                                     : "client_state.";
             objects_.add(source(0), prefix + std::string(key), node);
         }
         if (names_.optimizer.empty()) {
@@ -686,7 +690,8 @@ class DeepSpeedReader {
         const Ref optimizer = archives_.need(file, "optimizer_state_dict");
         for (const std::string_view key : {"base_optimizer_state", "optimizer_state_dict"}) {
             const Ref base = archives_.find(file, optimizer, key);
-            if (base != no_ref && archives_.tree(file).is(base, Kind::dict)) add_settings(file, archives_.find(file, base, "param_groups"));
+            if (base != no_ref && archives_.tree(file).is(base, Kind::dict))
+                add_settings(file, archives_.find(file, base, "param_groups"));
         }
         // An object: its attributes.
         const Ref scaler = archives_.find(file, optimizer, "loss_scaler");

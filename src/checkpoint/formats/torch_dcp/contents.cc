@@ -193,7 +193,7 @@ TorchContents::TorchContents(FileSystem& files, std::vector<std::string> paths, 
                              Tensors tensors)
     : files_(files), paths_(std::move(paths)), archives_(std::move(archives)), tensors_(std::move(tensors)) {}
 
-const TorchArchive* TorchContents::opened(int file) const {
+const TorchArchive* TorchContents::archive_of(int file) const {
     return archives_.empty() ? nullptr : &archives_[static_cast<size_t>(file)];
 }
 
@@ -213,7 +213,7 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
                                                path, size, name, piece.item.offset + piece.item.length));
     }
     std::optional<TorchArchive> own;
-    const TorchArchive* const known = opened(piece.item.file);
+    const TorchArchive* const known = archive_of(piece.item.file);
     if (known == nullptr) own.emplace(part);
     const TorchArchive& archive = known != nullptr ? *known : *own;
     const StoredTensor stored = archive.tensor(piece.node == pickle::no_ref ? archive.tree().root() : piece.node);

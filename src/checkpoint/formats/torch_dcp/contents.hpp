@@ -66,7 +66,7 @@ class TorchContents final : public Contents {
     [[nodiscard]] TorchPiece::Place locate(File& file, const std::string& name, const Tensor& tensor,
                                            const TorchPiece& piece) const;
     void check_items(std::vector<std::string>& faults) const;
-    [[nodiscard]] const TorchArchive* opened(int file) const;
+    [[nodiscard]] const TorchArchive* archive_of(int file) const;
 
     FileSystem& files_;
     std::vector<std::string> paths_;  // of the files

@@ -36,10 +36,7 @@ Json checked_value_of(const Tree& tree, Ref node, int64_t& budget) {
 class Flattener::Walk {
    public:
     Walk(Flattener& into, const Source& source)
-        : archive_(*source.archive),
-          tree_(source.archive->tree()),
-          source_(source),
-          into_(into) {}
+        : archive_(*source.archive), tree_(source.archive->tree()), source_(source), into_(into) {}
 
     void add(const std::string& name, Ref node, int depth) {
         Parts parts;

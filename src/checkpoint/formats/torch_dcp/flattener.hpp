@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.hpp"
 #include "checkpoint/formats/torch_dcp/contents.hpp"
 #include "checkpoint/formats/torch_dcp/torch_archive.hpp"
 #include "checkpoint/model/manifest.hpp"

@@ -172,8 +172,8 @@ TorchCheckpoint open_torch_save(FileSystem& files, const std::string& path) {
     opened.manifest.files.push_back({std::string(name_in_path(path)), status.size, 0});
     std::vector<TorchArchive> archives;
     archives.push_back(std::move(archive));
-    opened.contents = std::make_unique<TorchContents>(files, std::vector<std::string>{path}, std::move(archives),
-                                                      std::move(tensors));
+    opened.contents =
+        std::make_unique<TorchContents>(files, std::vector<std::string>{path}, std::move(archives), std::move(tensors));
     return opened;
 }
 
