@@ -120,8 +120,8 @@ TEST_P(Damaged, ALostFileIsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, Damaged,
                          ::testing::Values("stage1-fp32-3", "stage1-bf16-2", "stage2-bf16-3", "stage3-fp32-2"),
-                         [](const auto& info) {
-                             std::string name = info.param;
+                         [](const auto& one) {
+                             std::string name = one.param;
                              std::ranges::replace(name, '-', '_');
                              return name;
                          });

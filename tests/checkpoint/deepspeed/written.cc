@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
@@ -19,17 +18,11 @@ class Unpacked {
         const std::string archive = source_dir() + "/tests/interop/deepspeed/files.tar.gz";
         const std::string command = fmt::format("tar -xzf '{}' -C '{}'", archive, directory_.path());
         if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
-        for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
-            cases_.push_back(entry.path().filename().string());
-        }
-        std::sort(cases_.begin(), cases_.end());
     }
     [[nodiscard]] const std::string& path() const { return directory_.path(); }
-    [[nodiscard]] const std::vector<std::string>& cases() const { return cases_; }
 
    private:
     TempDir directory_;
-    std::vector<std::string> cases_;
 };
 
 const Unpacked& unpacked() {
@@ -40,7 +33,6 @@ const Unpacked& unpacked() {
 }  // namespace
 
 const std::string& written() { return unpacked().path(); }
-const std::vector<std::string>& written_cases() { return unpacked().cases(); }
 
 std::string tag_of(const std::string& name) { return written() + "/" + name + "/after-2"; }
 
