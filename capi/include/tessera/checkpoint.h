@@ -233,14 +233,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_load_options_init(tsr_load_options *options,
 
 /** Open a committed checkpoint: the newest one if `path` is a root or a root's "latest", the best one if it is a root's
  *  "best" (tsr_saver_options.best_metric). It also opens checkpoints of PyTorch (the directory of a
- *  torch.distributed.checkpoint or its ".metadata", a file of torch.save or the directory of a model.pt) and
+ *  torch.distributed.checkpoint or its ".metadata", a file of torch.save or the directory of a model.pt),
  *  safetensors in the layout of Hugging Face (a file, an index or a directory, including the parts saved by PyTorch's
- *  HuggingFaceStorageWriter). Pickles are never executed. No job is needed. While a checkpoint of Tessera is open, no
+ *  HuggingFaceStorageWriter) and those of DeepSpeed's engine (the directory of a tag, or the one above it with its
+ *  "latest"; ZeRO stages 0 to 3). Pickles are never executed. No job is needed. While a checkpoint of Tessera is open, no
  *  saver removes it, not even one in another process, if the file system has advisory locks.
  *  @param path  borrowed for the call
  *  @param out   the checkpoint
- *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, UNSUPPORTED (PyTorch formats:
- *          something that cannot be read, such as a compressed or big-endian archive), IO, INVALID_ARGUMENT (also: a
+ *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, UNSUPPORTED (PyTorch and DeepSpeed formats:
+ *          something that cannot be read, such as a compressed or big-endian archive, or model parallelism), IO, INVALID_ARGUMENT (also: a
  *          directory of safetensors holds more than one model)
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_open(const char *path, tsr_checkpoint **out);
@@ -282,7 +283,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_path(const tsr_checkpoint *checkp
 
 /** The manifest as stored in its file (UTF-8 JSON, docs/manifest.schema.json). For checkpoints of PyTorch it is
  *  generated from their metadata, with "format" "torch_dcp" or "torch_save" and "unreadable": the names that cannot be
- *  read, and why. For safetensors it is generated likewise, with "format" "safetensors".
+ *  read, and why. For safetensors and DeepSpeed it is generated likewise, with "format" "safetensors" or "deepspeed".
  *  @param checkpoint  borrowed for the call
  *  @param text        out: `capacity` bytes, terminated by 0; not written if it does not fit; may be NULL if capacity
  *                     is 0

@@ -9,6 +9,7 @@
 
 #include "base/attempt.hpp"
 #include "base/error.hpp"
+#include "checkpoint/formats/deepspeed/reader.hpp"
 #include "checkpoint/formats/host_reads.hpp"
 #include "checkpoint/formats/native/contents.hpp"
 #include "checkpoint/formats/safetensors/reader.hpp"
@@ -83,6 +84,7 @@ std::shared_ptr<const Checkpoint> Checkpoint::open_found(const Found& found, Fil
     };
     if (found.format == Format::torch_dcp) return of_torch(open_torch_dcp(files, found.path));
     if (found.format == Format::torch_save) return of_torch(open_torch_save(files, found.path));
+    if (found.format == Format::deepspeed) return of_torch(open_deepspeed(files, found.path));
     if (found.format == Format::safetensors) {
         SafetensorsCheckpoint opened = open_safetensors(files, found.path);
         return of_foreign(found.path, std::move(opened.manifest), std::move(opened.contents));

@@ -1,5 +1,5 @@
 // A committed checkpoint, opened for reading with or without ranks: a native checkpoint, a PyTorch DCP directory, a
-// torch.save file, or safetensors in Hugging Face's layout. Immutable and thread-safe.
+// torch.save file, safetensors in Hugging Face's layout, or what DeepSpeed's engine wrote. Immutable and thread-safe.
 #pragma once
 
 #include <functional>

@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "base/error.hpp"
+#include "checkpoint/formats/deepspeed/files.hpp"
 #include "checkpoint/formats/safetensors/files.hpp"
 #include "checkpoint/root/retention.hpp"
 #include "checkpoint/root/root.hpp"
@@ -72,6 +73,7 @@ Found found_in_directory(FileSystem& files, const std::string& path) {
     if (!saves.empty()) refuse_root(path, saves.size());
 
     const std::vector<std::string> names = list_directory(files, path);
+    if (has_deepspeed(names)) return {Format::deepspeed, path};
     const bool has_parts = std::ranges::any_of(
         names, [](const std::string& name) { return is_rank_file_name(name) || name == writing_name; });
     if (has_parts || is_step_directory_name(name_in_path(path))) refuse_uncommitted(files, path);
@@ -79,6 +81,7 @@ Found found_in_directory(FileSystem& files, const std::string& path) {
     if (std::ranges::find(names, torch_save_file_name) != names.end()) {
         return resolve_checkpoint(files, join(path, torch_save_file_name));
     }
+    if (const auto newest = newest_deepspeed(files, path, names)) return {Format::deepspeed, *newest};
     if (std::ranges::any_of(names, [](const std::string& name) { return name.ends_with(".distcp"); })) {
         throw Error(
             Code::not_found,

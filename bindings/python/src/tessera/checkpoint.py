@@ -417,6 +417,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         Or a checkpoint of PyTorch's: the directory of a ``torch.distributed.checkpoint``, or a file of ``torch.save``
         (or the directory of a ``model.pt``). No pickle is executed, and PyTorch is not needed.
         Or safetensors in the layout of Hugging Face: a file, an index, or a directory of them.
+        Or a checkpoint of DeepSpeed's engine: the directory of a tag, or the one above it with its ``latest``.
     storage : Storage, optional
         Where `path` is a key.
 

@@ -66,6 +66,36 @@ std::string checksum_failure(const ArchiveEntry& record) {
                        record.place.begin + record.place.bytes, *record.name);
 }
 
+Dims row_major_strides(const Dims& sizes) {
+    std::vector<int64_t> strides(static_cast<size_t>(sizes.ndim()), 1);
+    for (int d = sizes.ndim() - 2; d >= 0; --d) {
+        strides[static_cast<size_t>(d)] = strides[static_cast<size_t>(d) + 1] * sizes[d + 1];
+    }
+    return Dims(strides);
+}
+
+void write_number(float number, const Box& box, const Wanted& wanted) {
+    const Runs runs(box, FilePlace{&box, nullptr, DType::f32, 0},
+                    MemoryPlace{wanted.box, wanted.dtype, wanted.memory, wanted.on});
+    runs.scatter(0, sizeof(number), reinterpret_cast<const std::byte*>(&number));
+}
+
+// Adds the storages of which no tensor is listed, to be checked.
+void add_other_storages(const ZipArchive& zip, File& file, const std::string& path, int number, Records& records) {
+    PartReader part(file, path, 0, file.size());
+    for (const ZipEntry& entry : zip.entries()) {
+        if (!entry.name.starts_with("data/") || entry.size == 0 || !zip.has_checksums()) continue;
+        TorchPiece::Place place;
+        place.begin = zip.data_begin(part, entry);
+        place.bytes = entry.size;
+        place.crc = entry.crc;
+        auto& record = records[{number, place.begin}];
+        if (record == nullptr) {
+            record = std::make_unique<ArchiveEntry>(ArchiveEntry{&path, number, &entry.name, std::move(place), true});
+        }
+    }
+}
+
 // Reads records, which must outlive this; some of them together with the ranks of this host.
 class RecordReader {
    public:
@@ -159,8 +189,13 @@ TorchContents::TorchContents(FileSystem& files, const std::string& directory, Dc
     }
 }
 
-TorchContents::TorchContents(FileSystem& files, std::string path, TorchArchive archive, Tensors tensors)
-    : files_(files), paths_{std::move(path)}, archive_(std::move(archive)), tensors_(std::move(tensors)) {}
+TorchContents::TorchContents(FileSystem& files, std::vector<std::string> paths, std::vector<TorchArchive> archives,
+                             Tensors tensors)
+    : files_(files), paths_(std::move(paths)), archives_(std::move(archives)), tensors_(std::move(tensors)) {}
+
+const TorchArchive* TorchContents::archive_of(int file) const {
+    return archives_.empty() ? nullptr : &archives_[static_cast<size_t>(file)];
+}
 
 OpenFiles TorchContents::open_files() const {
     return OpenFiles([this](int file) { return open_file(files_, path_of(file), OpenMode::read); });
@@ -178,10 +213,11 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
                                                path, size, name, piece.item.offset + piece.item.length));
     }
     std::optional<TorchArchive> own;
-    if (!archive_) own.emplace(part);
-    const TorchArchive& archive = archive_ ? *archive_ : *own;
+    const TorchArchive* const known = archive_of(piece.item.file);
+    if (known == nullptr) own.emplace(part);
+    const TorchArchive& archive = known != nullptr ? *known : *own;
     const StoredTensor stored = archive.tensor(piece.node == pickle::no_ref ? archive.tree().root() : piece.node);
-    if (stored.shape != piece.box.sizes || stored.dtype != tensor.dtype) {
+    if ((!piece.first && stored.shape != piece.box.sizes) || stored.dtype != tensor.dtype) {
         throw Error(Code::corrupt,
                     fmt::format("{}: the part {} of tensor '{}' at byte {} is {} {}, but {} {} in the metadata", path,
                                 piece.box.str(), name, piece.item.offset, name_of(stored.dtype), stored.shape.str(),
@@ -196,8 +232,8 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
     } else {
         lacks_checksums_ = true;
     }
-    place.strides = stored.strides;
-    place.first = stored.first;
+    place.strides = piece.first ? row_major_strides(piece.box.sizes) : stored.strides;
+    place.first = stored.first + piece.first.value_or(0);
     return place;
 }
 
@@ -214,7 +250,12 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         const auto tensor = tensors_.find(*one.name);
         if (tensor == tensors_.end()) continue;  // without elements
         for (TorchPiece& piece : tensor->second.pieces) {
-            if (!piece.box.intersect(*one.box).empty()) wants.push_back({&one, &tensor->second, &piece});
+            if (piece.box.intersect(*one.box).empty()) continue;
+            if (piece.number) {
+                write_number(*piece.number, piece.box, one);
+            } else {
+                wants.push_back({&one, &tensor->second, &piece});
+            }
         }
     }
     std::sort(wants.begin(), wants.end(), [](const Want& a, const Want& b) {
@@ -288,11 +329,10 @@ void TorchContents::check_items(std::vector<std::string>& faults) const {
         DcpItem item;
         const std::string* name;
     };
+    if (!archives_.empty()) return;  // an archive's entries were checked when it was opened
     std::vector<Item> items;
     for (const auto& [name, tensor] : tensors_) {
-        for (const TorchPiece& piece : tensor.pieces) {
-            if (piece.node == pickle::no_ref) items.push_back({piece.item, &name});
-        }
+        for (const TorchPiece& piece : tensor.pieces) items.push_back({piece.item, &name});
     }
     for (const auto& [name, item] : values_) items.push_back({item, &name});
     std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
@@ -351,14 +391,13 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
         });
     }
     Records records;
-    bool checked = false;
     {
         const std::lock_guard lock(mutex_);
         sound_.clear();
         for (auto& [name, tensor] : tensors_) {
             for (TorchPiece& piece : tensor.pieces) {
                 const int file = piece.item.file;
-                if (!is_there[static_cast<size_t>(file)]) continue;
+                if (!is_there[static_cast<size_t>(file)] || piece.number) continue;
                 // Search again even if it was found before: files may have changed since.
                 attempt([&, &name = name, &tensor = tensor] {
                     piece.place = locate(*opened.get(file), name, tensor, piece);
@@ -367,14 +406,18 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
                         record = std::make_unique<ArchiveEntry>(
                             ArchiveEntry{&path_of(file), file, &name, *piece.place, true});
                     }
-                    if (!archive_ || !checked) check_small(piece.item);
-                    checked = true;
+                    if (archives_.empty()) check_small(piece.item);
                 });
             }
         }
     }
-    if (archive_ && !checked && is_there[0]) {
-        attempt([&] { check_small({0, 0, opened.get(0)->size()}); });
+    for (size_t i = 0; i < archives_.size(); ++i) {
+        const int file = static_cast<int>(i);
+        if (!is_there[i]) continue;
+        attempt([&] {
+            check_small({file, 0, opened.get(file)->size()});
+            add_other_storages(archives_[i].zip(), *opened.get(file), path_of(file), file, records);
+        });
     }
     if (depth == Depth::headers) return faults;
     const RecordReader reader(records, nullptr);

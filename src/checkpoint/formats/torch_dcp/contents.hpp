@@ -1,7 +1,7 @@
-// The bytes of PyTorch's checkpoints: every part of a tensor is an entry of a torch.save archive, which is a whole file
-// or a range of a .distcp file. Archives are opened when first needed. Their data is read in pieces by a few threads,
-// directly into the destination where possible, and checked against the archive's checksums: each storage completely,
-// when it is first read.
+// The bytes of PyTorch's checkpoints: every part of a tensor is an entry of a torch.save archive, or a range of one. The
+// archive is a whole file or a range of a .distcp file. Archives are opened when first needed, unless they come open.
+// Their data is read in pieces by a few threads, directly into the destination where possible, and checked against the
+// archive's checksums: each storage completely, when it is first read.
 #pragma once
 
 #include <atomic>
@@ -33,8 +33,12 @@ struct TorchPiece {
     };
     Box box;
     DcpItem item;
-    pickle::Ref node = pickle::no_ref;  // in the tree of the only archive; no_ref: the archive holds only this tensor
-    std::optional<Place> place;
+    pickle::Ref node = pickle::no_ref;  // in the tree of an open archive; no_ref: the archive holds only this tensor
+    std::optional<Place> place{};
+    // The index of its first element in the contiguous tensor of one dimension `node`, of which it is a range.
+    std::optional<int64_t> first{};
+    // An f32 scalar that is a number in the pickle, not a tensor: there is nothing to read.
+    std::optional<float> number{};
 };
 
 class TorchContents final : public Contents {
@@ -47,8 +51,9 @@ class TorchContents final : public Contents {
 
     // A DCP directory.
     TorchContents(FileSystem& files, const std::string& directory, DcpMetadata metadata);
-    // A torch.save file whose archive was opened.
-    TorchContents(FileSystem& files, std::string path, TorchArchive archive, Tensors tensors);
+    // torch.save files whose archives were opened.
+    TorchContents(FileSystem& files, std::vector<std::string> paths, std::vector<TorchArchive> archives,
+                  Tensors tensors);
 
     bool read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
@@ -61,11 +66,12 @@ class TorchContents final : public Contents {
     [[nodiscard]] TorchPiece::Place locate(File& file, const std::string& name, const Tensor& tensor,
                                            const TorchPiece& piece) const;
     void check_items(std::vector<std::string>& faults) const;
+    [[nodiscard]] const TorchArchive* archive_of(int file) const;
 
     FileSystem& files_;
     std::vector<std::string> paths_;  // of the files
     std::map<std::string, DcpItem, std::less<>> values_;
-    std::optional<TorchArchive> archive_;               // of a torch.save file
+    std::vector<TorchArchive> archives_;                // of torch.save files, one each; empty for a DCP directory
     mutable std::atomic<bool> lacks_checksums_{false};  // true if one of the archives opened so far has none
     mutable std::mutex mutex_;
     mutable Tensors tensors_;  // pieces' places are guarded by mutex_

@@ -11,6 +11,7 @@
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "checkpoint/formats/torch_dcp/contents.hpp"
+#include "checkpoint/formats/torch_dcp/flattener.hpp"
 #include "checkpoint/model/state.hpp"
 #include "checkpoint/model/value.hpp"
 #include "checkpoint/root/root.hpp"
@@ -25,45 +26,6 @@ using pickle::Tree;
 
 constexpr int64_t max_value_bytes = int64_t{64} << 20;
 constexpr int64_t max_all_values_bytes = int64_t{1} << 30;  // many names may share the same bytes of a file
-constexpr int64_t least_memory = int64_t{64} << 20;         // for values and names, whatever their pickles' size
-constexpr int max_names_depth = 64;
-
-int64_t budget_of(const Tree& tree) { return static_cast<int64_t>(tree.size_bytes()) * value_bytes_per_byte; }
-
-FileStatus status_of(FileSystem& files, const std::string& path) {
-    FileStatus status;
-    if (const int64_t result = files.status(path, status); result < 0) {
-        throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-result));
-    }
-    return status;
-}
-
-Manifest manifest_of(const char* format, const FileStatus& status) {
-    Manifest manifest;
-    manifest.format = format;
-    manifest.step = -1;
-    manifest.committed = utc_text(status.modified_ns.value_or(0));
-    manifest.writer = {"PyTorch", "python", ""};
-    return manifest;
-}
-
-// The message without the file's name, which the caller adds.
-std::string without_place(const Error& error, const std::string& place) {
-    std::string_view why = error.what();
-    if (why.starts_with(place + ": ")) why.remove_prefix(place.size() + 2);
-    return std::string(why);
-}
-
-// A typed value that is valid in a manifest.
-Json checked_value_of(const Tree& tree, Ref node, int64_t& budget) {
-    Json value = value_of(tree, node, budget);
-    try {
-        check_value(value, "the object");
-    } catch (const Error& error) {
-        throw Error(Code::unsupported, fmt::format("{}: {}", tree.what(), error.what()));
-    }
-    return value;
-}
 
 void read_values(FileSystem& files, const std::string& directory, const DcpMetadata& metadata, Manifest& manifest) {
     std::vector<std::pair<const std::string*, const DcpItem*>> items;
@@ -75,7 +37,7 @@ void read_values(FileSystem& files, const std::string& directory, const DcpMetad
     std::string path;
     std::unique_ptr<File> file;
     int64_t left = max_all_values_bytes;
-    int64_t budget = least_memory;
+    int64_t budget = least_value_memory;
     int64_t end = 0;  // in the file, of what was read
     for (const auto& [name, item] : items) {
         if (item->length > std::min(max_value_bytes, left)) {
@@ -129,130 +91,24 @@ int rank_of(std::string_view name) {
     return error == std::errc{} && *end == '_' && rank >= 0 && rank < max_layout_ranks ? rank : -1;
 }
 
-// Takes the object of a torch.save file apart into names.
-class Flattener {
-   public:
-    Flattener(const TorchArchive& archive, int64_t file_bytes, Manifest& manifest, TorchContents::Tensors& tensors)
-        : archive_(archive),
-          tree_(archive.tree()),
-          file_bytes_(file_bytes),
-          manifest_(manifest),
-          tensors_(tensors),
-          budget_(least_memory + budget_of(archive.tree())) {}
-
-    void run() { add("", tree_.root(), 0); }
-
-   private:
-    // Whether it is taken apart: dicts always, lists and tuples depending on their contents.
-    bool has_parts(Ref node, int depth) {
-        if (--budget_ < 0 || depth > max_names_depth) return false;
-        if (TorchArchive::is_tensor(tree_, node) || tree_.is(node, Kind::dict)) return true;
-        if (!tree_.is(node, Kind::list) && !tree_.is(node, Kind::tuple)) return false;
-        const auto items = tree_.items(node);
-        return std::any_of(items.begin(), items.end(), [&](Ref item) { return has_parts(item, depth + 1); });
-    }
-
-    using Parts = std::vector<std::pair<std::string, Ref>>;
-
-    // Memory taken, without the names.
-    static constexpr int64_t node_bytes = sizeof(std::string) + 48;
-    static constexpr int64_t name_bytes = node_bytes + sizeof(Parts::value_type);
-    static constexpr int64_t value_bytes = node_bytes + sizeof(Json);
-    static constexpr int64_t tensor_bytes =
-        2 * node_bytes + sizeof(SavedTensor) + sizeof(SavedPiece) + sizeof(TorchContents::Tensor) + sizeof(TorchPiece);
-
-    void add(const std::string& name, Ref node, int depth) {
-        Parts parts;
-        const std::string why = TorchArchive::is_tensor(tree_, node) ? "" : take_apart(name, node, depth, parts);
-        if (!why.empty() && depth == 0) throw Error(Code::unsupported, fmt::format("{}: {}", tree_.what(), why));
-        if (!why.empty() || parts.empty()) return add_leaf(name, node, why);
-        for (const auto& [part_name, part] : parts) add(part_name, part, depth + 1);
-    }
-
-    // Adds the children to `parts` if each can have its own name; otherwise returns the reason.
-    std::string take_apart(const std::string& name, Ref node, int depth, Parts& parts) {
-        const std::string begin = name.empty() ? "" : name + ".";
-        const auto put = [&](const std::string& key, Ref part) {
-            // A key may be long, and shared by many.
-            spend(name_bytes + 2 * static_cast<int64_t>(begin.size() + key.size()));
-            parts.emplace_back(begin + key, part);
-        };
-        if (tree_.is(node, Kind::dict)) {
-            const auto items = tree_.items(node);
-            for (size_t i = 0; i < items.size(); i += 2) {
-                const auto key = key_of(items[i]);
-                if (!key) return fmt::format("a dict has {} as a key", tree_.name(items[i]));
-                put(*key, items[i + 1]);
-            }
-        } else if ((tree_.is(node, Kind::list) || tree_.is(node, Kind::tuple)) && has_parts(node, depth)) {
-            for (const Ref item : tree_.items(node)) put(std::to_string(parts.size()), item);
-        }
-        if (!parts.empty() && depth >= max_names_depth) return "it is nested too deeply";
-        for (const auto& [part, item] : parts) {
-            try {
-                check_name(part, "a name");
-            } catch (const Error& error) {
-                return error.what();
-            }
-            if (names_.contains(part)) return fmt::format("two objects have the name '{}'", part);
-        }
-        for (const auto& [part, item] : parts) {
-            if (!names_.insert(part).second) return fmt::format("two objects have the name '{}'", part);
-        }
-        return "";
-    }
-
-    void spend(int64_t count) {
-        budget_ -= count;
-        if (budget_ < 0) {
-            throw Error(Code::unsupported, fmt::format("{}: the object is far larger than its file", tree_.what()));
-        }
-    }
-
-    std::optional<std::string> key_of(Ref key) const {
-        if (tree_.is(key, Kind::text)) return std::string(tree_.as_text(key));
-        if (tree_.is(key, Kind::integer)) return std::to_string(tree_.as_int(key));
-        if (tree_.is(key, Kind::boolean)) return tree_.as_bool(key) ? "True" : "False";
-        if (tree_.is(key, Kind::none)) return "None";
-        return std::nullopt;
-    }
-
-    // `why` is the reason if it should have been taken apart but could not.
-    void add_leaf(const std::string& given, Ref node, const std::string& why) {
-        const bool is_tensor = TorchArchive::is_tensor(tree_, node);
-        const std::string name = !given.empty() ? given : is_tensor ? "tensor" : "value";
-        spend((is_tensor ? tensor_bytes : value_bytes) + 2 * static_cast<int64_t>(name.size()));
-        try {
-            if (!is_tensor) {
-                manifest_.values.emplace(name, checked_value_of(tree_, node, budget_));
-                return;
-            }
-            const StoredTensor stored = archive_.tensor(node);
-            SavedTensor saved;
-            saved.dtype = stored.dtype;
-            saved.shape = stored.shape;
-            if (stored.shape.product() > 0) {
-                const Box whole = Box::whole(stored.shape);
-                saved.pieces.push_back({whole, 0});
-                tensors_[name] = {stored.dtype, {{whole, {0, 0, file_bytes_}, node, {}}}};
-            }
-            manifest_.tensors.emplace(name, std::make_shared<const SavedTensor>(std::move(saved)));
-        } catch (const Error& error) {
-            if (error.code() != Code::unsupported) throw;
-            manifest_.unreadable.emplace(name, why.empty() ? without_place(error, tree_.what()) : why);
-        }
-    }
-
-    const TorchArchive& archive_;
-    const Tree& tree_;
-    int64_t file_bytes_;
-    Manifest& manifest_;
-    TorchContents::Tensors& tensors_;
-    std::set<std::string> names_;  // found so far
-    int64_t budget_;
-};
-
 }  // namespace
+
+FileStatus status_of(FileSystem& files, const std::string& path) {
+    FileStatus status;
+    if (const int64_t result = files.status(path, status); result < 0) {
+        throw os_error(fmt::format("cannot stat {}", path), static_cast<int>(-result));
+    }
+    return status;
+}
+
+Manifest manifest_of(const char* format, const FileStatus& status) {
+    Manifest manifest;
+    manifest.format = format;
+    manifest.step = -1;
+    manifest.committed = utc_text(status.modified_ns.value_or(0));
+    manifest.writer = {"PyTorch", "python", ""};
+    return manifest;
+}
 
 TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory) {
     const std::string path = join(directory, dcp_metadata_name);
@@ -312,9 +168,12 @@ TorchCheckpoint open_torch_save(FileSystem& files, const std::string& path) {
     PartReader part(*file, path, 0, status.size);
     TorchArchive archive(part);
     TorchContents::Tensors tensors;
-    Flattener(archive, status.size, opened.manifest, tensors).run();
+    Flattener(opened.manifest, tensors).add_object({&archive, 0, status.size});
     opened.manifest.files.push_back({std::string(name_in_path(path)), status.size, 0});
-    opened.contents = std::make_unique<TorchContents>(files, path, std::move(archive), std::move(tensors));
+    std::vector<TorchArchive> archives;
+    archives.push_back(std::move(archive));
+    opened.contents =
+        std::make_unique<TorchContents>(files, std::vector<std::string>{path}, std::move(archives), std::move(tensors));
     return opened;
 }
 

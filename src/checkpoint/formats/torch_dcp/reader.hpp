@@ -15,15 +15,18 @@ struct TorchCheckpoint {
     std::unique_ptr<const Contents> contents;
 };
 
+// Of a file, which must exist.
+[[nodiscard]] FileStatus status_of(FileSystem& files, const std::string& path);
+// What is known of a checkpoint from the file that was written last; no format of PyTorch has the step.
+[[nodiscard]] Manifest manifest_of(const char* format, const FileStatus& status);
+
 // A directory with a `.metadata`. Values (BYTE_IO items) are read immediately; those that are not plain data are listed
 // in Manifest::unreadable. No pickle is ever executed.
 [[nodiscard]] TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory);
 // The same for a save by Tessera whose manifest was read: it has everything but the tensors.
 [[nodiscard]] TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory, Manifest manifest);
 
-// A torch.save file. Dicts become dotted names, as in PyTorch's DCP: dicts are always descended into; lists and tuples
-// only if they contain a tensor or a dict, and their elements are named by index; everything else is a value. A
-// container with a part that cannot have its own name (it is invalid or taken) becomes one value.
+// A torch.save file, taken apart into names (flattener.hpp).
 [[nodiscard]] TorchCheckpoint open_torch_save(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

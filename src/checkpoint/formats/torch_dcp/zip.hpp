@@ -52,6 +52,7 @@ class ZipArchive {
     ZipArchive& operator=(ZipArchive&&) = default;
     [[nodiscard]] static ZipArchive read(PartReader& part);
 
+    [[nodiscard]] std::string_view folder() const { return folder_; }                // with '/'; may be empty
     [[nodiscard]] const std::vector<ZipEntry>& entries() const { return entries_; }  // in order of their offsets
     [[nodiscard]] const ZipEntry* find(std::string_view name) const;
     // The offset of the entry's data in the archive; checks its local header.

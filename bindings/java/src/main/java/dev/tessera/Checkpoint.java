@@ -76,8 +76,8 @@ public final class Checkpoint extends NativeObject {
      *
      * @param path its directory; a root, or a root's "latest", for the newest checkpoint; a root's "best" for the best
      *     by {@link Saver.Builder#bestMetric}; a directory of torch.distributed.checkpoint; a file of torch.save (or
-     *     the directory of a model.pt); or safetensors in the layout of Hugging Face. No saver removes a Tessera
-     *     checkpoint while it is open
+     *     the directory of a model.pt); safetensors in the layout of Hugging Face; or a directory that DeepSpeed's
+     *     engine wrote. No saver removes a Tessera checkpoint while it is open
      * @return the checkpoint
      * @throws TesseraNotFoundException if there is no manifest, so this is not a committed checkpoint
      * @throws TesseraCorruptException if the manifest is damaged
