@@ -352,7 +352,7 @@ def schedules_by_name() -> None:
     cycle = {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_first_step_size": 2}
     engine = engine_of(configuration(scheduler={"type": "OneCycle", "params": cycle}))
     run(engine, 0, 1)
-    assert engine.get_lr() == [0.15000000000000002] and engine.get_mom() == [(0.85, 0.99)], engine.get_mom()
+    assert (engine.get_lr(), engine.get_mom()) == ([0.15000000000000002], [(0.8500000000000001, 0.99)])
     ends = {
         "WarmupLR": {"warmup_num_steps": 2},
         "WarmupCosineLR": {"total_num_steps": 5, "warmup_num_steps": 2},
