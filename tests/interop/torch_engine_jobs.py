@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -315,13 +316,12 @@ def no_sync_and_boundaries() -> None:
         torch.testing.assert_close(engine.get_global_grad_norm(), alone.norm, rtol=1e-5, atol=1e-6)
         engine.set_gradient_accumulation_boundary(False)
         engine.backward(loss_of(engine, batch(3, rank)))
-        refused(ts.InvalidState, "between a backward pass", lambda: engine.set_gradient_accumulation_boundary(True))
+        other_boundary = partial(engine.set_gradient_accumulation_boundary, True)
+        refused(ts.InvalidState, "between a backward pass", other_boundary)
         engine.step()
         assert not engine.was_step_applied()
-        larger = 3 * ranks * MICRO
-        refused(
-            ts.InvalidState, "wait for the optimizer's step", lambda e=engine, n=larger: e.set_train_batch_size(n)
-        )
+        larger_batch = partial(engine.set_train_batch_size, 3 * ranks * MICRO)
+        refused(ts.InvalidState, "wait for the optimizer's step", larger_batch)
     refused(ts.InvalidState, "not possible at stage 2", engine_of(configuration(2)).no_sync().__enter__)
     engine = engine_of(configuration(0, 4, managed_gradient_accumulation=False))
     engine.backward(loss_of(engine, batch(0, rank)))
@@ -429,7 +429,7 @@ def what_the_engine_is() -> None:
     parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
     path = Path(directory, f"config{rank}.json")
     path.write_text(
-        '// a comment\n{"train_batch_size": %d, "optimizer": {"type": "Adam", "params": {"lr": 0.1,}},}' % (2 * ranks)
+        f'// a comment\n{{"train_batch_size": {2 * ranks}, "optimizer": {{"type": "Adam", "params": {{"lr": 0.1,}}}},}}'
     )
     args = parser.parse_args(["--deepspeed", "--deepspeed_config", str(path)])
     args.local_rank = rank
@@ -448,9 +448,7 @@ def what_the_engine_is() -> None:
             nn.init.ones_(engine.module.last.weight)
     assert bool((engine.module.last.weight == 1).all())
     sharded = engine_of(configuration(3))
-    refused(
-        ts.Unsupported, "full_tensor()", deepspeed.zero.GatheredParameters(sharded.module.last.weight).__enter__
-    )
+    refused(ts.Unsupported, "full_tensor()", deepspeed.zero.GatheredParameters(sharded.module.last.weight).__enter__)
 
 
 def what_is_printed() -> None:
@@ -580,7 +578,8 @@ def loads(where: str, stage: str, dtype: str) -> None:
         steps = {float(state["step"]) for state in engine.optimizer.state.values()}
         assert steps == {2.0}, steps
         moments = {
-            name: engine.optimizer.state[param]["exp_avg"] for name, param in engine.module.named_parameters()
+            name: engine.optimizer.state[param]["exp_avg"]
+            for name, param in engine.module.named_parameters()
             if param.requires_grad
         }
         for name, moment in moments.items():
@@ -768,14 +767,15 @@ def pipelines() -> None:
             torch.testing.assert_close(found["6.weight"], whole.linears["6"].weight.detach(), rtol=1e-4, atol=1e-5)
             evaluated = engine.eval_batch(iter(given))
             with torch.no_grad():
-                every = [nn.functional.mse_loss(whole(x), y) for of in range(replicas)
-                         for x, y in (batch(number * accumulation + micro, of) for micro in range(accumulation))]
+                every = [
+                    nn.functional.mse_loss(whole(x), y)
+                    for of in range(replicas)
+                    for x, y in (batch(number * accumulation + micro, of) for micro in range(accumulation))
+                ]
             torch.testing.assert_close(evaluated, torch.stack(every).mean(), rtol=1e-4, atol=1e-5)
             where = Path(directory, f"pipeline {stages} {stage}")
             engine.save_checkpoint(where, client_state={"n": 1})
-            again = deepspeed.PipelineModule(
-                layers(50), ranks if stages == 1 else 1, loss_fn=nn.functional.mse_loss
-            )
+            again = deepspeed.PipelineModule(layers(50), ranks if stages == 1 else 1, loss_fn=nn.functional.mse_loss)
             other = engine_of(configuration(0, accumulation), again)
             assert other.load_checkpoint(where)[1] == {"n": 1}
             torch.testing.assert_close(of_all_stages(other.module), found, rtol=0, atol=0)
@@ -783,13 +783,9 @@ def pipelines() -> None:
 
 def bad_pipelines() -> None:
     refused(ts.InvalidArgument, "must be a divisor", lambda: deepspeed.PipelineModule(layers(), ranks + 1))
-    refused(ts.InvalidArgument, "each needs one", lambda: deepspeed.PipelineModule(layers()[:ranks - 1], ranks))
+    refused(ts.InvalidArgument, "each needs one", lambda: deepspeed.PipelineModule(layers()[: ranks - 1], ranks))
     for method, text in (("type:x", "no layer's class"), ("x", "partition_method is")):
-        refused(
-            ts.InvalidArgument,
-            text,
-            lambda method=method: deepspeed.PipelineModule(layers(), ranks, partition_method=method),
-        )
+        refused(ts.InvalidArgument, text, partial(deepspeed.PipelineModule, layers(), ranks, partition_method=method))
 
     def module() -> Any:
         return deepspeed.PipelineModule(layers(), ranks, loss_fn=nn.functional.mse_loss)

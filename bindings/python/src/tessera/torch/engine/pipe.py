@@ -454,11 +454,11 @@ class PipelineEngine(DeepSpeedEngine):
         """Not there: use `train_batch` or `eval_batch`."""
         raise InvalidState("a PipelineEngine has only train_batch() and eval_batch()")
 
-    def backward(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
+    def backward(self, *_: Any, **__: Any) -> NoReturn:
         """Not there: use `train_batch`."""
         raise InvalidState("a PipelineEngine has only train_batch() and eval_batch()")
 
-    def step(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
+    def step(self, *_: Any, **__: Any) -> NoReturn:
         """Not there: use `train_batch`."""
         raise InvalidState("a PipelineEngine has only train_batch() and eval_batch()")
 

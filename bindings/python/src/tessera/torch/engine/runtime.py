@@ -428,5 +428,3 @@ def _shown(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     return f"a tensor of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
-
-
