@@ -28,7 +28,9 @@ import torch
 import torch.distributed as dist
 from tessera.torch.engine.loader import RepeatingLoader
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch_ranks import end, patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
@@ -640,6 +642,33 @@ def a_loss_scale_is_loaded() -> None:
     assert (again.loss_scale(), again.skipped_steps) == (16.0, 1)
 
 
+def what_a_save_and_a_load_leave_out() -> None:
+    for stage in (0, 2):
+        where = Path(directory, f"left out {stage}")
+        engine = trained(stage, 3)
+        engine.save_checkpoint(where, "whole", save_latest=False)
+        assert not (where / "latest").exists()
+        engine.save_checkpoint(where, "trained", exclude_frozen_parameters=True)
+        assert (where / "latest").read_text() == "trained"
+        found = deepspeed.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(where)
+        assert {*found, "frozen"} == {*engine.module.state_dict()} and "frozen" not in found
+        again = trained(stage, 1)
+        refused(ts.Mismatch, "'model.frozen' is missing", partial(again.load_checkpoint, where))
+        rates = again.get_lr()
+        again.load_checkpoint(
+            where, load_module_strict=False, load_optimizer_states=False, load_lr_scheduler_states=False
+        )
+        assert (again.get_lr(), again.global_steps) == (rates, 3)
+        assert {float(state["step"]) for state in again.optimizer.state.values()} == {1.0}
+        torch.testing.assert_close(complete(again.module), complete(engine.module), rtol=0, atol=0)
+        again.load_checkpoint(where, "whole")
+        assert again.get_lr() == engine.get_lr() != rates
+        engine.save_16bit_model(where, "model.bin", exclude_frozen_parameters=True)
+        assert torch.load(where / "model.bin").keys() == found.keys()
+    both = partial(engine.save_checkpoint, where, client_state={"a": 1}, client_sd={"a": 1})
+    refused(ts.InvalidArgument, "are both given", both)
+
+
 def bad_checkpoints() -> None:
     where = Path(directory, "bad")
     engine = trained(1, 1)
@@ -811,6 +840,102 @@ def bad_pipelines() -> None:
     engine.train_batch(iter([batch(0, 0), batch(1, 0)]))
 
 
+# ------------------------------------------------------------ other parallelism
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def tensor_parallelism() -> None:
+    """With mpu=mesh["dp"] the batches, and what stages shard, are those of the data-parallel ranks."""
+    parts = 2 if ranks % 2 == 0 else 1
+    mesh = init_device_mesh("cpu", (ranks // parts, parts), mesh_dim_names=("dp", "tp"))
+    copies, copy = mesh["dp"].size(), mesh["dp"].get_local_rank()
+    refused(ts.InvalidArgument, "a mesh of 2 dimensions", lambda: engine_of(configuration(), mlp(), mpu=mesh))
+    for stage in range(1, 4):
+        model = parallelize_module(mlp(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        engine = engine_of(configuration(stage, gradient_clipping=0.1), model, mpu=mesh["dp"])
+        assert (engine.train_batch_size(), engine.dp_world_size, engine.mp_world_size) == (
+            copies * MICRO,
+            copies,
+            parts,
+        )
+        whole = mlp()
+        optimizer = adamw(whole.parameters())
+        for number in range(3):
+            engine.backward(loss_of(engine, batch(number, copy)))
+            engine.step()
+            optimizer.zero_grad()
+            for of in range(copies):
+                (loss_of(whole, batch(number, of)) / copies).backward()
+            norm = nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+            torch.testing.assert_close(engine.get_global_grad_norm(), float(norm), rtol=1e-4, atol=1e-6)
+            optimizer.step()
+        expected = {name: one.detach() for name, one in whole.named_parameters()}
+        torch.testing.assert_close(complete(engine.module), expected, rtol=1e-4, atol=1e-5)
+        where = Path(directory, f"tensor parallel {stage}")
+        engine.save_checkpoint(where)
+        plain = engine_of(configuration(3 - stage), mlp())
+        plain.load_checkpoint(where)
+        torch.testing.assert_close(complete(plain.module), complete(engine.module), rtol=0, atol=0)
+
+
+def parameters_among_few_ranks() -> None:
+    """zero_hpz_partition_size: at stage 3 parameters stay in groups of ranks from forward to backward."""
+    few = 2 if ranks % 2 == 0 else ranks
+    zero = {"stage": 3, "zero_hpz_partition_size": few}
+    engine, alone = engine_of(configuration(zero_optimization=zero)), Alone(adamw, 1, 1.0)
+    for number in range(2):
+        torch.testing.assert_close(run(engine, number, 1), alone.step(number), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(engine.get_global_grad_norm(), alone.norm, rtol=1e-5, atol=1e-6)
+    zero = {"stage": 3, "zero_hpz_partition_size": ranks + 1}
+    refused(ts.InvalidArgument, "does not divide", lambda: engine_of(configuration(zero_optimization=zero)))
+
+
+def pipelines_of_half_precision() -> None:
+    """They learn like float32; an overflow on the last stage skips the step on all."""
+    for dtype in ("bf16", "fp16"):
+        for stage in (0, 1):
+            section = {"enabled": True, **({"initial_scale_power": 6, "hysteresis": 1} if dtype == "fp16" else {})}
+            if stage == 0 and ranks > 1:
+                module = deepspeed.PipelineModule(layers(), ranks, loss_fn=half_loss)
+                refused(
+                    ts.InvalidArgument, "stage 0 with fp16 or bf16", partial(half_engine, module, stage, dtype, section)
+                )
+                continue
+            module = deepspeed.PipelineModule(layers(), ranks, loss_fn=half_loss)
+            engine = half_engine(module, stage, dtype, section)
+            whole = Whole(of_all_stages(engine.module))
+            optimizer = adamw(whole.parameters())
+            for number in range(3):
+                given = [batch(2 * number + micro, 0) for micro in range(2)]
+                loss = engine.train_batch(iter([(x.to(DTYPES[dtype]), y) for x, y in given]))
+                optimizer.zero_grad()
+                expected = torch.stack([half_loss(whole(x), y) for x, y in given]).mean()
+                expected.backward()
+                nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
+                optimizer.step()
+                torch.testing.assert_close(loss, expected.detach(), rtol=0.05, atol=0.02)
+            assert all(one.dtype is torch.float32 for one in engine.module.parameters())
+            if dtype == "fp16":
+                before = complete(engine.module)
+                poisoned = [(x.to(DTYPES[dtype]), y * math.inf) for x, y in given]
+                engine.train_batch(iter(poisoned))
+                assert (engine.loss_scale(), engine.skipped_steps, engine.was_step_applied()) == (32.0, 1, False)
+                assert math.isinf(engine.get_global_grad_norm())
+                torch.testing.assert_close(complete(engine.module), before, rtol=0, atol=0)
+
+
+def half_loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(output.float(), labels)
+
+
+def half_engine(module: Any, stage: int, dtype: str, section: dict[str, Any]) -> Any:
+    return engine_of(configuration(stage, 2, **{dtype: section}), module)
+
+
 CHECKS: list[Callable[[], object]] = [
     trains_as_one_process,
     reductions_are_the_same_mean,
@@ -834,6 +959,10 @@ CHECKS: list[Callable[[], object]] = [
     tags_that_differ,
     pipelines,
     bad_pipelines,
+    tensor_parallelism,
+    parameters_among_few_ranks,
+    pipelines_of_half_precision,
+    what_a_save_and_a_load_leave_out,
 ]
 
 

@@ -412,7 +412,8 @@ class PipelineEngine(DeepSpeedEngine):
 
     def _scaled_loss(self, output: Any, labels: Any) -> torch.Tensor:
         loss: torch.Tensor = output if self.module.loss_fn is None else self.module.loss_fn(output, labels)
-        return loss * self._loss_scale.value if torch.is_grad_enabled() else loss
+        scale = self._loss_scale.value if torch.is_grad_enabled() else 1.0
+        return loss.float() * scale if scale != 1 else loss
 
     def _mean(self, losses: list[Any], scale: float) -> torch.Tensor:
         """Of all micro-batches and replicas."""
