@@ -59,6 +59,9 @@ def test_so_it_does_at_other_numbers_of_ranks(tmp_path: Path, ranks: int) -> Non
         "overflow_skips_the_step_on_all_ranks",
         "a_save_goes_on_as_if_nothing_had_been",
         "pipelines",
+        "tensor_parallelism",
+        "parameters_among_few_ranks",
+        "pipelines_of_half_precision",
     ]
     run_ranks(JOBS, ranks, "checks", tmp_path, *names)
 

@@ -854,6 +854,9 @@ def tensor_parallelism() -> None:
     mesh = init_device_mesh("cpu", (ranks // parts, parts), mesh_dim_names=("dp", "tp"))
     copies, copy = mesh["dp"].size(), mesh["dp"].get_local_rank()
     refused(ts.InvalidArgument, "a mesh of 2 dimensions", lambda: engine_of(configuration(), mlp(), mpu=mesh))
+    model = parallelize_module(mlp(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    of_half = partial(engine_of, configuration(0, bf16={"enabled": True}), model, mpu=mesh["dp"])
+    refused(ts.InvalidArgument, "stage 0 with fp16 or bf16 and tensor parallelism", of_half)
     for stage in range(1, 4):
         model = parallelize_module(mlp(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         engine = engine_of(configuration(stage, gradient_clipping=0.1), model, mpu=mesh["dp"])
@@ -899,21 +902,18 @@ def pipelines_of_half_precision() -> None:
     for dtype in ("bf16", "fp16"):
         for stage in (0, 1):
             section = {"enabled": True, **({"initial_scale_power": 6, "hysteresis": 1} if dtype == "fp16" else {})}
-            if stage == 0 and ranks > 1:
-                module = deepspeed.PipelineModule(layers(), ranks, loss_fn=half_loss)
-                refused(
-                    ts.InvalidArgument, "stage 0 with fp16 or bf16", partial(half_engine, module, stage, dtype, section)
-                )
-                continue
-            module = deepspeed.PipelineModule(layers(), ranks, loss_fn=half_loss)
-            engine = half_engine(module, stage, dtype, section)
+            stages = 2 if ranks % 2 == 0 else ranks
+            copies, copy = ranks // stages, rank % (ranks // stages)
+            module = deepspeed.PipelineModule(layers(), stages, loss_fn=half_loss)
+            engine = engine_of(configuration(stage, 2, **{dtype: section}), module)
             whole = Whole(of_all_stages(engine.module))
             optimizer = adamw(whole.parameters())
             for number in range(3):
-                given = [batch(2 * number + micro, 0) for micro in range(2)]
+                given = [batch(2 * number + micro, copy) for micro in range(2)]
                 loss = engine.train_batch(iter([(x.to(DTYPES[dtype]), y) for x, y in given]))
                 optimizer.zero_grad()
-                expected = torch.stack([half_loss(whole(x), y) for x, y in given]).mean()
+                every = [batch(2 * number + micro, of) for micro in range(2) for of in range(copies)]
+                expected = torch.stack([half_loss(whole(x), y) for x, y in every]).mean()
                 expected.backward()
                 nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
                 optimizer.step()
@@ -921,7 +921,8 @@ def pipelines_of_half_precision() -> None:
             assert all(one.dtype is torch.float32 for one in engine.module.parameters())
             if dtype == "fp16":
                 before = complete(engine.module)
-                poisoned = [(x.to(DTYPES[dtype]), y * math.inf) for x, y in given]
+                factor = math.inf if copy == 0 else 1.0
+                poisoned = [(x.to(DTYPES[dtype]), y * factor) for x, y in given]
                 engine.train_batch(iter(poisoned))
                 assert (engine.loss_scale(), engine.skipped_steps, engine.was_step_applied()) == (32.0, 1, False)
                 assert math.isinf(engine.get_global_grad_norm())
@@ -930,10 +931,6 @@ def pipelines_of_half_precision() -> None:
 
 def half_loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(output.float(), labels)
-
-
-def half_engine(module: Any, stage: int, dtype: str, section: dict[str, Any]) -> Any:
-    return engine_of(configuration(stage, 2, **{dtype: section}), module)
 
 
 CHECKS: list[Callable[[], object]] = [

@@ -69,7 +69,7 @@ class Sharded:
         ranks = dist.get_world_size(group)
         if mesh is None:
             mesh = _mesh_of(group, replicas=settings.stage == 0)
-        elif settings.stage == 0:
+        elif settings.stage == 0 and mesh.ndim == 1:
             raise InvalidArgument(
                 'stage 0 with fp16 or bf16 and tensor parallelism is not supported; use "zero_optimization": '
                 '{"stage": 1}, or keep the parameters\' own dtypes'
@@ -108,7 +108,7 @@ class Sharded:
 
 def make_model(module: nn.Module, group: Any, settings: Settings, mesh: DeviceMesh | None) -> Replicated | Sharded:
     """All ranks of the group get the parameters and buffers of its first one. Collective. `mesh`: the data-parallel
-    ranks in a mesh of several dimensions."""
+    ranks in a mesh of several dimensions; by a second one of one rank for replicas."""
     if settings.stage == 0 and settings.dtype is None:
         return Replicated(module, group, settings)
     for one in [*module.parameters(), *module.buffers()]:

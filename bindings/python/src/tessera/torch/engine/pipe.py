@@ -127,7 +127,8 @@ class PipelineModule(nn.Module):
             raise InvalidArgument(f"the pipeline has {len(specs)} layers for {num_stages} stages; each needs one")
         self.loss_fn = loss_fn
         self.num_stages = num_stages
-        self.mesh = init_device_mesh("cpu", (num_stages, world // num_stages), mesh_dim_names=("pp", "dp"))
+        shape = (num_stages, world // num_stages, 1)
+        self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp", "alone"))
         self.stage_id = self.mesh.get_local_rank("pp")
         self.parts = _bounds(_weights(specs, partition_method), num_stages)
         self._interval = activation_checkpoint_interval
