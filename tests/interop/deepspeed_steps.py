@@ -71,7 +71,7 @@ def scale_of(engine: Any, dtype: str) -> float:
     return float(getattr(optimizer, "cur_scale", None) or getattr(optimizer, "loss_scale", None) or own())
 
 
-def steps_of(library: Any, case: str, rank: int) -> list[dict[str, float]]:
+def steps_of(library: Any, case: str, rank: int) -> list[dict[str, Any]]:
     dtype, stage = case.split(" stage ")
     torch.manual_seed(11)
     model = Net()
@@ -91,8 +91,9 @@ def steps_of(library: Any, case: str, rank: int) -> list[dict[str, float]]:
             engine.step()
         norm = engine.get_global_grad_norm()
         lr = engine.get_lr()[0]
-        told = {"loss": sum(losses) / ACCUMULATION, "norm": float(norm), "scale": scale_of(engine, dtype), "lr": lr}
+        told = {"loss": sum(losses) / ACCUMULATION, "scale": scale_of(engine, dtype), "lr": lr}
         told |= {"skipped": engine.skipped_steps, "steps": engine.global_steps}
+        told["norm"] = None if norm is None else float(norm)  # DeepSpeed tells none in float32 at stage 0
         if engine.skipped_steps > (found[-1]["skipped"] if found else 0):
             told["norm"] = -1.0  # of a step that was skipped: DeepSpeed's optimizers say different things
         found.append(told)
@@ -130,7 +131,7 @@ def check_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
             for key in ("scale", "skipped", "steps"):
                 assert own[key] == theirs[key], where
             assert math.isclose(own["lr"], theirs["lr"], rel_tol=1e-12), where
-            for key in ("loss", "norm"):
+            for key in ("loss",) if theirs["norm"] is None else ("loss", "norm"):
                 assert math.isclose(own[key], theirs[key], rel_tol=rtol, abs_tol=rtol / 10), where
 
 

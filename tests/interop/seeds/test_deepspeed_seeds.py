@@ -79,5 +79,5 @@ def test_a_world_that_does_not_divide_the_batch_is_told_with_all_numbers(tmp_pat
     write_sentences(train_file, 20, seed=1)
     config = ["--deepspeed", "--deepspeed_config", HERE / "ds_config.json"]
     program = [HERE / "deepspeed_train.py", train_file, "--save_dir", tmp_path / "saved", *config]
-    with pytest.raises(AssertionError, match="train_batch_size 8 does not equal .*3 data-parallel ranks"):
+    with pytest.raises(AssertionError, match=r"train_batch_size 8 does not equal .*3 data-parallel ranks"):
         launched("tessera run", 3, *program, cwd=tmp_path)

@@ -192,6 +192,8 @@ def initialize(
     is_pipeline = isinstance(model, PipelineModule)
     group, mesh = (model.data_parallel_group, model.mesh["dp"]) if is_pipeline else _data_parallel(mpu)
     settings = ranks.together(lambda: Settings.of(resolve_config(given, dist.get_world_size(group))))
+    if is_pipeline and settings.stage == 0:
+        mesh = model.mesh["dp", "alone"]
     ranks.together(lambda: _check_arguments(model, optimizer, lr_scheduler, settings, mpu, group))
     _compare(ranks, settings, None if is_pipeline else model)
     if ranks.rank == 0:

@@ -69,10 +69,10 @@ class Sharded:
         ranks = dist.get_world_size(group)
         if mesh is None:
             mesh = _mesh_of(group, replicas=settings.stage == 0)
-        elif settings.stage == 0:
+        elif settings.stage == 0 and mesh.ndim == 1:
             raise InvalidArgument(
-                "stage 0 with fp16 or bf16 and tensor parallelism is not supported; use \"zero_optimization\": "
-                "{\"stage\": 1}, or keep the parameters' own dtypes"
+                'stage 0 with fp16 or bf16 and tensor parallelism is not supported; use "zero_optimization": '
+                '{"stage": 1}, or keep the parameters\' own dtypes'
             )
         if ranks % settings.secondary_ranks:
             raise InvalidArgument(
@@ -107,8 +107,8 @@ class Sharded:
 
 
 def make_model(module: nn.Module, group: Any, settings: Settings, mesh: DeviceMesh | None) -> Replicated | Sharded:
-    """All ranks of the group get the parameters and buffers of its first one. Collective. `mesh`: the data-parallel ranks
-    in a mesh of several dimensions."""
+    """All ranks of the group get the parameters and buffers of its first one. Collective. `mesh`: the data-parallel
+    ranks in a mesh of several dimensions; by a second one of one rank for replicas."""
     if settings.stage == 0 and settings.dtype is None:
         return Replicated(module, group, settings)
     for one in [*module.parameters(), *module.buffers()]:
@@ -141,7 +141,7 @@ def _mesh_of(group: Any, replicas: bool) -> DeviceMesh:
     if not replicas:
         return DeviceMesh.from_group(group, "cpu")
     raise InvalidArgument(
-        "stage 0 with fp16 or bf16 needs all ranks of the job; use \"zero_optimization\": {\"stage\": 1}, or keep the "
+        'stage 0 with fp16 or bf16 needs all ranks of the job; use "zero_optimization": {"stage": 1}, or keep the '
         "parameters' own dtypes"
     )
 

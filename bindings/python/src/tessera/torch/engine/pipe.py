@@ -127,7 +127,8 @@ class PipelineModule(nn.Module):
             raise InvalidArgument(f"the pipeline has {len(specs)} layers for {num_stages} stages; each needs one")
         self.loss_fn = loss_fn
         self.num_stages = num_stages
-        self.mesh = init_device_mesh("cpu", (num_stages, world // num_stages), mesh_dim_names=("pp", "dp"))
+        shape = (num_stages, world // num_stages, 1)
+        self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp", "alone"))
         self.stage_id = self.mesh.get_local_rank("pp")
         self.parts = _bounds(_weights(specs, partition_method), num_stages)
         self._interval = activation_checkpoint_interval
@@ -412,7 +413,8 @@ class PipelineEngine(DeepSpeedEngine):
 
     def _scaled_loss(self, output: Any, labels: Any) -> torch.Tensor:
         loss: torch.Tensor = output if self.module.loss_fn is None else self.module.loss_fn(output, labels)
-        return loss * self._loss_scale.value if torch.is_grad_enabled() else loss
+        scale = self._loss_scale.value if torch.is_grad_enabled() else 1.0
+        return loss.float() * scale if scale != 1 else loss
 
     def _mean(self, losses: list[Any], scale: float) -> torch.Tensor:
         """Of all micro-batches and replicas."""
@@ -454,11 +456,11 @@ class PipelineEngine(DeepSpeedEngine):
         """Not there: use `train_batch` or `eval_batch`."""
         raise InvalidState("a PipelineEngine has only train_batch() and eval_batch()")
 
-    def backward(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
+    def backward(self, *_: Any, **__: Any) -> NoReturn:
         """Not there: use `train_batch`."""
         raise InvalidState("a PipelineEngine has only train_batch() and eval_batch()")
 
-    def step(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
+    def step(self, *_: Any, **__: Any) -> NoReturn:
         """Not there: use `train_batch`."""
         raise InvalidState("a PipelineEngine has only train_batch() and eval_batch()")
 

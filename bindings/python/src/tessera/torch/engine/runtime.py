@@ -143,7 +143,7 @@ class DeepSpeedEngine(Saves, nn.Module):
             reduces = not self._in_no_sync and (self._settings.stage >= 2 or self.is_gradient_accumulation_boundary())
             self._model.begin_pass(reduces)
             scale = self._loss_scale.value
-            scaled = loss * scale if scale != 1 else loss
+            scaled = loss.float() * scale if scale != 1 else loss
             self._model.watch(scaled)
             scaled.backward(retain_graph=retain_graph)
         self._passes += 1
@@ -428,5 +428,3 @@ def _shown(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     return f"a tensor of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
-
-

@@ -347,9 +347,7 @@ def _names(module: nn.Module, optimizer: Any) -> dict[torch.Tensor, str]:
 
 def _optimizer_state(module: nn.Module, optimizer: Any) -> dict[str, Any]:
     names = _names(module, optimizer)
-    groups = [
-        {**group, "params": [names[param] for param in group["params"]]} for group in optimizer.param_groups
-    ]
+    groups = [{**group, "params": [names[param] for param in group["params"]]} for group in optimizer.param_groups]
     return {"state": {names[param]: dict(state) for param, state in optimizer.state.items()}, "param_groups": groups}
 
 

@@ -77,17 +77,13 @@ def WarmupLR(optimizer: Any, last_batch_iteration: int = -1, **options: Any) -> 
     return Schedule(optimizer, LRSchedule.warmup(**_given(options)), last_batch_iteration)
 
 
-def WarmupDecayLR(
-    optimizer: Any, total_num_steps: int, last_batch_iteration: int = -1, **options: Any
-) -> Schedule:
+def WarmupDecayLR(optimizer: Any, total_num_steps: int, last_batch_iteration: int = -1, **options: Any) -> Schedule:
     """DeepSpeed's ``WarmupDecayLR``: options as for `tessera.LRSchedule.warmup`."""
     options = {"warmup_max_lr": 0.001, **_given(options)}
     return Schedule(optimizer, LRSchedule.warmup(total_num_steps=total_num_steps, **options), last_batch_iteration)
 
 
-def WarmupCosineLR(
-    optimizer: Any, total_num_steps: int, last_batch_iteration: int = -1, **options: Any
-) -> Schedule:
+def WarmupCosineLR(optimizer: Any, total_num_steps: int, last_batch_iteration: int = -1, **options: Any) -> Schedule:
     """DeepSpeed's ``WarmupCosineLR``: options as for `tessera.LRSchedule.warmup_cosine`."""
     schedule = LRSchedule.warmup_cosine(total_num_steps=total_num_steps, **_given(options))
     return Schedule(optimizer, schedule, last_batch_iteration)
