@@ -139,6 +139,10 @@ def full_parts(engine: Any, stage: int) -> dict[str, torch.Tensor]:
     """Called by all ranks. DeepSpeed's accessors gather what is cut."""
     model = engine.module
     found: dict[str, torch.Tensor] = {}
+    if stage in (1, 2):
+        # DeepSpeed links the moments of all groups after the step of the first one, when the others have none yet.
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
     for parameter, name in names_of(model).items():
         state: dict[str, torch.Tensor] = {}
         if not parameter.requires_grad:
