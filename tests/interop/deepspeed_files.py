@@ -4,10 +4,10 @@ usage: deepspeed_files.py [-h] [--into DIRECTORY] [CASE ...]
 
 For each case a directory CASE with DeepSpeed's files and two of ours:
 
-  expected.safetensors   full parameters, buffers and moments, from DeepSpeed's own accessors (safe_get_full_*) of the
-                         running engine; the parameters of ZeRO were compared with those of zero_to_fp32.py,
-                         where that script reads the files
-  expected.json          {"step", "world_size", "values": {NAME: typed JSON}}
+  expected/tensors.safetensors  full parameters, buffers and moments, from DeepSpeed's own accessors (safe_get_full_*) of
+                                the running engine; the parameters of ZeRO were compared with the model's own, and with
+                                those of zero_to_fp32.py where that script reads the files
+  expected/facts.json           {"step", "world_size", "values": {NAME: typed JSON}}
 
 Names are the ones under which Tessera reads them. Needs deepspeed 0.19.8, a PyTorch for CPUs and safetensors:
 
@@ -137,14 +137,22 @@ def stage0_state(engine: Any, parameter: torch.nn.Parameter) -> tuple[torch.Tens
     return parameter.detach(), optimizer.state[parameter]
 
 
+def link_again(optimizer: Any) -> None:
+    """Lets the accessors find everything. DeepSpeed links the moments of all groups after the step of the first one, when
+    the others have none yet; and it links parameters in their own order, where round_robin_gradients had another one."""
+    if hasattr(optimizer, "round_robin_bit16_groups"):
+        optimizer.bit16_groups = optimizer.round_robin_bit16_groups
+        optimizer._link_all_hp_params()
+    optimizer._hp_optimizer_states_linked = False
+    optimizer._lazy_init_hp_params_optimizer_state()
+
+
 def full_parts(engine: Any, stage: int) -> dict[str, torch.Tensor]:
     """Called by all ranks. DeepSpeed's accessors gather what is cut."""
     model = engine.module
     found: dict[str, torch.Tensor] = {}
     if stage in (1, 2):
-        # DeepSpeed links the moments of all groups after the step of the first one, when the others have none yet.
-        engine.optimizer._hp_optimizer_states_linked = False
-        engine.optimizer._lazy_init_hp_params_optimizer_state()
+        link_again(engine.optimizer)
     for parameter, name in names_of(model).items():
         state: dict[str, torch.Tensor] = {}
         if not parameter.requires_grad:
@@ -154,6 +162,8 @@ def full_parts(engine: Any, stage: int) -> dict[str, torch.Tensor]:
             master, state = stage0_state(engine, parameter)
         else:
             master = safe_get_full_fp32_param(parameter)
+            with deepspeed.zero.GatheredParameters([parameter], enabled=stage == 3):
+                assert torch.equal(master.to(parameter.dtype), parameter.detach()), name
             state = {key: safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")}
             state["step"] = torch.tensor(float(STEPS))
         found[f"model.{name}"] = master
@@ -203,8 +213,9 @@ def run(rank: int, ranks: int, port: int, name: str, directory: Path) -> None:
     found = full_parts(engine, stage)
     if rank == 0:
         check_with_their_script(engine, directory, found, stage)
-        save_file(found, directory / "expected.safetensors")
-        (directory / "expected.json").write_text(
+        (directory / "expected").mkdir()
+        save_file(found, directory / "expected" / "tensors.safetensors")
+        (directory / "expected" / "facts.json").write_text(
             json.dumps(expected(engine, scheduler, ranks), indent=1, ensure_ascii=False), "utf-8"
         )
         for script in ("zero_to_fp32.py", "zero_to_torch.py"):

@@ -86,6 +86,7 @@ TEST_P(Damaged, AFlippedBitInATensorIsFoundByALoad) {
     const auto checkpoint = Checkpoint::open(copy_);
     const std::string master = bytes_of(*expected_, "model.hidden.weight");
     for (const std::string& name : pt_files(copy_)) {
+        if (!name.ends_with("_optim_states.pt")) continue;  // the model has it too, and is not read
         std::string whole = slurp(copy_ + "/" + name);
         const size_t at = whole.find(master.substr(0, 16));
         if (at == std::string::npos) continue;
@@ -214,7 +215,7 @@ TEST(DeepSpeedFiles, ALatestThatNamesNoTagListsThem) {
     spill(dir / "latest", "stage3-fp32-2\n");
     EXPECT_EQ(Checkpoint::open(dir.path())->path(), dir / "stage3-fp32-2");
     // As Hugging Face's Trainer leaves them.
-    fs::copy(written() + "/stage3-fp32-2/expected.safetensors", dir / "model.safetensors");
+    fs::copy(written() + "/stage3-fp32-2/expected/tensors.safetensors", dir / "model.safetensors");
     EXPECT_EQ(Checkpoint::open(dir.path())->manifest().format, "safetensors");
     EXPECT_EQ(Checkpoint::open(dir / "stage3-fp32-2")->manifest().format, "deepspeed");
     fs::remove(dir / "model.safetensors");
