@@ -4,9 +4,9 @@ usage: deepspeed_files.py [-h] [--into DIRECTORY] [CASE ...]
 
 For each case a directory CASE with DeepSpeed's files and two of ours:
 
-  expected/tensors.safetensors  full parameters, buffers and moments, from DeepSpeed's own accessors (safe_get_full_*) of
-                                the running engine; the parameters of ZeRO were compared with the model's own, and with
-                                those of zero_to_fp32.py where that script reads the files
+  expected/tensors.safetensors  full parameters, buffers and moments, from DeepSpeed's own accessors (safe_get_full_*)
+                                of the running engine; the parameters of ZeRO were compared with the model's own, and
+                                with those of zero_to_fp32.py where that script reads the files
   expected/facts.json           {"step", "world_size", "values": {NAME: typed JSON}}
 
 Names are the ones under which Tessera reads them. Needs deepspeed 0.19.8, a PyTorch for CPUs and safetensors:
@@ -138,8 +138,9 @@ def stage0_state(engine: Any, parameter: torch.nn.Parameter) -> tuple[torch.Tens
 
 
 def link_again(optimizer: Any) -> None:
-    """Lets the accessors find everything. DeepSpeed links the moments of all groups after the step of the first one, when
-    the others have none yet; and it links parameters in their own order, where round_robin_gradients had another one."""
+    """Lets the accessors find everything. DeepSpeed links the moments of all groups after the step of the first one,
+    when the others have none yet; and it links parameters in their own order, where round_robin_gradients had
+    another one."""
     if hasattr(optimizer, "round_robin_bit16_groups"):
         optimizer.bit16_groups = optimizer.round_robin_bit16_groups
         optimizer._link_all_hp_params()
