@@ -4,9 +4,10 @@ usage: deepspeed_files.py [-h] [--into DIRECTORY] [CASE ...]
 
 For each case a directory CASE with DeepSpeed's files and two of ours:
 
-  expected.safetensors   full parameters, buffers and moments, from DeepSpeed's own accessors (safe_get_full_*) of the
-                         running engine; the parameters of ZeRO were compared with zero_to_fp32.py's
-  expected.json          {"step", "world_size", "values": {NAME: typed JSON}}
+  expected/tensors.safetensors  full parameters, buffers and moments, from DeepSpeed's own accessors (safe_get_full_*)
+                                of the running engine; the parameters of ZeRO were compared with the model's own, and
+                                with those of zero_to_fp32.py where that script reads the files
+  expected/facts.json           {"step", "world_size", "values": {NAME: typed JSON}}
 
 Names are the ones under which Tessera reads them. Needs deepspeed 0.19.8, a PyTorch for CPUs and safetensors:
 
@@ -33,6 +34,7 @@ import deepspeed
 import torch
 import torch.multiprocessing
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import save_file
@@ -135,10 +137,23 @@ def stage0_state(engine: Any, parameter: torch.nn.Parameter) -> tuple[torch.Tens
     return parameter.detach(), optimizer.state[parameter]
 
 
+def link_again(optimizer: Any) -> None:
+    """Lets the accessors find everything. DeepSpeed links the moments of all groups after the step of the first one,
+    when the others have none yet; and it links parameters in their own order, where round_robin_gradients had
+    another one."""
+    if hasattr(optimizer, "round_robin_bit16_groups"):
+        optimizer.bit16_groups = optimizer.round_robin_bit16_groups
+        optimizer._link_all_hp_params()
+    optimizer._hp_optimizer_states_linked = False
+    optimizer._lazy_init_hp_params_optimizer_state()
+
+
 def full_parts(engine: Any, stage: int) -> dict[str, torch.Tensor]:
     """Called by all ranks. DeepSpeed's accessors gather what is cut."""
     model = engine.module
     found: dict[str, torch.Tensor] = {}
+    if stage in (1, 2):
+        link_again(engine.optimizer)
     for parameter, name in names_of(model).items():
         state: dict[str, torch.Tensor] = {}
         if not parameter.requires_grad:
@@ -148,6 +163,8 @@ def full_parts(engine: Any, stage: int) -> dict[str, torch.Tensor]:
             master, state = stage0_state(engine, parameter)
         else:
             master = safe_get_full_fp32_param(parameter)
+            with deepspeed.zero.GatheredParameters([parameter], enabled=stage == 3):
+                assert torch.equal(master.to(parameter.dtype), parameter.detach()), name
             state = {key: safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")}
             state["step"] = torch.tensor(float(STEPS))
         found[f"model.{name}"] = master
@@ -160,8 +177,9 @@ def full_parts(engine: Any, stage: int) -> dict[str, torch.Tensor]:
     return {name: part.detach().cpu().clone().contiguous() for name, part in found.items()}
 
 
-def check_with_their_script(directory: Path, found: dict[str, torch.Tensor], stage: int) -> None:
-    if stage == 0:
+def check_with_their_script(engine: Any, directory: Path, found: dict[str, torch.Tensor], stage: int) -> None:
+    # The script refuses the files of BF16_Optimizer.
+    if stage == 0 or isinstance(engine.optimizer, BF16_Optimizer):
         return
     for name, tensor in get_fp32_state_dict_from_zero_checkpoint(str(directory)).items():
         assert torch.equal(tensor.float(), found[f"model.{name}"].float()), name
@@ -195,9 +213,10 @@ def run(rank: int, ranks: int, port: int, name: str, directory: Path) -> None:
     engine.save_checkpoint(str(directory), tag=f"after-{STEPS}", client_state=CLIENT)
     found = full_parts(engine, stage)
     if rank == 0:
-        check_with_their_script(directory, found, stage)
-        save_file(found, directory / "expected.safetensors")
-        (directory / "expected.json").write_text(
+        check_with_their_script(engine, directory, found, stage)
+        (directory / "expected").mkdir()
+        save_file(found, directory / "expected" / "tensors.safetensors")
+        (directory / "expected" / "facts.json").write_text(
             json.dumps(expected(engine, scheduler, ranks), indent=1, ensure_ascii=False), "utf-8"
         )
         for script in ("zero_to_fp32.py", "zero_to_torch.py"):

@@ -48,9 +48,9 @@ def contents(path: Path, under: str = "") -> dict[str, tuple[Any, tuple[int, ...
 
 @pytest.mark.parametrize("case", CASES)
 def test_python_reads_what_deepspeed_has(written: Path, case: str) -> None:
-    expected = contents(written / case / "expected.safetensors")
+    expected = contents(written / case / "expected" / "tensors.safetensors")
     assert contents(written / case) == expected
-    facts = json.loads((written / case / "expected.json").read_text("utf-8"))
+    facts = json.loads((written / case / "expected" / "facts.json").read_text("utf-8"))
     with ts.Checkpoint(written / case / TAG) as checkpoint:
         assert checkpoint.step == facts["step"]
         assert checkpoint.manifest["world_size"] == facts["world_size"]
@@ -66,7 +66,7 @@ def test_python_reads_what_deepspeed_has(written: Path, case: str) -> None:
 @pytest.mark.parametrize("to", ["native", "safetensors", "torch_save"])
 @pytest.mark.parametrize("case", ["stage0-bf16-1", "stage1-bf16-2", "stage2-fp32-2", "stage3-bf16-3"])
 def test_the_command_converts_them(written: Path, tmp_path: Path, case: str, to: str) -> None:
-    expected = contents(written / case / "expected.safetensors")
+    expected = contents(written / case / "expected" / "tensors.safetensors")
     ckpt("convert", str(written / case), str(tmp_path / "out"), "--to", to)
     assert contents(tmp_path / "out") == expected
     if to == "native":
@@ -78,7 +78,7 @@ def test_the_command_converts_them(written: Path, tmp_path: Path, case: str, to:
 @pytest.mark.parametrize("case", ["stage0-fp32-2", "stage2-bf16-3", "stage3-fp32-2"])
 def test_the_command_shows_and_verifies_them(written: Path, case: str) -> None:
     info = json.loads(ckpt("info", "--json", str(written / case)))
-    facts = json.loads((written / case / "expected.json").read_text("utf-8"))
+    facts = json.loads((written / case / "expected" / "facts.json").read_text("utf-8"))
     assert (info["format"], info["step"], info["world_size"]) == ("deepspeed", facts["step"], facts["world_size"])
     assert info["writer"]["library"] == "DeepSpeed"
     assert json.loads(ckpt("verify", "--json", str(written / case)))["sound"]
@@ -126,7 +126,7 @@ with ts.init() as comm, ts.Checkpoint(sys.argv[1]) as checkpoint, ts.Checkpoint(
 def test_any_number_of_ranks_loads_its_shards(written: Path, tmp_path: Path, case: str, ranks: int) -> None:
     (tmp_path / "loader.py").write_text(LOADER, encoding="utf-8")
     command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(tmp_path / "loader.py")]
-    paths = [str(written / case), str(written / case / "expected.safetensors")]
+    paths = [str(written / case), str(written / case / "expected" / "tensors.safetensors")]
     done = subprocess.run([*command, *paths], capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(ranks):
@@ -135,7 +135,7 @@ def test_any_number_of_ranks_loads_its_shards(written: Path, tmp_path: Path, cas
 
 @pytest.mark.parametrize("case", ["stage1-fp32-3", "stage2-fp32-2", "stage3-fp32-1"])
 def test_an_optimizer_goes_on_from_their_moments(written: Path, case: str) -> None:
-    with ts.Checkpoint(written / case / "expected.safetensors") as checkpoint:
+    with ts.Checkpoint(written / case / "expected" / "tensors.safetensors") as checkpoint:
         expected = dict(checkpoint.items())
     names = ["hidden.weight", "hidden.bias", "embed.weight"] if "model.hidden.bias" in expected else ["weight"]
     params = {name: np.zeros_like(expected[f"model.{name}"]) for name in names}

@@ -240,9 +240,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_load_options_init(tsr_load_options *options,
  *  saver removes it, not even one in another process, if the file system has advisory locks.
  *  @param path  borrowed for the call
  *  @param out   the checkpoint
- *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, UNSUPPORTED (PyTorch and DeepSpeed formats:
- *          something that cannot be read, such as a compressed or big-endian archive, or model parallelism), IO, INVALID_ARGUMENT (also: a
- *          directory of safetensors holds more than one model)
+ *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, UNSUPPORTED (PyTorch and
+ *          DeepSpeed formats: something that cannot be read, such as a compressed or big-endian archive, or model
+ *          parallelism), IO, INVALID_ARGUMENT (also: a directory of safetensors holds more than one model)
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_open(const char *path, tsr_checkpoint **out);
 

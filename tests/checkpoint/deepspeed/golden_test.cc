@@ -15,7 +15,7 @@ class Written : public ::testing::TestWithParam<const char*> {
    protected:
     std::shared_ptr<const Checkpoint> opened_ = Checkpoint::open(tag_of(GetParam()));
     std::shared_ptr<const Checkpoint> expected_ = expected_of(GetParam());
-    Json facts_ = Json::parse(slurp(written() + "/" + GetParam() + "/expected.json"), "expected.json");
+    Json facts_ = Json::parse(slurp(written() + "/" + GetParam() + "/expected/facts.json"), "facts.json");
 };
 
 TEST_P(Written, EveryTensorIsTheOneThatDeepSpeedHas) {

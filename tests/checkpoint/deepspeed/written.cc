@@ -43,7 +43,7 @@ std::string copy_of(const std::string& name, const TempDir& dir) {
 }
 
 std::shared_ptr<const Checkpoint> expected_of(const std::string& name) {
-    return Checkpoint::open(written() + "/" + name + "/expected.safetensors");
+    return Checkpoint::open(written() + "/" + name + "/expected/tensors.safetensors");
 }
 
 std::string bytes_of(const Checkpoint& checkpoint, const std::string& name, const Box& box, Verify verify) {

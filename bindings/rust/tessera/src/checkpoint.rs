@@ -164,7 +164,8 @@ impl Checkpoint {
     /// Opens a checkpoint's directory, the newest checkpoint of a root (or of a root's `latest`), or the best one of a
     /// root's `best` ([`SaverBuilder::best_metric`](crate::SaverBuilder::best_metric)). Also opens a directory of
     /// `torch.distributed.checkpoint`, a file of `torch.save` (or the directory of a `model.pt`), safetensors in
-    /// the layout of Hugging Face, and a directory that DeepSpeed's engine wrote. No saver removes a Tessera checkpoint while it is open.
+    /// the layout of Hugging Face, and a directory that DeepSpeed's engine wrote. No saver removes a Tessera checkpoint
+    /// while it is open.
     ///
     /// # Errors
     /// `NotFound`: there is no manifest, so this is not a committed checkpoint; `Corrupt`, `Version`, `Io`,

@@ -301,6 +301,14 @@ class Machine {
         push(add(Kind::global, 0, uint64_t{module} << 32 | name));
     }
     void push_call(Ref callee, Ref arguments) {
+        // A tensor that has attributes, as the partitions of DeepSpeed's stage 3. They say nothing of its data.
+        if (tree_.is_global(callee, "torch._tensor", "_rebuild_from_type_v2")) {
+            const std::span<const Ref> parts = tree_.items(arguments);
+            if (parts.size() == 4 && tree_.is_global(parts[1], "torch", "Tensor") && tree_.is(parts[2], Kind::tuple)) {
+                callee = parts[0];
+                arguments = parts[2];
+            }
+        }
         // Subclasses of dict, which states are made of.
         if (tree_.is_global(callee, "collections", "OrderedDict") && tree_.items(arguments).empty()) {
             return push(add_growing(Kind::dict));
