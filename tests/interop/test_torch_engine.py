@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,25 @@ def test_each_step_is_that_of_deepspeed(tmp_path: Path) -> None:
     recorded = json.loads((HERE / "deepspeed_steps.json").read_text(encoding="utf-8"))
     for rank in range(2):
         check_alike(json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")), recorded[str(rank)])
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks", "stage", "dtype"),
+    sample(
+        [
+            ("stage0-fp32-2", 1, 1, "fp32"),
+            ("stage1-fp32-3", 2, 3, "fp32"),
+            ("stage1-bf16-2", 3, 2, "bf16"),
+            ("stage2-fp32-2", 3, 0, "fp32"),
+            ("stage2-fp16-2", 2, 2, "fp16"),
+            ("stage2-tiny-3", 2, 3, "fp32"),
+            ("stage3-bf16-3", 2, 3, "bf16"),
+        ],
+        2,
+        "DeepSpeed's checkpoints",
+    ),
+)
+def test_it_goes_on_from_deepspeeds_checkpoints(tmp_path: Path, case: str, ranks: int, stage: int, dtype: str) -> None:
+    with tarfile.open(HERE / "deepspeed" / "files.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    run_ranks(HERE / "torch_engine_reads_job.py", ranks, tmp_path / case, tmp_path / "own", stage, dtype)
