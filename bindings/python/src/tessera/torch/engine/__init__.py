@@ -15,7 +15,8 @@ from DeepSpeed.
 
 from . import comm, pipe, utils, zero
 from . import schedules as lr_schedules
-from .initialize import add_config_arguments, init_distributed, initialize
+from .comm import init_distributed
+from .initialize import add_config_arguments, initialize
 from .loader import DeepSpeedDataLoader, RepeatingLoader
 from .optimizers import Lamb, Lion
 from .pipe import LayerSpec, PipelineEngine, PipelineModule, TiedLayerSpec

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import InvalidArgument, InvalidState, Unsupported
 from ..norm import norms
 from ..slices import local
+from .comm import init_distributed
 from .loader import RepeatingLoader
 from .runtime import DeepSpeedEngine
 from .settings import Settings
@@ -113,8 +114,6 @@ class PipelineModule(nn.Module):
         **ignored: Any,
     ) -> None:
         super().__init__()
-        from .initialize import init_distributed
-
         del ignored
         init_distributed()
         world = dist.get_world_size()
