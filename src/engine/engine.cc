@@ -272,14 +272,14 @@ bool Engine::step_of_optimizer() {
     if (finite) {
         optimizer_->step();
     } else {
-        ++counters_.skipped_steps;
+        counters_.skipped_steps = saturated_sum(counters_.skipped_steps, 1);
     }
     model_->zero_grad();
     if (times_) {
         times_->end();
         times_->count_step();
     }
-    ++counters_.global_steps;
+    counters_.global_steps = saturated_sum(counters_.global_steps, 1);
     counters_.global_samples = saturated_sum(counters_.global_samples, batch_.train);
     print_step();
     return finite;

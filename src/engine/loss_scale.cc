@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <limits>
 
 #include "base/refuse.hpp"
 
@@ -13,6 +14,9 @@ namespace {
 
 // Losses are usually f32.
 constexpr double largest = FLT_MAX;
+
+// A damaged checkpoint may have it; it then stays, and last_overflow is before it.
+constexpr int64_t last_iteration = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
@@ -48,16 +52,16 @@ void LossScale::update(bool overflow) {
     if (!is_dynamic()) return;
     if (overflow) {
         shrink();
-        state_.last_overflow = state_.iteration;
+        state_.last_overflow = std::min(state_.iteration, last_iteration - 1);
     } else {
         if (options_.restores_every_step) state_.hysteresis = options_.hysteresis;
-        const int64_t stable = state_.iteration - state_.last_overflow - 1;
+        const int64_t stable = state_.iteration - 1 - state_.last_overflow;
         if (stable > 0 && stable % options_.window == 0) {
             state_.hysteresis = options_.hysteresis;
             if (state_.scale <= largest / 2) state_.scale *= 2;
         }
     }
-    ++state_.iteration;
+    if (state_.iteration < last_iteration) ++state_.iteration;
 }
 
 void LossScale::restore(const State& state) {

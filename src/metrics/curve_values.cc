@@ -12,7 +12,8 @@ constexpr double undefined = std::numeric_limits<double>::quiet_NaN();
 }  // namespace
 
 void Area::add(const Point& point) {
-    const double up = point.positives - point.positives_above;
+    const double above = point.positives_above * scales_[0];
+    const double up = point.positives * scales_[0] - above;
     if (!is_roc_) {
         // A step of recall at this precision, times all positives.
         if (up > 0) sum_.add(0, up * (point.positives / (point.positives + point.negatives)));
@@ -20,12 +21,13 @@ void Area::add(const Point& point) {
     }
     // A trapezoid, times twice all positives and negatives.
     const double end = max_fpr_ < 1 ? max_fpr_ * negatives_ : negatives_;
-    const double right = point.negatives - point.negatives_above;
-    if (right == 0 || point.negatives_above >= end) return;
-    const bool is_last = max_fpr_ < 1 && point.negatives > end;
-    const double width = is_last ? end - point.negatives_above : right;
-    const double top = is_last ? point.positives_above + up * (width / right) : point.positives;
-    sum_.add(0, width * (point.positives_above + top));
+    const double left = point.negatives_above * scales_[1];
+    const double right = point.negatives * scales_[1];
+    if (right == left || left >= end) return;
+    const bool is_last = max_fpr_ < 1 && right > end;
+    const double width = is_last ? end - left : right - left;
+    const double top = is_last ? above + up * (width / (right - left)) : point.positives * scales_[0];
+    sum_.add(0, width * (above + top));
 }
 
 double Area::value(Ranks& ranks) {

@@ -14,7 +14,11 @@ namespace tsr::metrics {
 class Area {
    public:
     Area(bool is_roc, double max_fpr, double positives, double negatives)
-        : is_roc_(is_roc), max_fpr_(max_fpr), positives_(positives), negatives_(negatives) {}
+        : is_roc_(is_roc),
+          max_fpr_(max_fpr),
+          scales_{scale_of(positives), scale_of(negatives)},
+          positives_(positives * scales_[0]),
+          negatives_(negatives * scales_[1]) {}
 
     void add(const Point& point);
     // Over the points of all ranks: collective.
@@ -23,6 +27,7 @@ class Area {
    private:
     bool is_roc_;
     double max_fpr_;
+    double scales_[2];  // of positives, and of negatives
     double positives_, negatives_;
     ExactSums sum_{1};
 };

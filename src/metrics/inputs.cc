@@ -122,8 +122,8 @@ std::string advice_on_task(const Form& form, const Dims& shape, size_t rows, siz
 
 Batch::Batch(const Inputs& inputs, const Form& form, Scratch& scratch)
     : inputs_(inputs), form_(form), scratch_(scratch) {
-    const auto required = [](const Tensor* tensor, const char* what) -> const Tensor& {
-        if (tensor == nullptr) refuse("the metric needs {}", what);
+    const auto required = [&](const Tensor* tensor, const char* what) -> const Tensor& {
+        if (tensor == nullptr) refuse("the metric {} needs {}", form.metric, what);
         return *tensor;
     };
     const Tensor& predictions = required(inputs.predictions, "predictions");
@@ -140,7 +140,7 @@ Batch::Batch(const Inputs& inputs, const Form& form, Scratch& scratch)
         check_tensor(targets, "targets", form.targets);
         same_rows(targets, "targets", form.target_columns);
     } else if (inputs.targets != nullptr) {
-        refuse("the metric takes no targets");
+        refuse("the metric {} takes no targets", form.metric);
     }
     if (inputs.weights != nullptr) {
         check_tensor(*inputs.weights, "weights", Values::numbers);
@@ -219,8 +219,12 @@ void Batch::for_each_block(FunctionRef<void(const Block&)> body) const {
     }
 }
 
+size_t Batch::source_row(const Block& block, size_t row) const {
+    return block.begin + (scratch_.kept.empty() ? row : scratch_.kept[row]);
+}
+
 std::string Batch::place(const Block& block, size_t row, size_t column, size_t columns) const {
-    const size_t source = block.begin + (scratch_.kept.empty() ? row : scratch_.kept[row]);
+    const size_t source = source_row(block, row);
     return columns == 1 ? fmt::format("[{}]", source) : fmt::format("[{}, {}]", source, column);
 }
 
@@ -249,11 +253,14 @@ void Batch::check_block(const Block& block) const {
                place(block, static_cast<size_t>(negative - block.weights.begin())), *negative);
     }
     const auto exact = [&](const Tensor* tensor, std::span<const double> values, const char* what, size_t columns) {
-        if (tensor == nullptr || tensor->dtype != DType::i64) return;
-        const size_t at = first_beyond(values, static_cast<double>(exact_integers));
-        if (at == values.size()) return;
-        refuse("{}{} is {}; integers must be within 2^53: convert {} to f64", what,
-               place(block, at / columns, at % columns, columns), values[at], what);
+        if (tensor == nullptr || tensor->dtype != DType::i64 || values.empty()) return;
+        const int64_t* integers = reinterpret_cast<const int64_t*>(tensor->data);
+        for (size_t at = 0; at < values.size(); ++at) {
+            const int64_t value = integers[source_row(block, at / columns) * columns + at % columns];
+            if (value >= -exact_integers && value <= exact_integers) continue;
+            refuse("{}{} is {}; integers must be within 2^53: convert {} to f64", what,
+                   place(block, at / columns, at % columns, columns), value, what);
+        }
     };
     exact(inputs_.predictions, block.predictions, "predictions", form_.prediction_columns);
     exact(inputs_.targets, block.numbers, "targets", form_.target_columns);

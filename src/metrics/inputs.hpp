@@ -38,6 +38,7 @@ struct Form {
     bool arithmetic = false;         // numbers are multiplied: they are at most largest_number
     std::string_view columns_from;   // the option that sets the number of columns; empty: it is always 1
     bool is_binary = false;          // other tasks have several columns
+    std::string_view metric = {};    // its name, for messages
 };
 
 // Consecutive rows without those that are not valid. Labels of predictions and targets are int64, numbers double.
@@ -79,6 +80,8 @@ class Batch {
    private:
     void read(size_t begin, size_t rows, Block& block) const;
     void check_block(const Block& block) const;
+    // Where row `row` of the last block is in the input.
+    [[nodiscard]] size_t source_row(const Block& block, size_t row) const;
 
     Inputs inputs_;
     Form form_;

@@ -198,9 +198,16 @@ class Ratios final : public ClassTotals {
         double above = both_of;
         double below = kind() == Kind::precision ? predicted_of : truly_of;
         if (kind() == Kind::f_beta && std::isfinite(options().beta)) {
-            const double squared = options().beta * options().beta;
-            above = (1 + squared) * both_of;
-            below = squared * truly_of + predicted_of;
+            const double beta = options().beta;
+            const double squared = beta * beta;
+            if (beta < 0x1p300) {
+                above = (1 + squared) * both_of;
+                below = squared * truly_of + predicted_of;
+            } else {  // products with the square could be infinite; 1 + its inverse is 1
+                below = truly_of + predicted_of / beta / beta;
+            }
+            // What is below was rounded to 0; what is above is 0.
+            if (below == 0 && (predicted_of > 0 || (beta > 0 && truly_of > 0))) return 0;
         }
         return below == 0 ? options().zero_division : above / below;
     }

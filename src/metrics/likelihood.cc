@@ -42,7 +42,7 @@ class Likelihood final : public TotalsMetric {
     }
 
     void check_rows(const Batch& batch) const override {
-        if (is_perplexity() || options().from_logits) return;
+        if (is_perplexity() || options().from_logits) return check_losses(batch);
         const double tolerance = std::sqrt(batch.epsilon());
         batch.for_each_block([&](const Block& block) {
             for (size_t i = 0; i < block.rows; ++i) {
@@ -59,6 +59,22 @@ class Likelihood final : public TotalsMetric {
                     refuse("predictions{} sum to {}; probabilities must sum to 1: set from_logits for logits",
                            batch.place(block, i), sum);
                 }
+            }
+        });
+    }
+
+    // Weights times losses, and their sums, are finite if losses are at most largest_number; smaller dtypes have no larger ones.
+    void check_losses(const Batch& batch) const {
+        if (batch.is_single()) return;
+        batch.for_each_block([&](const Block& block) {
+            for (size_t i = 0; i < block.rows; ++i) {
+                const auto row = block.predictions.subspan(i * width(), width());
+                const auto target = static_cast<size_t>(block.labels[i]);
+                const double best = width() > 1 ? *std::ranges::max_element(row) : target == 1 ? 0 : row[0];
+                const double own = width() > 1 ? row[target] : target == 1 ? row[0] : 0;
+                if (best - own <= largest_number) continue;
+                refuse("predictions{} are logits with a loss of {} for the target {}; losses must be at most 2^256",
+                       batch.place(block, i), best - own, target);
             }
         });
     }

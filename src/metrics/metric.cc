@@ -53,7 +53,9 @@ std::shared_ptr<Metric> Metric::create(Kind kind, const Options& options) {
 
 void Metric::update(const Inputs& inputs) {
     refused_ = attempt([&] {
-        const Batch batch(inputs, form(), scratch_);
+        Form own = form();
+        own.metric = name_of(kind_);
+        const Batch batch(inputs, own, scratch_);
         batch.check_values();
         check_rows(batch);
         add(batch);
@@ -173,13 +175,14 @@ double averaged(Average average, std::span<const double> values, std::span<const
     double weight = 0;
     double plain = 0;
     double count = 0;
+    const double scale = weights.empty() ? 1 : scale_of(*std::ranges::max_element(weights));
     for (size_t i = 0; i < values.size(); ++i) {
         if (std::isnan(values[i]) && !keep_nan) continue;
         plain += values[i];
         count += 1;
         if (average == Average::weighted && weights[i] != 0) {  // without samples, NaN does not matter
-            sum += weights[i] * values[i];
-            weight += weights[i];
+            sum += weights[i] * scale * values[i];
+            weight += weights[i] * scale;
         }
     }
     return average == Average::weighted && weight != 0 ? sum / weight : plain / count;

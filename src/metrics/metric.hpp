@@ -113,6 +113,9 @@ class Metric {
 [[nodiscard]] std::shared_ptr<Metric> make_curve(Kind kind, const Options& options);
 [[nodiscard]] std::shared_ptr<Metric> make_binned(Kind kind, const Options& options);
 
+// A power of two for a sum of weights and its parts, so that products of two such sums do not underflow: 1 unless it is small.
+[[nodiscard]] inline double scale_of(double sum) { return sum < 0x1p-400 ? 0x1p700 : 1; }
+
 // The average of what classes or outputs have, as scikit-learn takes it: values that are NaN count only if `keep_nan`. With
 // Average::none it is NaN.
 [[nodiscard]] double averaged(Average average, std::span<const double> values, std::span<const double> weights,

@@ -87,7 +87,7 @@ void check_range(int64_t value, int64_t low, int64_t high, const char* name) {
 void check_used(Kind kind, const Options& o) {
     const Options d;
     const std::array<std::tuple<uint32_t, bool, const char*>, 16> given{{
-        {task, o.task != d.task, "task"},
+        {classes, o.task != d.task, "task"},  // what is of classes alone takes the task multiclass
         {average, o.average != d.average, "average"},
         {normalize, o.normalize != d.normalize, "normalize"},
         {one_vs_one, o.one_vs_one, "one_vs_one"},
@@ -105,6 +105,9 @@ void check_used(Kind kind, const Options& o) {
         {max_fpr, o.max_fpr != d.max_fpr, "max_fpr"},
     }};
     const KindTraits& own = traits.at(static_cast<size_t>(kind));
+    if ((own.fields & (task | classes)) == classes && o.task == Task::multilabel) {
+        refuse("{} is of classes: the task is multilabel; set it to multiclass, or leave it out", own.name);
+    }
     for (const auto& [field, is_given, name] : given) {
         if (is_given && (own.fields & field) == 0) refuse("{} has no option {}", own.name, name);
     }

@@ -107,7 +107,17 @@ Double2 difference(Double2 a, Double2 b) {
     return sum_of(both.high, both.low + low.low);
 }
 
+// A sum of squares is 0 only if all are: what is not 0 is at least the smallest double.
+double kept(double square, bool is_zero) {
+    return square == 0 && !is_zero ? std::numeric_limits<double>::denorm_min() : square;
+}
+
+double scaled(double value, int exponent) { return std::ldexp(value, exponent); }
+
+Double2 scaled(Double2 value, int exponent) { return {scaled(value.high, exponent), scaled(value.low, exponent)}; }
+
 // The coefficient of determination. The sums of targets and of their squares are exact, so that targets far from 0 lose nothing.
+// Where the squares underflow it is undefined.
 class R2 final : public TotalsMetric {
    public:
     explicit R2(Kind kind, const Options& options)
@@ -130,13 +140,14 @@ class R2 final : public TotalsMetric {
                     const double target = block.numbers[i * outputs + c];
                     const double error = block.predictions[i * outputs + c] - target;
                     const size_t at = first + 3 * c;
-                    totals_.add(at + residuals, w * (error * error));
+                    totals_.add(at + residuals, kept(w * (error * error), w == 0 || error == 0));
                     const double weighted = w * target;
                     const double rest = std::fma(w, target, -weighted);
                     totals_.add(at + targets, weighted);
                     totals_.add(at + targets, rest);
                     totals_.add_product(at + squares, weighted, target);
                     totals_.add_product(at + squares, rest, target);
+                    if (weighted * target == 0) totals_.add(at + squares, kept(0, w == 0 || target == 0));
                 }
             }
         });
@@ -144,23 +155,45 @@ class R2 final : public TotalsMetric {
 
     void evaluate(const Totals& totals, Computed& out) const override {
         std::vector<double> values, spreads;
-        const auto pair = [&](size_t i) {
-            const auto [high, low] = totals.pair(i);
-            return Double2{high, low};
-        };
         for (size_t at = first; at < totals.size(); at += 3) {
-            const Double2 squared = product(pair(weight), pair(at + squares));
-            Double2 spread = difference(squared, product(pair(at + targets), pair(at + targets)));
-            // All targets are equal: what is left is the rounding of the products.
-            if (spread.high <= squared.high * 0x1p-98) spread = {0, 0};
-            const double residual = totals.value(at + residuals);
-            const double score = spread.high > 0 ? 1 - residual / (spread.high / totals.value(weight))
-                                 : residual == 0 ? 1
-                                                 : 0;
-            values.push_back(totals.value(rows) < 2 ? undefined : score);
-            spreads.push_back(spread.high);
+            const Found found = find_output(totals, at);
+            values.push_back(totals.value(rows) < 2 ? undefined : found.score);
+            spreads.push_back(found.spread);
         }
         add_average(out, std::move(values), spreads, true);
+    }
+
+    struct Found {
+        double score, spread;
+    };
+
+    // Weights are scaled by a power of two, targets by another, so that no product of two sums is out of a double's range.
+    [[nodiscard]] static Found find_output(const Totals& totals, size_t at) {
+        const auto pair = [&](size_t i, int exponent) {
+            const auto [high, low] = totals.pair(i);
+            return scaled(Double2{high, low}, exponent);
+        };
+        const double all = totals.value(weight);
+        const double square = totals.value(at + squares);
+        const int by_weight = all > 0 ? -std::ilogb(all) : 0;
+        const int by_target = square > 0 ? (-std::ilogb(square) - by_weight) / 2 : 0;
+        const int by_square = by_weight + 2 * by_target;
+        const Double2 squared = product(pair(weight, by_weight), pair(at + squares, by_square));
+        const Double2 target = pair(at + targets, by_weight + by_target);
+        Double2 spread = difference(squared, product(target, target));
+        // All targets are equal: what is left is the rounding of the products.
+        const bool is_equal = spread.high <= squared.high * 0x1p-98;
+        if (is_equal) spread = {0, 0};
+        const double total = spread.high / scaled(all, by_weight);  // of the squared deviations
+        const double residual = totals.value(at + residuals);
+        // Squares lose up to 2^-1074 each.
+        const double least = std::max(all, totals.value(rows)) * 0x1p-1020;
+        const bool is_lost = square > 0 && scaled(total, -by_square) < least && (!is_equal || square < least * 0x1p50);
+        const double score = is_lost         ? undefined
+                             : total > 0     ? 1 - scaled(residual, by_square) / total
+                             : residual == 0 ? 1
+                                             : 0;
+        return {score, scaled(spread.high, -2 * by_target)};
     }
 };
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -84,6 +86,20 @@ TEST(LossScale, ARestoredStateContinues) {
     LossScale second(options);
     second.restore(first.state());
     EXPECT_EQ(scales(second, "X..."), scales(first, "X..."));
+}
+
+TEST(LossScale, ADamagedCountOfStepsDoesNotOverflow) {
+    constexpr int64_t last = std::numeric_limits<int64_t>::max();
+    for (const int64_t overflow : {int64_t{-1}, last - 1}) {
+        LossScale scale({.initial = 16});
+        scale.restore({16, last, overflow, 1});
+        scale.update(false);
+        scale.restore(scale.state());
+        EXPECT_EQ(scale.state().iteration, last);
+        EXPECT_EQ(scales(scale, "XX"), (Scales{8, 4}));
+        scale.restore(scale.state());
+        EXPECT_EQ(scale.state().last_overflow, last - 1);
+    }
 }
 
 TEST(LossScale, OptionsAndStatesOutOfRangeAreRefused) {

@@ -133,6 +133,24 @@ TEST(EngineState, ValuesOutOfRangeAreRefusedAndChangeNothing) {
     refused([](Engine::State& bad) { bad.scale.last_overflow = 5; });
 }
 
+TEST(EngineState, DamagedCountsDoNotOverflow) {
+    constexpr int64_t last = std::numeric_limits<int64_t>::max();
+    const Trained trained(fp16);
+    State state;
+    add_engine(state, "e", trained.engine);
+    Values values = state.collect();
+    for (const char* name :
+         {"global_steps", "global_samples", "skipped_steps", "micro_steps", "loss_scale_iteration"}) {
+        values.at(fmt::format("e.engine.{}", name)) = Json(last);
+    }
+    state.check(values, {});
+    state.apply(values, {});
+    trained.step(std::numeric_limits<float>::infinity());
+    const auto [steps, samples, skipped, micro] = trained.engine->counters();
+    EXPECT_EQ(std::min({steps, samples, skipped, micro}), last);
+    state.check(state.collect(), {});
+}
+
 TEST(EngineState, SavedValuesOfAnotherTypeAreAMismatch) {
     const Trained trained;
     State state;

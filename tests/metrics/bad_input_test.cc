@@ -87,9 +87,9 @@ TEST(MetricInput, ShapesMustFit) {
     weighted.weights = {1, 2};
     expect_refused(Kind::auroc, {}, weighted, "4 and 2 samples");
     const auto mean = Metric::create(Kind::mean, {});
-    expect_refused([&] { update(*mean, good); }, Code::invalid_argument, "takes no targets");
+    expect_refused([&] { update(*mean, good); }, Code::invalid_argument, "the metric mean takes no targets");
     const auto auroc = Metric::create(Kind::auroc, {});
-    expect_refused([&] { update(*auroc, good, false); }, Code::invalid_argument, "needs targets");
+    expect_refused([&] { update(*auroc, good, false); }, Code::invalid_argument, "the metric auroc needs targets");
 }
 
 TEST(MetricInput, ProbabilitiesMustBeSome) {
@@ -109,7 +109,35 @@ TEST(MetricInput, ProbabilitiesMustBeSome) {
 TEST(MetricInput, IntegersMustBeThoseThatDoubleHas) {
     expect_refused(Kind::mean_squared_error, {},
                    Data<int64_t>{.predictions = {1, -(int64_t{1} << 54)}, .targets = {0, 1}},
-                   "predictions[1] is -1.8014398509481984e+16; integers must be within 2^53");
+                   "predictions[1] is -18014398509481984; integers must be within 2^53");
+    constexpr int64_t exact = int64_t{1} << 53;
+    for (const int64_t beyond : {exact + 1, -exact - 1}) {
+        const std::string what = "[2] is " + std::to_string(beyond);
+        const std::vector<uint8_t> valid{0, 1, 1};
+        expect_refused(Kind::mean_squared_error, {},
+                       Data<int64_t>{.predictions = {beyond, 0, beyond}, .targets = {0, 0, 0}, .valid = valid},
+                       "predictions" + what);
+        expect_refused(Kind::mean_squared_error, {},
+                       Data<int64_t>{.predictions = {0, 0, 0}, .targets = {beyond, 0, beyond}, .valid = valid},
+                       "targets" + what);
+    }
+    const Data<int64_t> largest{.predictions = {exact, -exact}, .targets = {0, 1}};
+    update(*Metric::create(Kind::auroc, {}), largest);
+}
+
+TEST(MetricInput, LogitsMustHaveALossThatCanBeSummed) {
+    Options logits;
+    logits.from_logits = true;
+    const std::string what = "[1] are logits with a loss of ";
+    const Data<double> large{.predictions = {-1e300, 9e307}, .targets = {0, 0}};
+    expect_refused(Kind::log_loss, logits, large, "predictions" + what + "9e+307 for the target 0");
+    expect_refused(Kind::log_loss, logits, Data<double>{.predictions = {1e300, -1e300}, .targets = {1, 1}}, what);
+    const Data<double> words{.predictions = {1, 2, 1.7e308, -1.7e308}, .targets = {0, 1}, .columns = 2};
+    expect_refused(Kind::perplexity, {}, words, what + "inf for the target 1");
+    logits.task = Task::multiclass;
+    expect_refused(Kind::log_loss, logits, words, what);
+    const Data<double> masked{.predictions = {1, -1.7e308}, .targets = {0}, .columns = 2};
+    EXPECT_EQ(alone(Kind::perplexity, {}, masked).value, 1);
 }
 
 TEST(MetricInput, OnADeviceIsUnsupported) {
@@ -178,6 +206,29 @@ TEST(MetricInput, OptionsMustFit) {
     options = {};
     options.outputs = 0;
     expect_no_such(Kind::r2_score, options, "outputs is 0");
+}
+
+TEST(MetricInput, AKindOfClassesHasTheTaskMulticlass) {
+    const Data<int64_t> data{.predictions = {0, 2, 1}, .targets = {0, 2, 2}};
+    Options options;
+    options.classes = 3;
+    for (const Kind kind : {Kind::confusion_matrix, Kind::balanced_accuracy}) {
+        options.task = Task::binary;
+        const auto plain = Metric::create(kind, options);
+        update(*plain, data);
+        options.task = Task::multiclass;
+        const auto named = Metric::create(kind, options);
+        named->merge(*plain);
+        update(*plain, data);
+        update(*named, data);
+        EXPECT_EQ(outcome_of(*named, named->compute(nullptr), {}), outcome_of(*plain, plain->compute(nullptr), {}));
+    }
+    for (const Kind kind : {Kind::top_k_accuracy, Kind::perplexity}) EXPECT_TRUE(Metric::create(kind, options));
+    options.task = Task::multilabel;
+    expect_no_such(Kind::confusion_matrix, options, "the task is multilabel; set it to multiclass, or leave it out");
+    options = {};
+    options.task = Task::multiclass;
+    expect_no_such(Kind::mean, options, "mean has no option task");
 }
 
 TEST(Metric, ResultsAreFoundByTheirNames) {

@@ -101,6 +101,31 @@ TEST(Curves, WeightsCountAsSamples) {
               alone(Kind::roc_curve, {}, repeated, {"fpr", "tpr", "thresholds"}));
 }
 
+// A weight of all samples changes nothing, however small.
+TEST(Curves, OfWeightsOfEachSize) {
+    const Data<double> even{.predictions = {.1, .9, .5, .6, .95}, .targets = {0, 1, 0, 1, 0}};
+    const Data<double> classes{
+        .predictions = {.6, .3, .1, .2, .5, .3, .1, .2, .7, .3, .4, .3}, .targets = {0, 1, 2, 1}, .columns = 3};
+    Options part;
+    part.max_fpr = 0.5;
+    Options pairs = task(Task::multiclass, 3, Average::weighted);
+    pairs.one_vs_one = true;
+    for (const double weight : {0x1p256, 1.0, 0x1p-399, 0x1p-400, 0x1p-401, 0x1p-600, 0x1p-1000, 0x1p-1074}) {
+        const auto expect_same = [&](Kind kind, const Options& options, auto data) {
+            const double plain = alone(kind, options, data).value;
+            data.weights.assign(data.rows(), weight);
+            EXPECT_EQ(alone(kind, options, data).value, plain) << name_of(kind) << " " << weight;
+        };
+        for (const Kind kind :
+             {Kind::auroc, Kind::binned_auroc, Kind::average_precision, Kind::binned_average_precision}) {
+            expect_same(kind, {}, even);
+            expect_same(kind, task(Task::multiclass, 3, Average::weighted), classes);
+        }
+        expect_same(Kind::auroc, part, even);
+        expect_same(Kind::auroc, pairs, classes);
+    }
+}
+
 TEST(Curves, OfClasses) {
     const Data<double> data{
         .predictions = {.6, .3, .1, .2, .5, .3, .1, .2, .7, .3, .4, .3}, .targets = {0, 1, 2, 0}, .columns = 3};
@@ -167,6 +192,22 @@ TEST(Labels, PrecisionRecallAndF) {
     EXPECT_DOUBLE_EQ(alone(Kind::precision, nothing, data).value, (0.5 + 2 / 3.0) / 2);
 }
 
+TEST(Labels, FBetaOfEachBeta) {
+    const Data<int32_t, int32_t> data{.predictions = {1, 0, 1}, .targets = {1, 1, 0}};
+    const Data<int32_t, int32_t> none_true{.predictions = {1, 0}, .targets = {0, 0}};
+    const Data<int32_t, int32_t> none_predicted{.predictions = {0, 0}, .targets = {1, 0}};
+    Options options;
+    options.zero_division = 1;
+    for (const double beta : {1e-320, 1e-200, 1e-160, 1e-3, 1.0, 1e90, 1e91, 1e150, 1e154, 1e155, 1e200, 1e308}) {
+        options.beta = beta;
+        EXPECT_EQ(alone(Kind::f_beta, options, data).value, 0.5) << beta;
+        EXPECT_EQ(alone(Kind::f_beta, options, none_true).value, 0) << beta;
+        EXPECT_EQ(alone(Kind::f_beta, options, none_predicted).value, 0) << beta;
+    }
+    options.beta = infinity;
+    EXPECT_EQ(alone(Kind::f_beta, options, data).value, 0.5);
+}
+
 TEST(Labels, OfEqualScoresTheHigherClassIsLarger) {
     const Data<float> data{
         .predictions = {.5F, .5F, .1F, .5F, .5F, .1F, .5F, .5F, .1F}, .targets = {0, 1, 0}, .columns = 3};
@@ -204,6 +245,35 @@ TEST(Regression, R2OfTargetsFarFromZero) {
     EXPECT_EQ(alone(Kind::r2_score, {}, constant).value, 0);
     const Data<double, double> exact{.predictions = {0.1, 0.1}, .targets = {0.1, 0.1}};
     EXPECT_EQ(alone(Kind::r2_score, {}, exact).value, 1);
+}
+
+TEST(Regression, R2OfNumbersOfEachSize) {
+    const auto score = [](std::vector<double> predictions, std::vector<double> targets, double size, double weight) {
+        for (double& p : predictions) p *= size;
+        for (double& t : targets) t *= size;
+        return alone(Kind::r2_score, {},
+                     Data<double, double>{predictions, targets, std::vector<double>(targets.size(), weight), {}})
+            .value;
+    };
+    for (const double size : {0x1p252, 1.0, 0x1p-200, 0x1p-480}) {
+        for (const double weight : {0x1p256, 1.0, 0x1p-10}) {
+            EXPECT_DOUBLE_EQ(score({1, 2, 3}, {1, 2, 4}, size, weight), 1 - 3 / 14.0) << size << " " << weight;
+            EXPECT_DOUBLE_EQ(score({9, -9, 3}, {1, 2, 4}, size, weight), 1 - 3 * 186 / 14.0) << size << " " << weight;
+            EXPECT_EQ(score({1, 2, 4}, {1, 2, 4}, size, weight), 1) << size << " " << weight;
+            EXPECT_EQ(score({2, 3}, {3, 3}, size, weight), 0) << size << " " << weight;
+        }
+    }
+    for (const double weight : {0x1p-300, 0x1p-600, 0x1p-950}) {
+        EXPECT_DOUBLE_EQ(score({9, -9, 3}, {1, 2, 4}, 1, weight), 1 - 3 * 186 / 14.0) << weight;
+    }
+    for (const double size : {1e-163, 1e-200, 1e-300}) {  // squares underflow
+        EXPECT_TRUE(std::isnan(score({9, -9, 3}, {1, 2, 4}, size, 1))) << size;
+        EXPECT_TRUE(std::isnan(score({1, 1}, {1, -1}, size, 1))) << size;
+        EXPECT_TRUE(std::isnan(score({1, 1}, {1, -1}, size, 1e9))) << size;
+        EXPECT_EQ(score({1, 1}, {0, 0}, size, 1), 0) << size;
+    }
+    EXPECT_TRUE(std::isnan(score({9, -9, 3}, {1, 2, 4}, 1, 0x1p-1074)));
+    EXPECT_EQ(score({0, 0}, {0, 0}, 1, 1), 1);
 }
 
 TEST(Regression, MeanAndSum) {

@@ -789,7 +789,7 @@ def test_a_loss_scale_shrinks_and_grows():
     assert [scale.update(overflow) for overflow in (True, True, True)] == [8, 4, 2]
     with pytest.raises(ts.InvalidState, match="at its minimum 2"):
         scale.update(True)
-    assert [scale.update(False) for _ in range(4)] == [2, 2, 4, 4]
+    assert [scale.update(overflow) for overflow in (False, np.False_, False, False)] == [2, 2, 4, 4]
     assert scale.value == 4
     assert repr(scale) == "<tessera.LossScale of 4>"
     fixed = LossScale(fixed=128)
@@ -837,6 +837,9 @@ def test_bad_loss_scales_are_refused():
         (lambda: LossScale(factor=2), TypeError, "there is no option 'factor'"),
         (lambda: scale.load_state({"scale": 1}), ts.InvalidArgument, "lacks iteration, last_overflow, hysteresis"),
         (lambda: scale.load_state([]), TypeError, "the state is a list"),
+        (lambda: scale.update("False"), TypeError, "overflow is 'False'; it must be a bool"),
+        (lambda: scale.update(math.nan), TypeError, "overflow is nan"),
+        (lambda: scale.update(None), TypeError, "overflow is None"),
         (lambda: scale.load_state(scale.state() | {"scale": -1}), ts.InvalidArgument, "the saved loss scale is -1"),
         (lambda: scale.load_state(scale.state() | {"iteration": 2**70}), ts.InvalidArgument, "iteration is"),
         (lambda: scale.load_state(scale.state() | {"hysteresis": None}), TypeError, "hysteresis is None"),

@@ -290,6 +290,12 @@ def test_bad_input_is_refused_and_named():
         ts.Metric("auroc", beta=2.0)
     with pytest.raises(ts.InvalidArgument, match="task is 'unary'"):
         ts.Metric("auroc", task="unary")  # type: ignore[arg-type]
+    with pytest.raises(ts.InvalidArgument, match="the task is multilabel; set it to multiclass, or leave it out"):
+        ts.Metric("confusion_matrix", task="multilabel", classes=3)
+    with pytest.raises(ts.InvalidArgument, match="the metric mean takes no targets"):
+        ts.Metric("mean").update([1.0], [1.0])
+    with pytest.raises(TypeError, match="predictions is None; it must be an array or a list"):
+        ts.Metric("mean").update(None)  # type: ignore[arg-type]
     with pytest.raises(ts.InvalidArgument, match="more than the limit"):
         ts.Metric("confusion_matrix", classes=100_000)
     metric = ts.Metric("auroc")
@@ -332,6 +338,18 @@ def test_lists_and_columns_are_copied():
         metric = ts.Metric("auroc")
         metric.update(*given, valid=valid)
         assert metric.compute() == expected
+    for masked in ([1, 1, 0, 0], [True, True, False, False], (1, True, 0, False), [1.0, 1.0, 0.0, 0.0]):
+        mean = ts.Metric("mean")
+        mean.update([1, 3, 100, 100], valid=masked)
+        assert mean.compute() == 2
+    with pytest.raises(ts.InvalidArgument, match="valid is i64; it must be u8 or bool"):
+        mean.update([1, 3], valid=[0, 2])
+    mean.update([], valid=[])
+    assert mean.compute() == 2
+    matrix = ts.Metric("confusion_matrix", task="multiclass", classes=3)
+    matrix.update([0, 2, 2], [0, 1, 2])
+    matrix.compute()
+    assert matrix.array("matrix").trace() == 2
     top = ts.Metric("top_k_accuracy", classes=3, top_k=1)
     top.update([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]], [1, 1], weights=[1, 3])
     assert top.compute() == 0.25

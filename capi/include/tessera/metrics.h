@@ -29,7 +29,8 @@ enum {
     TSR_METRIC_MEAN_SQUARED_ERROR = 3,  /* likewise */
     /* likewise: the root of each output's error, then the average */
     TSR_METRIC_ROOT_MEAN_SQUARED_ERROR = 4,
-    TSR_METRIC_R2_SCORE = 5, /* likewise: the coefficient of determination */
+    /* likewise: the coefficient of determination. NaN where the squares of targets underflow */
+    TSR_METRIC_R2_SCORE = 5,
     TSR_METRIC_ACCURACY = 6, /* labels, labels. Multilabel: all labels of a sample must match */
     /* scores of each class, labels. The higher of two classes with equal scores is the larger */
     TSR_METRIC_TOP_K_ACCURACY = 7,
@@ -95,7 +96,9 @@ typedef int32_t tsr_metric_normalize;
  *  refuses options that it has not. */
 typedef struct tsr_metric_options {
     size_t struct_size;
-    tsr_metric_task task; /* what labels are; default TSR_TASK_BINARY */
+    /* what labels are; default TSR_TASK_BINARY. Kinds of classes alone, such as the confusion matrix, also take
+     * TSR_TASK_MULTICLASS, which changes nothing */
+    tsr_metric_task task;
     /* how the values of classes, labels or outputs become one; default TSR_AVERAGE_MACRO */
     tsr_metric_average average;
     /* what cells of a confusion matrix are divided by; default TSR_NORMALIZE_NONE */
@@ -144,7 +147,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_metric_create(tsr_metric_kind kind, const ts
  *  labels are i64, i32, u8 or bool. An update that fails has added nothing; if it is not followed by one that succeeds, the next
  *  tsr_metric_compute or tsr_metric_gather fails with its error on every rank, which names this rank, and the one after that
  *  continues without it. Until then a merge or save of the metric is INVALID_STATE.
- *  Numbers of means, sums and regressions, and weights, are at most 2^256 in magnitude, so that their squares are finite.
+ *  Numbers of means, sums and regressions, and weights, are at most 2^256 in magnitude, so that their squares are finite; so
+ *  are the losses of logits. Integers that are numbers are within 2^53.
  *  @param metric       borrowed for the call
  *  @param predictions  [samples] or [samples, columns]; samples may have several dimensions; borrowed for the call
  *  @param targets      the same samples; NULL for kinds without; borrowed for the call

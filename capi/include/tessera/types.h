@@ -120,6 +120,7 @@ typedef void (*tsr_destroy_fn)(void *user_data);
 #define tsr_f32_1d(ptr, d0) TSR_CPU_TENSOR(ptr, TSR_DTYPE_F32, 1, d0)
 #define tsr_f32_2d(ptr, d0, d1) TSR_CPU_TENSOR(ptr, TSR_DTYPE_F32, 2, d0, d1)
 #define tsr_i64_1d(ptr, d0) TSR_CPU_TENSOR(ptr, TSR_DTYPE_I64, 1, d0)
+#define tsr_u8_1d(ptr, d0) TSR_CPU_TENSOR(ptr, TSR_DTYPE_U8, 1, d0)
 #endif
 
 #ifdef __cplusplus
@@ -154,5 +155,6 @@ class tsr_shaped_tensor {
 inline tsr_shaped_tensor<1> tsr_f32_1d(float *ptr, int64_t d0) { return {ptr, TSR_DTYPE_F32, d0}; }
 inline tsr_shaped_tensor<2> tsr_f32_2d(float *ptr, int64_t d0, int64_t d1) { return {ptr, TSR_DTYPE_F32, d0, d1}; }
 inline tsr_shaped_tensor<1> tsr_i64_1d(int64_t *ptr, int64_t d0) { return {ptr, TSR_DTYPE_I64, d0}; }
+inline tsr_shaped_tensor<1> tsr_u8_1d(uint8_t *ptr, int64_t d0) { return {ptr, TSR_DTYPE_U8, d0}; }
 #endif
 #endif

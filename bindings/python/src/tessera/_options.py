@@ -200,7 +200,7 @@ class MetricOptions(TypedDict, total=False):
 
 
 METRIC = {
-    'task': Option('Literal["binary", "multiclass", "multilabel"]', 'What labels are; default "binary".', {'binary': 0, 'multiclass': 1, 'multilabel': 2}),
+    'task': Option('Literal["binary", "multiclass", "multilabel"]', 'What labels are; default "binary". Kinds of classes alone, such as the confusion matrix, also take "multiclass", which changes nothing.', {'binary': 0, 'multiclass': 1, 'multilabel': 2}),
     'average': Option('Literal["none", "micro", "macro", "weighted", "samples"]', 'How the values of classes, labels or outputs become one; default "macro".', {'none': 0, 'micro': 1, 'macro': 2, 'weighted': 3, 'samples': 4}),
     'normalize': Option('Literal["none", "true", "predictions", "all"]', 'What cells of a confusion matrix are divided by; default "none".', {'none': 0, 'true': 1, 'predictions': 2, 'all': 3}),
     'one_vs_one': Option('bool', 'True: the multiclass AUROC is the mean over pairs of classes (Hand and Till 2001); default False: of each class against the rest.'),

@@ -119,7 +119,7 @@ class Metric(Closable):
             Lists, and NumPy arrays that are not contiguous, are copied. Means and sums have no targets.
         weights : array, optional
             Of the samples, 0 or more; otherwise each counts once.
-        valid : array of bool or uint8, optional
+        valid : array of bool or uint8, or list of bool, 0 and 1, optional
             Of the samples: those with 0 are left out. `Sampler.valid` has it for the last batch.
 
         Raises
@@ -131,6 +131,8 @@ class Metric(Closable):
         Unsupported
             An array is on a device.
         """
+        if predictions is None:
+            raise TypeError("predictions is None; it must be an array or a list")
         given = {"predictions": predictions, "targets": targets, "weights": weights, "valid": valid}
         _core.metric_update(self._handle, *[_given(array, what) for what, array in given.items()])
 
@@ -206,6 +208,8 @@ def _given(array: ArrayLike | Sequence[Any] | None, what: str) -> _core.Tensor |
             array = np.asarray(array)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"the {what} are no array: {error}") from None
+        if what == "valid" and np.isin(array, (0, 1)).all():
+            array = array.astype(np.bool_)
     if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return tensor(cast(ArrayLike, array), writable=False)

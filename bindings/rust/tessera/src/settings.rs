@@ -1008,7 +1008,7 @@ impl MetricSettings {
 
 macro_rules! metric_setters {
     () => {
-        #[doc = "What labels are; default `Binary`."]
+        #[doc = "What labels are; default `Binary`. Kinds of classes alone, such as the confusion matrix, also take `Multiclass`, which changes nothing."]
         #[must_use = "the setting is in what is returned"]
         pub fn task(mut self, value: MetricTask) -> Self {
             self.settings.task = Some(value);

@@ -11,7 +11,8 @@ abstract class MetricOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * What labels are; default BINARY.
+     * What labels are; default BINARY. Kinds of classes alone, such as the confusion matrix, also take MULTICLASS,
+     * which changes nothing.
      *
      * @param value the new one
      * @return this
