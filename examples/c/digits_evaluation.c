@@ -61,7 +61,7 @@ double evaluate(tsr_comm *comm, float *logits, int64_t *digits, uint8_t *valid, 
         const int64_t rows = (int64_t)n;
         const tsr_tensor scores = tsr_f32_2d(logits, rows, CLASSES), labels = tsr_i64_1d(digits, rows);
         const tsr_tensor predictions = tsr_i64_1d(recognised, rows);
-        const tsr_tensor mask = TSR_CPU_TENSOR(valid, TSR_DTYPE_U8, 1, rows);
+        const tsr_tensor mask = tsr_u8_1d(valid, rows);
         CHECK(tsr_metric_update(confusion, &predictions, &labels, NULL, &mask));
         CHECK(tsr_metric_update(roc, &scores, &labels, NULL, &mask));
         CHECK(tsr_metric_update(auroc, &scores, &labels, NULL, &mask));

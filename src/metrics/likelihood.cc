@@ -63,7 +63,7 @@ class Likelihood final : public TotalsMetric {
         });
     }
 
-    // Weights times losses, and their sums, are finite if losses are at most largest_number; smaller dtypes have no larger ones.
+    // Weights times losses, and their sums, are finite if losses are at most largest_number, as those of smaller dtypes are.
     void check_losses(const Batch& batch) const {
         if (batch.is_single()) return;
         batch.for_each_block([&](const Block& block) {
