@@ -128,6 +128,8 @@ class Communicator {
     virtual void abort(const std::string& reason) = 0;
     // The owner's last call; others may still hold references. Aborts unfinished work; later calls throw INVALID_STATE.
     virtual void leave() {}
+    // Throws what an operation would that begins now: ABORTED after a failure, INVALID_STATE after finalize() and leave().
+    virtual void check_usable() const {}
     [[nodiscard]] virtual std::optional<Error> error() const = 0;
     // Runs `body`, which the flight record shows beside the operations. Any thread.
     virtual void record(std::string_view /*label*/, FunctionRef<void()> body) { body(); }

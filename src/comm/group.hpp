@@ -140,6 +140,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void finalize() override;
     void abort(const std::string& reason) override;
     void leave() override;
+    void check_usable() const override { throw_if_unusable(); }
     [[nodiscard]] std::optional<Error> error() const override;
     void record(std::string_view label, FunctionRef<void()> body) override;
     void write_trace(const std::string& path) const override;

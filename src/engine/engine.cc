@@ -117,12 +117,19 @@ Engine::Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit
 
 // --- a pass
 
+// With several ranks the operations do this, and report what ended the communicator.
+void Engine::check_usable() const {
+    if (comm_->world_size() == 1) comm_->check_usable();
+}
+
 void Engine::forward(size_t unit) {
+    check_usable();
     if (times_ && is_training_) times_->begin(StepTimes::forward);
     model_->forward(unit);
 }
 
 void Engine::forward_done(size_t unit) {
+    check_usable();
     model_->forward_done(unit, is_training_);
     if (times_) times_->end();
 }
@@ -141,26 +148,27 @@ void Engine::begin_pass() {
 }
 
 void Engine::backward(size_t unit) {
+    check_usable();
     model_->check_unit(unit);
     begin_pass();
     model_->backward(unit);
 }
 
 void Engine::ready(size_t param) {
-    (void)model_->unit_of(param);
-    begin_pass();
+    check_usable();
     model_->ready(param);
 }
 
 void Engine::unit_ready(size_t unit) {
-    model_->check_unit(unit);
-    begin_pass();
+    check_usable();
     model_->unit_ready(unit);
 }
 
 void Engine::backward_done() {
+    check_usable();
+    if (pass_ != Pass::due && !config_.fills_missing) model_->check_all_ready();
     begin_pass();
-    model_->end_pass(config_.fills_missing);
+    model_->end_pass();
     if (times_) {
         times_->end();
         times_->count_pass();
@@ -233,6 +241,7 @@ void Engine::set_train_micro_batch_size(int64_t micro) {
 // --- a step
 
 bool Engine::step() {
+    check_usable();
     if (in_no_sync_) throw refusal("step() is not allowed inside no_sync; end no_sync first");
     if (pass_ == Pass::begun) throw refusal("step() in a backward pass; call backward_done() first");
     if (pass_ == Pass::none)

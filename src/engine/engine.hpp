@@ -108,6 +108,7 @@ class Engine {
     // `due`: a pass has ended whose step() did not come yet.
     enum class Pass { none, begun, due };
 
+    void check_usable() const;
     void begin_pass();
     void check_between_passes(const char* what) const;
     void check_nothing_accumulated(const char* what) const;

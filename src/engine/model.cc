@@ -12,8 +12,9 @@
 
 namespace tsr {
 
-EngineModel::EngineModel(const std::vector<EngineUnit>& units) : first_{0} {
+EngineModel::EngineModel(int rank, const std::vector<EngineUnit>& units) : rank_(rank), first_{0} {
     for (size_t u = 0; u < units.size(); ++u) {
+        unit_names_.push_back(units[u].name);
         for (const NamedTensor& param : units[u].params) {
             names_.push_back(without_wrappers(param.name));
             shapes_.push_back(param.tensor.shape);
@@ -21,6 +22,7 @@ EngineModel::EngineModel(const std::vector<EngineUnit>& units) : first_{0} {
         }
         first_.push_back(unit_of_.size());
     }
+    forget_pass();
 }
 
 size_t EngineModel::unit_of(size_t param) const {
@@ -48,6 +50,118 @@ size_t EngineModel::find(const std::string& name) const {
     throw Error(Code::invalid_argument, fmt::format("the model has no parameter \"{}\"", name));
 }
 
+Error EngineModel::refusal(const std::string& why) const {
+    return Error(Code::invalid_state, fmt::format("rank {}: {}", rank_, why)).with_rank(rank_);
+}
+
+// --- a pass
+
+void EngineModel::forget_pass() {
+    in_pass_ = false;
+    begun_.assign(units(), 0);
+    ready_.assign(params(), 0);
+    missing_.clear();
+    for (size_t u = 0; u < units(); ++u) missing_.push_back(first(u + 1) - first(u));
+}
+
+Tensor EngineModel::grad(size_t index) const {
+    const size_t unit = unit_of(index);
+    if (in_backward(unit)) return grad_to_write(index);
+    throw refusal(fmt::format(
+        "the gradient of \"{}\" can be written only between backward() and the last ready() of its unit \"{}\"",
+        names_[index], unit_names_[unit]));
+}
+
+void EngineModel::forward(size_t unit) {
+    check_unit(unit);
+    if (in_pass_) {
+        throw refusal(
+            fmt::format("the forward of unit \"{}\" cannot begin during a backward pass; call backward_done() first",
+                        unit_names_[unit]));
+    }
+    take_unit(unit);
+}
+
+void EngineModel::forward_done(size_t unit, bool keeps) {
+    check_unit(unit);
+    if (in_backward(unit)) {
+        throw refusal(
+            fmt::format("the forward of unit \"{}\" cannot end during its backward; call unit_ready() for it first",
+                        unit_names_[unit]));
+    }
+    leave_unit(unit, keeps);
+}
+
+void EngineModel::begin_pass(bool reduces, bool adds) {
+    start(reduces, adds);
+    in_pass_ = true;
+}
+
+void EngineModel::backward(size_t unit) {
+    check_unit(unit);
+    if (missing_[unit] == 0) {
+        throw refusal(fmt::format(
+            "the backward of unit \"{}\" cannot begin twice in one backward pass: its gradients were marked "
+            "ready; call unit_ready() once, after the last gradient of all its uses",
+            unit_names_[unit]));
+    }
+    begin_backward(unit);
+    begun_[unit] = 1;
+}
+
+void EngineModel::ready(size_t param) {
+    const size_t unit = unit_of(param);
+    if (ready_[param] != 0) {
+        throw refusal(
+            fmt::format("the gradient of \"{}\" was marked ready twice in one backward pass; call ready() once, after "
+                        "its last write",
+                        names_[param]));
+    }
+    if (begun_[unit] == 0) {
+        throw refusal(
+            fmt::format("the gradient of \"{}\" was marked ready before the backward of its unit \"{}\" began; call "
+                        "backward() for the unit first",
+                        names_[param], unit_names_[unit]));
+    }
+    mark_ready(param, missing_[unit] == 1);
+    ready_[param] = 1;
+    --missing_[unit];
+}
+
+void EngineModel::unit_ready(size_t unit) {
+    check_unit(unit);
+    for (size_t i = first(unit + 1); i-- > first(unit);) {
+        if (ready_[i] == 0) ready(i);
+    }
+}
+
+void EngineModel::check_all_ready() const {
+    constexpr size_t names_in_message = 8;
+    std::string shown;
+    size_t count = 0;
+    for (size_t i = 0; i < params(); ++i) {
+        if (ready_[i] != 0 || ++count > names_in_message) continue;
+        shown += fmt::format("{}\"{}\" of unit \"{}\"", count > 1 ? ", " : "", names_[i], unit_names_[unit_of_[i]]);
+    }
+    if (count == 0) return;
+    if (count > names_in_message) shown += fmt::format(" and {} more", count - names_in_message);
+    throw refusal(fmt::format(
+        "{} of {} gradients were not marked ready in this backward pass: {}; call backward() and unit_ready() "
+        "for their units, or let \"ignore_unused_parameters\" of the configuration be true",
+        count, params(), shown));
+}
+
+void EngineModel::end_pass() {
+    for (size_t u = units(); u-- > 0;) {
+        if (missing_[u] == 0) continue;
+        backward(u);
+        clear_missing(u);
+        unit_ready(u);
+    }
+    finish();
+    forget_pass();
+}
+
 namespace {
 
 // What both kinds say of the division of gradients.
@@ -60,7 +174,7 @@ class Replicated final : public EngineModel {
    public:
     Replicated(const std::shared_ptr<Communicator>& comm, const std::vector<EngineUnit>& units,
                const EngineConfig& config)
-        : EngineModel(units), ready_(params(), 0) {
+        : EngineModel(comm->rank(), units) {
         std::vector<NamedTensor> all;
         for (const EngineUnit& unit : units) all.insert(all.end(), unit.params.begin(), unit.params.end());
         DdpOptions options;
@@ -71,30 +185,6 @@ class Replicated final : public EngineModel {
     }
 
     [[nodiscard]] Tensor param(size_t index) const override { return ddp_->param(index).tensor; }
-    [[nodiscard]] Tensor grad(size_t index) const override { return ddp_->grad(index); }
-    void forward(size_t unit) override { check_unit(unit); }
-    void forward_done(size_t unit, bool /*keeps*/) override { check_unit(unit); }
-
-    void begin_pass(bool reduces, bool /*adds*/) override {
-        ddp_->set_sync(reduces);
-        std::ranges::fill(ready_, char{0});
-    }
-    void backward(size_t unit) override { check_unit(unit); }
-    void ready(size_t param) override {
-        ddp_->ready(param);
-        ready_[param] = 1;
-    }
-    void unit_ready(size_t unit) override {
-        check_unit(unit);
-        for (size_t i = first(unit + 1); i-- > first(unit);) {
-            if (ready_[i] == 0) ready(i);
-        }
-    }
-    // A missing gradient is zero already, or the sum of earlier passes.
-    void end_pass(bool fills_missing) override {
-        for (size_t u = fills_missing ? units() : 0; u-- > 0;) unit_ready(u);
-        ddp_->wait();
-    }
     void zero_grad() override { ddp_->zero_grad(); }
 
     [[nodiscard]] std::shared_ptr<Optimizer> make_optimizer(MakeOptimizer make) override {
@@ -103,8 +193,16 @@ class Replicated final : public EngineModel {
     [[nodiscard]] std::shared_ptr<Ddp> ddp() const override { return ddp_; }
 
    private:
+    [[nodiscard]] Tensor grad_to_write(size_t param) const override { return ddp_->grad(param); }
+    void take_unit(size_t) override {}
+    void leave_unit(size_t, bool) override {}
+    void start(bool reduces, bool /*adds*/) override { ddp_->set_sync(reduces); }
+    void begin_backward(size_t) override {}
+    void mark_ready(size_t param, bool /*is_last*/) override { ddp_->ready(param); }
+    void clear_missing(size_t) override {}  // zero already, or the sum of earlier passes
+    void finish() override { ddp_->wait(); }
+
     std::shared_ptr<Ddp> ddp_;
-    std::vector<char> ready_;  // in this pass
 };
 
 // Stages 1 to 3. At stage 1 gradients accumulate whole on each rank and are reduced at the boundary; from stage 2 on each
@@ -113,11 +211,9 @@ class Replicated final : public EngineModel {
 class Sharded final : public EngineModel {
    public:
     Sharded(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit> units, const EngineConfig& config)
-        : EngineModel(units),
-          accumulates_in_shards_(config.reduces_each_pass()),
-          waiting_for_(units.size(), 0),
-          ready_(params(), 0) {
+        : EngineModel(comm->rank(), units), accumulates_in_shards_(config.reduces_each_pass()) {
         FsdpOptions options;
+        options.calls = {.ready = "unit_ready()", .reshard = "forward_done()", .or_unused = ""};
         options.op = config.op;
         options.pre_divide = pre_divide(config, comm->world_size());
         options.reduce_dtype = config.grad_dtype;
@@ -137,59 +233,6 @@ class Sharded final : public EngineModel {
     }
 
     [[nodiscard]] Tensor param(size_t index) const override { return fsdp_->whole(index); }
-    [[nodiscard]] Tensor grad(size_t index) const override { return fsdp_->grad(index); }
-    void forward(size_t unit) override { fsdp_->forward(unit); }
-    void forward_done(size_t unit, bool keeps) override {
-        fsdp_->forward_done(unit);
-        if (!keeps) fsdp_->reshard(unit);
-    }
-
-    void begin_pass(bool reduces, bool adds) override {
-        fsdp_->set_sync(reduces);
-        fsdp_->set_accumulate(adds && accumulates_in_shards_);
-        clears_missing_ = reduces && (!adds || accumulates_in_shards_);
-        std::ranges::fill(ready_, char{0});
-    }
-    void backward(size_t unit) override {
-        fsdp_->backward(unit);
-        if (waiting_for_[unit] > 0) return;  // resumed after an interrupt, or called twice
-        waiting_for_[unit] = first(unit + 1) - first(unit);
-        std::fill(ready_.begin() + at(first(unit)), ready_.begin() + at(first(unit + 1)), char{0});
-    }
-    void ready(size_t param) override {
-        const size_t unit = unit_of(param);
-        if (ready_[param] != 0) {
-            throw Error(
-                Code::invalid_state,
-                fmt::format("the gradient of \"{}\" was marked ready twice in one backward pass; call ready() once, "
-                            "after its last write",
-                            name_of_param(param)));
-        }
-        if (waiting_for_[unit] == 0) {
-            throw Error(
-                Code::invalid_state,
-                fmt::format("the gradient of \"{}\" was marked ready before the backward of its unit {} began; call "
-                            "backward() for the unit first",
-                            name_of_param(param), unit));
-        }
-        if (waiting_for_[unit] == 1) fsdp_->grads_ready(unit);
-        ready_[param] = 1;
-        --waiting_for_[unit];
-    }
-    void unit_ready(size_t unit) override {
-        check_unit(unit);
-        for (size_t i = first(unit + 1); i-- > first(unit) && waiting_for_[unit] > 0;) {
-            if (ready_[i] == 0) ready(i);
-        }
-    }
-    void end_pass(bool fills_missing) override {
-        for (size_t u = fills_missing ? units() : 0; u-- > 0;) {
-            if (waiting_for_[u] == 0) continue;
-            clear_missing(u);
-            unit_ready(u);
-        }
-        fsdp_->wait();
-    }
     void zero_grad() override { fsdp_->zero_grad(); }
 
     [[nodiscard]] std::shared_ptr<Optimizer> make_optimizer(MakeOptimizer make) override {
@@ -198,21 +241,33 @@ class Sharded final : public EngineModel {
     [[nodiscard]] std::shared_ptr<Fsdp> fsdp() const override { return fsdp_; }
 
    private:
-    static std::ptrdiff_t at(size_t index) { return static_cast<std::ptrdiff_t>(index); }
-
+    [[nodiscard]] Tensor grad_to_write(size_t param) const override { return fsdp_->grad(param); }
+    void take_unit(size_t unit) override { fsdp_->forward(unit); }
+    void leave_unit(size_t unit, bool keeps) override {
+        fsdp_->forward_done(unit);
+        if (!keeps) fsdp_->reshard(unit);
+    }
+    void start(bool reduces, bool adds) override {
+        fsdp_->set_sync(reduces);
+        fsdp_->set_accumulate(adds && accumulates_in_shards_);
+        clears_missing_ = reduces && (!adds || accumulates_in_shards_);
+    }
+    void begin_backward(size_t unit) override { fsdp_->backward(unit); }
+    void mark_ready(size_t param, bool is_last) override {
+        if (is_last) fsdp_->grads_ready(unit_of(param));
+    }
     // Memory that no earlier pass has written holds another unit's gradients.
-    void clear_missing(size_t unit) {
+    void clear_missing(size_t unit) override {
         if (!clears_missing_) return;
         for (size_t i = first(unit); i < first(unit + 1); ++i) {
             const Tensor grad = fsdp_->grad(i);
-            if (ready_[i] == 0 && grad.size_bytes() > 0) std::memset(grad.data, 0, grad.size_bytes());
+            if (!is_ready(i) && grad.size_bytes() > 0) std::memset(grad.data, 0, grad.size_bytes());
         }
     }
+    void finish() override { fsdp_->wait(); }
 
     std::shared_ptr<Fsdp> fsdp_;
     const bool accumulates_in_shards_;
-    std::vector<size_t> waiting_for_;  // per unit: gradients that are not ready in its backward; 0: not in its backward
-    std::vector<char> ready_;          // per parameter
     bool clears_missing_ = false;
 };
 

@@ -1,5 +1,6 @@
 // The data-parallel model that an engine trains, behind one interface: DDP, or FSDP in one of its forms. The trainer's
-// calls are the same for both; what a replicated model does not need does nothing there.
+// calls are the same for both, and this class refuses those out of order; what a replicated model does not need does nothing
+// there.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "engine/config.hpp"
 #include "optim/optimizer.hpp"
@@ -29,22 +31,25 @@ class EngineModel {
                                                            std::vector<EngineUnit> units, const EngineConfig& config);
     virtual ~EngineModel() = default;
 
-    // Parameters are numbered through the units. Their values, and the gradients to write.
+    // Parameters are numbered through the units. Their values, and the gradients to write: in the backward of their unit.
     [[nodiscard]] virtual Tensor param(size_t index) const = 0;
-    [[nodiscard]] virtual Tensor grad(size_t index) const = 0;
+    [[nodiscard]] Tensor grad(size_t index) const;
 
-    virtual void forward(size_t unit) = 0;
+    void forward(size_t unit);  // not in a pass
     // `keeps`: a backward of the unit follows.
-    virtual void forward_done(size_t unit, bool keeps) = 0;
+    void forward_done(size_t unit, bool keeps);
 
-    // Before a backward pass: whether it reduces the gradients, and whether there are gradients of earlier ones to add to.
-    virtual void begin_pass(bool reduces, bool adds) = 0;
-    virtual void backward(size_t unit) = 0;
-    virtual void ready(size_t param) = 0;
+    // Begins a backward pass: whether it reduces the gradients, and whether there are gradients of earlier ones to add to.
+    void begin_pass(bool reduces, bool adds);
+    // A unit has one backward in a pass: until all its gradients are ready. An interrupted call is made again.
+    void backward(size_t unit);
+    void ready(size_t param);
     // Marks what is not ready yet in a unit.
-    virtual void unit_ready(size_t unit) = 0;
-    // Ends the pass and waits for its reductions. `fills_missing`: gradients that are not ready count as zeros.
-    virtual void end_pass(bool fills_missing) = 0;
+    void unit_ready(size_t unit);
+    // Throws INVALID_STATE, which names what is not ready.
+    void check_all_ready() const;
+    // Ends the pass and waits for its reductions. Gradients that are not ready count as zeros.
+    void end_pass();
     virtual void zero_grad() = 0;
 
     [[nodiscard]] virtual std::shared_ptr<Optimizer> make_optimizer(MakeOptimizer make) = 0;
@@ -62,15 +67,38 @@ class EngineModel {
     [[nodiscard]] size_t find(const std::string& name) const;
 
    protected:
-    explicit EngineModel(const std::vector<EngineUnit>& units);
+    EngineModel(int rank, const std::vector<EngineUnit>& units);
     // The parameters of a unit: [first(u), first(u + 1)).
     [[nodiscard]] size_t first(size_t unit) const { return first_[unit]; }
+    [[nodiscard]] bool is_ready(size_t param) const { return ready_[param] != 0; }
 
    private:
+    // The calls above, in order.
+    [[nodiscard]] virtual Tensor grad_to_write(size_t param) const = 0;
+    virtual void take_unit(size_t unit) = 0;
+    virtual void leave_unit(size_t unit, bool keeps) = 0;
+    virtual void start(bool reduces, bool adds) = 0;
+    virtual void begin_backward(size_t unit) = 0;
+    // `is_last`: the others of its unit are ready.
+    virtual void mark_ready(size_t param, bool is_last) = 0;
+    virtual void clear_missing(size_t unit) = 0;
+    virtual void finish() = 0;
+
+    [[nodiscard]] bool in_backward(size_t unit) const { return begun_[unit] != 0 && missing_[unit] > 0; }
+    void forget_pass();
+    [[nodiscard]] Error refusal(const std::string& why) const;
+
+    const int rank_;
+    std::vector<std::string> unit_names_;
     std::vector<size_t> first_;  // one more than units
     std::vector<size_t> unit_of_;
     std::vector<std::string> names_;
     std::vector<Dims> shapes_;
+
+    bool in_pass_ = false;
+    std::vector<char> begun_;      // per unit: its backward has begun in this pass
+    std::vector<size_t> missing_;  // per unit: gradients that are not ready
+    std::vector<char> ready_;      // per parameter
 };
 
 }  // namespace tsr

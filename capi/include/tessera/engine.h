@@ -150,10 +150,11 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_forward(tsr_engine *engine, size_t un
 TSR_API TSR_MUST_USE tsr_status tsr_engine_forward_done(tsr_engine *engine, size_t unit);
 
 /** Begin a unit's backward: its parameters and the memory of its gradients are valid when it returns. The first one begins
- *  a backward pass.
+ *  a backward pass. A unit has one backward in a pass; until all its gradients are ready, a further call does nothing.
  *  @param engine  borrowed for the call
  *  @param unit    0 to unit count - 1
- *  @return as tsr_engine_forward; INVALID_STATE if tsr_engine_step was not called after the last pass
+ *  @return as tsr_engine_forward; INVALID_STATE if tsr_engine_step was not called after the last pass, or all gradients of
+ *          the unit are ready in this one
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_backward(tsr_engine *engine, size_t unit);
 
@@ -172,10 +173,10 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_ready(tsr_engine *engine, size_t para
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_unit_ready(tsr_engine *engine, size_t unit);
 
-/** End a backward pass: returns when its gradients are reduced or accumulated. Gradients that are not ready count as zeros,
- *  unless "ignore_unused_parameters" is false.
+/** End a backward pass: returns when its gradients are reduced or accumulated. Gradients that are not ready, also of units
+ *  without a backward, count as zeros, unless "ignore_unused_parameters" is false.
  *  @param engine  borrowed for the call
- *  @return TSR_OK, INVALID_STATE (names parameters that are not ready), TIMEOUT, ABORTED, PEER_LOST, MISMATCH,
+ *  @return TSR_OK, INVALID_STATE (names parameters that are not ready, and their units), TIMEOUT, ABORTED, PEER_LOST, MISMATCH,
  *          INTERRUPTED (call again)
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_backward_done(tsr_engine *engine);

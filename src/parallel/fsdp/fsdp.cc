@@ -128,8 +128,9 @@ Tensor Fsdp::whole(size_t param) const {
                       fmt::format("parameter \"{}\" of unit \"{}\" is {}", what.name, plan_->units[what.unit].name,
                                   state.memory == Memory::on_its_way
                                       ? "still being unsharded; wait for the unit first"
-                                      : "sharded; access it between forward() and forward_done(), or between "
-                                        "backward() and grads_ready()"));
+                                      : fmt::format("sharded; access it between forward() and forward_done(), or "
+                                                    "between backward() and {}",
+                                                    options_.calls.ready)));
     }
     return tensor_at(place_->data(what.unit) + what.whole_at, what.shape, what.whole_dtype);
 }
@@ -144,9 +145,9 @@ Tensor Fsdp::grad(size_t param) const {
     if (!state.in_backward()) {
         throw refusal(
             Code::invalid_state,
-            fmt::format("the unsharded gradient of \"{}\" exists only between backward() and grads_ready() of its "
-                        "unit \"{}\"; use the gradient's shard afterwards",
-                        what.name, plan_->units[what.unit].name));
+            fmt::format("the unsharded gradient of \"{}\" exists only between backward() and {} of its unit \"{}\"; "
+                        "use the gradient's shard afterwards",
+                        what.name, options_.calls.ready, plan_->units[what.unit].name));
     }
     return tensor_at(grad_slots_.data(*state.grad_slot) + what.grad_at, what.shape, what.grad_dtype);
 }
@@ -265,8 +266,8 @@ void Fsdp::give_back(size_t unit) {
     one.is_kept = false;
     if (one.memory == Memory::none) return;
     if (one.in_backward()) {
-        throw refusal(Code::invalid_state,
-                      fmt::format("unit \"{}\" is in its backward; call grads_ready() first", plan_->units[unit].name));
+        throw refusal(Code::invalid_state, fmt::format("unit \"{}\" is in its backward; call {} first",
+                                                       plan_->units[unit].name, options_.calls.ready));
     }
     if (one.memory == Memory::on_its_way) await_whole(unit);
     attempt([&] { place_->hide(unit); });
@@ -396,12 +397,11 @@ void Fsdp::refuse_unwritten(size_t unit) const {
     const size_t told = std::min(names.size(), names_in_message);
     throw refusal(
         Code::invalid_state,
-        fmt::format(
-            "{} of {} gradients of unit \"{}\" were not written: \"{}\"{}; write them, or mark them unused (which "
-            "counts as zeros), and call grads_ready() again",
-            names.size(), one.trained.size(), plan_->units[unit].name,
-            fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), "\", \""),
-            names.size() > told ? fmt::format(" and {} more", names.size() - told) : ""));
+        fmt::format("{} of {} gradients of unit \"{}\" were not written: \"{}\"{}; write them{} and call {} again",
+                    names.size(), one.trained.size(), plan_->units[unit].name,
+                    fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), "\", \""),
+                    names.size() > told ? fmt::format(" and {} more", names.size() - told) : "",
+                    options_.calls.or_unused, options_.calls.ready));
 }
 
 void Fsdp::grads_ready(size_t unit) {
@@ -410,9 +410,8 @@ void Fsdp::grads_ready(size_t unit) {
     fail_if_failed();
     if (!one.in_backward()) {
         throw refusal(Code::invalid_state,
-                      fmt::format("grads_ready() of unit \"{}\" without a backward in this step; call "
-                                  "backward() first",
-                                  plan_->units[unit].name));
+                      fmt::format("{} of unit \"{}\" without a backward in this step; call backward() first",
+                                  options_.calls.ready, plan_->units[unit].name));
     }
     refuse_unwritten(unit);
     const bool add = one.is_reduced() || accumulate_;
@@ -446,11 +445,11 @@ void Fsdp::wait() {
     if (count > 0) {
         throw refusal(
             Code::invalid_state,
-            fmt::format(
-                "the gradients of {} of {} units were never marked ready: {}{}; call grads_ready() for them (with "
-                "zeros if this step did not use them), then end the step again",
-                count, states_.size(), unsaid,
-                count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
+            fmt::format("the gradients of {} of {} units were never marked ready: {}{}; call {} for them (with zeros "
+                        "if this step did not use them), then end the step again",
+                        count, states_.size(), unsaid,
+                        count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : "",
+                        options_.calls.ready));
     }
     grad_slots_.await_reductions();
     if (sync_ && all_reduce_) share_used();
@@ -585,8 +584,9 @@ void Fsdp::check_idle(const char* what) const {
             case UnitPhase::whole:
             case UnitPhase::backward:
                 throw refusal(Code::invalid_state,
-                              fmt::format("{} while unit \"{}\" is {}; call reshard() or end the step first", what,
-                                          name, states_[u].memory == Memory::whole ? "unsharded" : "being unsharded"));
+                              fmt::format("{} while unit \"{}\" is {}; call {} or end the step first", what, name,
+                                          states_[u].memory == Memory::whole ? "unsharded" : "being unsharded",
+                                          options_.calls.reshard));
         }
     }
 }
@@ -594,12 +594,12 @@ void Fsdp::check_idle(const char* what) const {
 void Fsdp::check_reduced_after(int64_t steps) const {
     check_idle("the optimizer cannot change the shards");
     if (synced_steps_ > steps) return;
-    throw refusal(
-        Code::invalid_state,
-        fmt::format(
-            "the optimizer steps {}; call grads_ready() and end the step first, with synchronisation and the "
-            "reduction over replicas on",
-            steps == 0 ? "before any gradients were reduced" : "but no gradients were reduced since its last step"));
+    throw refusal(Code::invalid_state,
+                  fmt::format("the optimizer steps {}; call {} and end the step first, with synchronisation and the "
+                              "reduction over replicas on",
+                              steps == 0 ? "before any gradients were reduced"
+                                         : "but no gradients were reduced since its last step",
+                              options_.calls.ready));
 }
 
 void Fsdp::fail_if_failed() const {

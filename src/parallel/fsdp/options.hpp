@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/request.hpp"
@@ -22,6 +23,13 @@ struct FsdpUnit {
     std::optional<DType> reduce_dtype;  // none: as the options say
 };
 
+// What messages name the calls of the interface that the trainer uses.
+struct FsdpCalls {
+    std::string_view ready = "grads_ready()";
+    std::string_view reshard = "reshard()";
+    std::string_view or_unused = ", or mark them unused (which counts as zeros),";
+};
+
 struct FsdpOptions {
     int shard_ranks = 0;  // parameters are sharded over groups of this many consecutive ranks (replicas); 0: over all
     int forward_prefetch = 1;           // units
@@ -32,6 +40,7 @@ struct FsdpOptions {
     ReduceOp op = ReduceOp::avg;
     double pre_divide = 1;
     bool sync_values = true;  // shards begin with rank 0's values; otherwise with each rank's own
+    FsdpCalls calls = {};
 };
 
 // Throws INVALID_ARGUMENT for an invalid model or invalid options.

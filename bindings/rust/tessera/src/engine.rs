@@ -493,12 +493,13 @@ impl<'c> Engine<'c> {
     /// access to both. The first one begins a backward pass. Collective.
     ///
     /// # Errors
-    /// As [`Self::forward`], and `InvalidState`: [`Self::step`] was not called after the last backward pass.
+    /// As [`Self::forward`], and `InvalidState`: [`Self::step`] was not called after the last backward pass, or all
+    /// gradients of the unit are ready in this one.
     pub fn backward(&self, unit: usize) -> Result<EngineBackward<'_>> {
         let inner = &*self.inner;
         let lent = inner.begin(unit, sys::tsr_engine_backward)?;
         let indices = lent.info().indices.clone();
-        // In place, the gradients of a pass are its own until it ends; otherwise a unit may have another backward.
+        // In place, the gradients of a pass are its own until it ends; otherwise this is the unit's next pass.
         if inner.in_place.params.is_empty() && inner.params[indices.clone()].iter().all(|param| param.ready.get()) {
             inner.set_ready(indices.clone(), false);
         }
