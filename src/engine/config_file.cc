@@ -22,7 +22,7 @@ std::string config_text_of(const std::string& text_or_path) {
     if (is_text) return text_or_path;
     if (text_or_path.size() > longest_path || text_or_path.find('\n') != std::string::npos) {
         throw Error(Code::invalid_argument,
-                    fmt::format("the configuration has no brace and is no path: '{}'; give the text of a ds_config "
+                    fmt::format("the configuration has no brace and is not a path: '{}'; give the text of a ds_config "
                                 "(an object in braces) or the path of its file",
                                 brief(readable_utf8(text_or_path), shown_bytes)));
     }

@@ -536,7 +536,7 @@ def test_what_other_engines_have_is_passed_through():
         (None, TypeError, "config is a NoneType; it must be a dict, the text of a ds_config or a path"),
         (b"{}", TypeError, "config is a bytes"),
         ("missing.json", ts.NotFound, r"the configuration missing\.json cannot be read"),
-        ("x" * 250_000, ts.InvalidArgument, r"has no brace and is no path: 'x{97}\.\.\.'"),
+        ("x" * 250_000, ts.InvalidArgument, r"has no brace and is not a path: 'x{97}\.\.\.'"),
         ("/", ts.TesseraIOError, "cannot be read"),
     ],
 )

@@ -605,7 +605,7 @@ fn a_configuration_is_a_text_or_a_file() {
     std::fs::write(&path, b"{\"\xff\": 8}").unwrap();
     refused(Engine::resolve(&path, 2), Code::InvalidArgument, "UTF-8");
     std::fs::write(&path, vec![b' '; 1 << 19]).unwrap();
-    refused(Engine::resolve(&path, 2), Code::InvalidArgument, "at most 262144");
+    refused(Engine::resolve(&path, 2), Code::InvalidArgument, "the limit is 262144");
 }
 
 #[test]
