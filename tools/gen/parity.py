@@ -36,7 +36,7 @@ EXCUSES: dict[str, dict[str, str]] = {
 DEFINITIONS = {
     ".py": r"(?:    )?(?:async )?def (\w+)",  # nested ones belong to what they are in
     ".pyx": r"\s*(?:cpdef|cdef|def)\s+(?:[\w ]+[ *])?\*?(\w+)\(",
-    ".java": r"\s+(?=\S)(?!return\b|throw\b|new\b|else\b|assert\b)(?:[\w.<>\[\], ?@]+\s)?(\w+)"
+    ".java": r"\s+(?=\S)(?![?:]|return\b|throw\b|new\b|else\b|assert\b)(?:[\w.<>\[\], ?@]+\s)?(\w+)"
     r"\((?:(?!->)[^;{])*(?:\{.*)?$",
     ".cc": r"(?!return\b|using\b)(?:[\w:<>,*&]+\s+)+[*&]?(\w+)\([^;{]*(?:\{.*)?$",
     ".rs": r"\s*(?:pub(?:\(\w+\))?\s+)?(?:const\s+|unsafe\s+)*(?:extern \"C\"\s+)?fn (\w+)",
