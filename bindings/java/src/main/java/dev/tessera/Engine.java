@@ -493,7 +493,8 @@ public final class Engine extends NativeObject {
     /** For the library, which reads the file: so a rank that cannot read it fails the creation on all. */
     static byte[] pathOf(Path config) {
         if (!Objects.requireNonNull(config, "config").getFileSystem().equals(FileSystems.getDefault())) {
-            throw new IllegalArgumentException("the configuration " + config + " is not in the default file system; give its text");
+            throw new IllegalArgumentException(
+                    "the configuration " + config + " is not in the default file system; give its text");
         }
         return Native.utf8(config.toAbsolutePath().toString(), "config");
     }

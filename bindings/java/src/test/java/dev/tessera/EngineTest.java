@@ -743,7 +743,8 @@ class EngineTest {
         Files.write(there, sgd(0, 2, "").getBytes(java.nio.charset.StandardCharsets.UTF_8));
         Ranks.run(2, comm -> {
             final Path mine = comm.rank() == 1 ? root.resolve("absent.json") : there;
-            expect(ErrorCode.NOT_FOUND, () -> Engine.on(comm).unit("u", second(1)).build(mine), List.of("absent.json cannot be read"));
+            expect(ErrorCode.NOT_FOUND, () -> Engine.on(comm).unit("u", second(1)).build(mine),
+                    List.of("absent.json cannot be read"));
         });
     }
 
