@@ -13,7 +13,7 @@ use tessera_sys as sys;
 
 use crate::comm::{Borrowed, Comm};
 use crate::element::Element;
-use crate::error::{check, Code, Error, Result};
+use crate::error::{check, Error, Result};
 use crate::lr_schedule::{made, LrSchedule};
 use crate::optim::{Optimizer, Owns};
 use crate::params::{Group, Params, RawParams};
