@@ -7,6 +7,7 @@
 
 #include "comm/communicator.hpp"
 #include "comm/fingerprint.hpp"
+#include "engine/config_file.hpp"
 #include "engine/config_json.hpp"
 #include "engine/engine.hpp"
 #include "handles.hpp"
@@ -40,7 +41,7 @@ std::vector<EngineUnit> units_in(const tsr_engine_unit* units, size_t n) {
 
 // The configuration as an engine of another library reads it.
 EngineConfig config_in(const char* config) {
-    return EngineConfig::of(ConfigText(text(config, "config")), ConfigReader::other);
+    return EngineConfig::of(ConfigText(config_text_of(text(config, "config"))), ConfigReader::other);
 }
 
 std::optional<bool> boundary_in(int32_t boundary) {
@@ -81,7 +82,7 @@ tsr_status tsr_engine_create(tsr_comm* comm, const tsr_engine_unit* units, size_
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
             auto model = or_refuse_on_all_ranks(*ranks, Compared::models, [&] {
-                return std::tuple(units_in(units, n), text(config, "config"),
+                return std::tuple(units_in(units, n), config_text_of(text(config, "config")),
                                   schedule == nullptr ? nullptr : object_of(schedule, "schedule"));
             });
             return std::make_shared<Engine>(ranks, std::move(std::get<0>(model)), std::get<1>(model),

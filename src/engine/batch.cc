@@ -53,10 +53,10 @@ void check_solved(const BatchConfig& given, const BatchSizes& sizes, int ranks) 
     // What the train batch must be a multiple of; if all are given, what it must be.
     const int64_t unit = product(product(given.micro.value_or(1), given.accumulation.value_or(1)), ranks);
     if (unit == 0) refuse_too_large(formula(given, sizes, ranks));
-    refuse(fmt::format("train_batch_size {} does not equal {} = {}; set it to {}{}{}", sizes.train,
+    refuse(fmt::format("train_batch_size {} does not equal {} = {}; {}set it to {}{}", sizes.train,
                        formula(given, sizes, ranks), per_step,
-                       given.micro && given.accumulation ? "" : "a multiple of ", unit,
-                       given.micro ? ", or leave it out" : ""));
+                       given.micro ? "leave it out, which fits any number of ranks, or " : "",
+                       given.micro && given.accumulation ? "" : "a multiple of ", unit));
 }
 
 }  // namespace

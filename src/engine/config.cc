@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cfloat>
 #include <cmath>
 #include <span>
 #include <string>
@@ -38,7 +39,12 @@ void refuse_all(ConfigSection& section, std::span<const Note> notes) {
     for (const auto& [key, why] : notes) section.refuse(key, why);
 }
 
-bool is_enabled(ConfigSection& section) { return section.flag("enabled").value_or(false); }
+bool is_enabled(ConfigSection& section) {
+    section.refuse_auto("enabled");
+    return section.flag("enabled").value_or(false);
+}
+
+bool is_normal_f32(double value) { return value >= FLT_MIN && value <= FLT_MAX; }
 
 std::optional<DType> dtype_in(ConfigSection& section, std::string_view key) {
     const std::optional<std::string> name = section.text(key);
@@ -162,6 +168,17 @@ PartConfig& part_in(std::optional<PartConfig>& part, ConfigSection& section, con
     return part.emplace(PartConfig{*type, params.object(), {}});
 }
 
+// For another implementation of an optimizer, such as "FusedAdam"; `type` is in lower case.
+std::string meant_by(std::string type) {
+    std::erase(type, '_');
+    for (const char* name : {"AdamW", "Adam", "Adagrad", "Lion", "Lamb", "SGD"}) {
+        for (const char* library : {"fused", "cpu", "deepspeedcpu", "torch"}) {
+            if (type == library + lower_case(name)) return fmt::format("; did you mean \"{}\"?", name);
+        }
+    }
+    return {};
+}
+
 void take_optimizer(ConfigSection& top, EngineConfig& config, ConfigReader reader) {
     auto section = top.section("optimizer", Auto::is_refused);
     if (!section) return;
@@ -182,8 +199,10 @@ void take_optimizer(ConfigSection& top, EngineConfig& config, ConfigReader reade
         } else if (name == "lamb") {
             config.optimizer = lamb_of(params);
         } else {
-            section->fail("type", Code::unsupported,
-                          "Tessera's engine has Adam, AdamW, SGD, Adagrad, Lion and Lamb; choose one of them");
+            section->fail(
+                "type", Code::unsupported,
+                fmt::format("Tessera's engine has Adam, AdamW, SGD, Adagrad, Lion and Lamb; choose one of them{}",
+                            meant_by(name)));
         }
         params.finish();
     });
@@ -215,7 +234,10 @@ void take_fp16(ConfigSection& top, EngineConfig& config, ConfigReader reader) {
         config.skips_overflow = true;
     }
     LossScaleOptions& scale = config.loss_scale;
-    take(scale.fixed, section->number("loss_scale", 0));
+    take(scale.fixed, section->number("loss_scale"));
+    if (scale.fixed != 0 && !is_normal_f32(scale.fixed)) {
+        section->fail("loss_scale", Code::invalid_argument, "it must be 0 (dynamic) or a positive normal f32 number");
+    }
     const int64_t power = section->integer("initial_scale_power", 0).value_or(16);
     if (power > 127) {
         section->fail("initial_scale_power", Code::invalid_argument,
@@ -225,8 +247,17 @@ void take_fp16(ConfigSection& top, EngineConfig& config, ConfigReader reader) {
     take(scale.window, section->integer("loss_scale_window", 1));
     take(scale.hysteresis, section->integer("hysteresis", 1));
     take(scale.restores_every_step, section->flag("consecutive_hysteresis"));
-    take(scale.minimum, section->number("min_loss_scale", 0));
-    if (scale.minimum == 0) section->fail("min_loss_scale", Code::invalid_argument, "it must be above 0");
+    take(scale.minimum, section->number("min_loss_scale"));
+    if (!is_normal_f32(scale.minimum)) {
+        section->fail("min_loss_scale", Code::invalid_argument, "it must be a positive normal f32 number");
+    }
+    if (scale.fixed == 0 && scale.minimum > scale.initial) {
+        section->fail(
+            "min_loss_scale", Code::invalid_argument,
+            fmt::format("the loss scale begins at 2 to the power of \"initial_scale_power\", {}; give at most "
+                        "this",
+                        scale.initial));
+    }
     take(config.auto_casts, section->flag("auto_cast"));
     if (reader == ConfigReader::own) section->note_no_effect_if_on("auto_cast", "inputs are converted by the program");
     section->refuse("fp16_master_weights_and_grads", "optimizers update f32 and f64 only; set it to false");
@@ -333,6 +364,7 @@ void take_offload(ConfigSection& zero, std::string_view key) {
 }
 
 void take_stage(ConfigSection& zero, EngineConfig& config) {
+    zero.refuse_auto("stage");
     const int64_t stage = zero.integer("stage", 0).value_or(0);
     if (stage > 3) zero.fail("stage", Code::invalid_argument, "stages are 0 to 3");
     config.stage = static_cast<int>(stage);
@@ -435,8 +467,10 @@ void take_batch(ConfigSection& top, EngineConfig& config) {
 
 void take_reduction(ConfigSection& top, EngineConfig& config) {
     take(config.prescales, top.flag("prescale_gradients"));
-    take(config.predivide, top.number("gradient_predivide_factor", 0));
-    if (config.predivide == 0) top.fail("gradient_predivide_factor", Code::invalid_argument, "it must be above 0");
+    take(config.predivide, top.number("gradient_predivide_factor"));
+    if (!is_normal_f32(config.predivide)) {
+        top.fail("gradient_predivide_factor", Code::invalid_argument, "it must be a positive normal f32 number");
+    }
     const std::string op = top.text("gradient_allreduce_op").value_or("mean");
     if (op == "mean") return;
     if (op != "sum") top.fail("gradient_allreduce_op", Code::invalid_argument, "it must be \"mean\" or \"sum\"");

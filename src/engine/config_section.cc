@@ -1,9 +1,10 @@
 #include "engine/config_section.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "base/brief.hpp"
@@ -14,6 +15,7 @@ namespace {
 
 constexpr size_t shown_bytes = 60;      // of a value in a message
 constexpr size_t longest_guessed = 64;  // no longer key is compared with others
+constexpr size_t shortest_part = 4;     // of a key that is a part of another
 
 // The number of characters to insert, remove or replace.
 size_t distance(std::string_view a, std::string_view b) {
@@ -42,6 +44,26 @@ bool is_off(const Json& value) {
     return value.as_object().empty() || (enabled != nullptr && is_off(*enabled));
 }
 
+// The nearest by changes; otherwise one that has the name in it, or is in the name.
+std::string_view nearest(std::string_view name, std::span<const std::string> known) {
+    if (name.size() > longest_guessed) return {};
+    std::string_view best;
+    size_t least = std::max<size_t>(2, name.size() / 3) + 1;
+    for (const std::string& one : known) {
+        const size_t changes = distance(name, one);
+        if (changes >= least) continue;
+        least = changes;
+        best = one;
+    }
+    if (!best.empty()) return best;
+    const auto is_part = [](std::string_view part, std::string_view of) {
+        return part.size() >= shortest_part && of.find(part) != std::string_view::npos;
+    };
+    const auto found =
+        std::ranges::find_if(known, [&](const std::string& one) { return is_part(name, one) || is_part(one, name); });
+    return found == known.end() ? std::string_view() : *found;
+}
+
 }  // namespace
 
 ConfigSection::ConfigSection(const ConfigText& text, const Json& object, std::string path, Auto meaning_of_auto,
@@ -51,11 +73,22 @@ ConfigSection::ConfigSection(const ConfigText& text, const Json& object, std::st
 const Json* ConfigSection::find(std::string_view key) const { return object_.find(key); }
 
 const Json* ConfigSection::value(std::string_view key) {
+    honoured_.emplace_back(key);
+    return known_value(key);
+}
+
+const Json* ConfigSection::known_value(std::string_view key) {
     asked_.emplace_back(key);
     const Json* found = find(key);
     if (found == nullptr || found->is(Json::Kind::null)) return nullptr;
     if (!found->is(Json::Kind::string) || found->as_string() != "auto") return found;
-    if (auto_ == Auto::is_default) return nullptr;
+    if (auto_ == Auto::is_refused) refuse_auto(key);
+    return nullptr;
+}
+
+void ConfigSection::refuse_auto(std::string_view key) const {
+    const Json* found = find(key);
+    if (found == nullptr || !found->is(Json::Kind::string) || found->as_string() != "auto") return;
     fail(key, Code::invalid_argument,
          "\"auto\" is for programs that fill it in before they create an engine; give a value");
 }
@@ -119,20 +152,20 @@ void ConfigSection::report(std::string_view key, ReportKind kind, std::string_vi
 }
 
 void ConfigSection::note_no_effect(std::string_view key, std::string_view why) {
-    if (value(key) != nullptr) report(key, ReportKind::no_effect, fmt::format("has no effect: {}", why));
+    if (known_value(key) != nullptr) report(key, ReportKind::no_effect, fmt::format("has no effect: {}", why));
 }
 
 void ConfigSection::note_no_effect_if_on(std::string_view key, std::string_view why) {
-    const Json* found = value(key);
+    const Json* found = known_value(key);
     if (found != nullptr && !is_off(*found)) note_no_effect(key, why);
 }
 
 void ConfigSection::note_deprecated(std::string_view key, std::string_view why) {
-    if (value(key) != nullptr) report(key, ReportKind::deprecated, fmt::format("is deprecated: {}", why));
+    if (known_value(key) != nullptr) report(key, ReportKind::deprecated, fmt::format("is deprecated: {}", why));
 }
 
 void ConfigSection::refuse(std::string_view key, std::string_view why) {
-    const Json* found = value(key);
+    const Json* found = known_value(key);
     if (found != nullptr && !is_off(*found)) fail(key, Code::unsupported, why);
 }
 
@@ -143,26 +176,16 @@ void ConfigSection::fail(std::string_view key, Code code, std::string_view why) 
                                   brief(found->dump(), shown_bytes), why));
 }
 
-std::string_view ConfigSection::nearest(std::string_view key) const {
-    if (key.size() > longest_guessed) return {};
-    std::string_view best;
-    size_t least = std::max<size_t>(2, key.size() / 3) + 1;
-    for (const std::string& known : asked_) {
-        const size_t changes = distance(key, known);
-        if (changes >= least) continue;
-        least = changes;
-        best = known;
-    }
-    return best;
-}
-
 void ConfigSection::finish() {
     for (const Json::Member& member : object_.as_object()) {
         if (std::ranges::find(asked_, member.key) != asked_.end()) continue;
-        const std::string_view guess = nearest(member.key);
-        report(member.key, ReportKind::unknown,
-               guess.empty() ? "is unknown and ignored"
-                             : fmt::format("is unknown and ignored; did you mean \"{}{}\"?", path_, guess));
+        std::string hint;
+        if (const std::string_view guess = nearest(member.key, asked_); !guess.empty()) {
+            hint = fmt::format("; did you mean \"{}{}\"?", path_, guess);
+        } else if (auto_ == Auto::is_refused && !path_.empty()) {  // the parameters of an optimizer or a schedule
+            hint = fmt::format("; known are {}", fmt::join(honoured_, ", "));
+        }
+        report(member.key, ReportKind::unknown, fmt::format("is unknown and ignored{}", hint));
     }
 }
 

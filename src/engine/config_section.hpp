@@ -46,6 +46,9 @@ class ConfigSection {
 
     [[nodiscard]] const Json& object() const { return object_; }
 
+    // As `Auto::is_refused` for one key, whose default would change what is trained.
+    void refuse_auto(std::string_view key) const;
+
     // Reports the key, if it is there; the second one only if it is not a section or a flag that is off.
     void note_no_effect(std::string_view key, std::string_view why);
     void note_no_effect_if_on(std::string_view key, std::string_view why);
@@ -61,9 +64,9 @@ class ConfigSection {
 
    private:
     [[nodiscard]] const Json* find(std::string_view key) const;
+    [[nodiscard]] const Json* known_value(std::string_view key);
     [[nodiscard]] const Json* value_of_kind(std::string_view key, bool (*is_right)(const Json&), const char* kind);
     void report(std::string_view key, ReportKind kind, std::string_view text);
-    [[nodiscard]] std::string_view nearest(std::string_view key) const;
 
     const ConfigText& text_;
     const Json& object_;
@@ -71,6 +74,7 @@ class ConfigSection {
     Auto auto_;
     std::vector<ConfigReport>& reports_;
     std::vector<std::string> asked_;
+    std::vector<std::string> honoured_;  // of these, those that are not only noted or refused
 };
 
 }  // namespace tsr

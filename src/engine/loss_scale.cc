@@ -27,6 +27,8 @@ LossScale::LossScale(const LossScaleOptions& options) : options_(options) {
                   "a positive normal f32 number");
     refuse_unless(options.initial >= FLT_MIN && options.initial <= largest, "the initial scale", options.initial,
                   "a positive normal f32 number");
+    refuse_unless(!is_dynamic() || options.minimum <= options.initial, "min_loss_scale", options.minimum,
+                  "at most the initial scale");
     refuse_unless(options.window >= 1, "loss_scale_window", options.window, "at least 1");
     refuse_unless(options.hysteresis >= 1, "hysteresis", options.hysteresis, "at least 1");
     state_.scale = is_dynamic() ? options.initial : options.fixed;

@@ -56,10 +56,12 @@ LrScheduleState LrSchedule::state() const {
 
 void LrSchedule::check_state(const LrScheduleState& saved) const {
     if (saved.text != curve_->text) {
-        throw Error(Code::mismatch,
-                    fmt::format("the saved position belongs to the schedule {}, but this one is {}; create "
-                                "the saved one, or leave it out of the load and set the steps",
-                                saved.text, curve_->text));
+        throw Error(
+            Code::mismatch,
+            fmt::format("the saved position belongs to the schedule {}, but this one is {}; create "
+                        "the saved one; to continue with this one, load the rest (the load's `only`) and set the "
+                        "schedule's steps",
+                        saved.text, curve_->text));
     }
     if (saved.base_lrs.size() != driven_.size()) {
         throw Error(Code::mismatch,

@@ -2,9 +2,12 @@
 #include "tessera/engine.h"
 
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include "api.hpp"
+#include "temporary_directory.hpp"
 
 namespace {
 
@@ -511,6 +514,20 @@ TEST(EngineApi, ABadCallOfOneRankFailsOnAll) {
         Engine engine;
         if (rank == 1) model.units[0].name = nullptr;
         EXPECT_FAILS(model.create(comm, config_of(0, 1, 2), engine.out()), TSR_E_INVALID_ARGUMENT, "name is NULL");
+    });
+}
+
+TEST(EngineApi, AFileThatOneRankLacksIsRefusedOnAll) {
+    const tsr::testing::TemporaryDirectory folder;
+    const std::string path = (folder.path() / "ds_config.json").string();
+    const std::string missing = (folder.path() / "missing.json").string();
+    std::ofstream(path) << config_of(0, 1, 2);
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+        Model model;
+        Engine engine;
+        ASSERT_OK(model.create(comm, path, engine.out()));
+        Engine none;
+        EXPECT_FAILS(model.create(comm, rank == 1 ? missing : path, none.out()), TSR_E_NOT_FOUND, missing.c_str());
     });
 }
 

@@ -48,11 +48,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, BatchOverWorlds, ::testing::Values(1, 3, 4));
 TEST(Batch, WhatDoesNotFitIsRefusedWithAllNumbers) {
     EXPECT_EQ(refusal({8, 4, 2}, 3),
               "train_batch_size 8 does not equal train_micro_batch_size_per_gpu 4 * gradient_accumulation_steps 2 * 3 "
-              "data-parallel ranks = 24; set it to 24, or leave it out");
+              "data-parallel ranks = 24; leave it out, which fits any number of ranks, or set it to 24");
     EXPECT_EQ(
         refusal({8, 4, none}, 3),
         "train_batch_size 8 does not equal train_micro_batch_size_per_gpu 4 * gradient_accumulation_steps 0 (from 8 / "
-        "4 / 3) * 3 data-parallel ranks = 0; set it to a multiple of 12, or leave it out");
+        "4 / 3) * 3 data-parallel ranks = 0; leave it out, which fits any number of ranks, or set it to a multiple of "
+        "12");
     EXPECT_EQ(refusal({8, none, 1}, 3),
               "train_batch_size 8 does not equal train_micro_batch_size_per_gpu 2 (from 8 / 3 / 1) * "
               "gradient_accumulation_steps 1 * 3 data-parallel ranks = 6; set it to a multiple of 3");

@@ -192,11 +192,11 @@ TEST(Config, SecondaryPartitionsAreOfStage3) {
 
 TEST(Config, AutoIsTheDefaultInsideSections) {
     const EngineConfig config = parsed(
-        R"({"fp16": {"enabled": "auto", "loss_scale_window": "auto"}, "zero_optimization": {"stage": "auto",
+        R"({"fp16": {"enabled": true, "loss_scale_window": "auto"}, "zero_optimization": {"stage": 2,
             "reduce_bucket_size": "auto"}})");
-    EXPECT_EQ(config.precision, Precision::of_params);
+    EXPECT_EQ(config.precision, Precision::f16);
     EXPECT_EQ(config.loss_scale.window, 1000);
-    EXPECT_EQ(config.stage, 0);
+    EXPECT_EQ(config.stage, 2);
     EXPECT_TRUE(config.reports.empty());
     EXPECT_STREQ(
         refusal_of(R"({"train_batch_size": "auto"})").what(),
@@ -204,6 +204,37 @@ TEST(Config, AutoIsTheDefaultInsideSections) {
         "before they create an engine; give a value");
     EXPECT_EQ(refusal_of(R"({"optimizer": {"type": "Adam", "params": {"lr": "auto"}}})").code(),
               Code::invalid_argument);
+}
+
+TEST(Config, AutoIsNoPrecisionAndNoStage) {
+    for (const std::string_view text :
+         {R"({"fp16": {"enabled": "auto"}})", R"({"bf16": {"enabled": "auto"}})",
+          R"({"bfloat16": {"enabled": "auto"}})", R"({"zero_optimization": {"stage": "auto"}})"}) {
+        const Error error = refusal_of(text);
+        EXPECT_EQ(error.code(), Code::invalid_argument) << text;
+        EXPECT_TRUE(has(error.what(), "is \"auto\"; \"auto\" is for programs that fill it in")) << error.what();
+    }
+}
+
+TEST(Config, UnknownParametersAreReportedWithTheNearestOrTheKnown) {
+    const EngineConfig config = parsed(R"({"optimizer": {"type": "Lion", "params": {"eps": 1e-8}},
+        "scheduler": {"type": "WarmupLR", "params": {"num_steps": 5}}})");
+    ASSERT_EQ(keys_of(config, ReportKind::unknown),
+              (std::vector<std::string>{"optimizer.params.eps", "scheduler.params.num_steps"}));
+    EXPECT_TRUE(has(config.reports[0].text, "is unknown and ignored; known are lr, weight_decay, betas"))
+        << config.reports[0].text;
+    EXPECT_TRUE(has(config.reports[1].text, "did you mean \"scheduler.params.warmup_num_steps\"?"))
+        << config.reports[1].text;
+}
+
+TEST(Config, OtherImplementationsOfAnOptimizerAreRefusedWithItsName) {
+    const auto said = [](const char* type) {
+        return std::string(refusal_of(fmt::format(R"({{"optimizer": {{"type": "{}"}}}})", type)).what());
+    };
+    EXPECT_TRUE(has(said("FusedAdam"), "choose one of them; did you mean \"Adam\"?")) << said("FusedAdam");
+    EXPECT_TRUE(has(said("fused_lamb"), "did you mean \"Lamb\"?")) << said("fused_lamb");
+    EXPECT_TRUE(has(said("DeepSpeedCPUAdam"), "did you mean \"Adam\"?")) << said("DeepSpeedCPUAdam");
+    EXPECT_FALSE(has(said("OneBitAdam"), "did you mean")) << "it is another optimizer";
 }
 
 TEST(Config, UnknownKeysAreReportedWithTheNearest) {
@@ -344,16 +375,22 @@ TEST(Config, WhatIsMalformedOrContradictsItselfIsRefused) {
              Refused{R"({"zero_optimization": {"stage": 3}, "gradient_allreduce_op": "sum"})", "stage 3 averages", {}},
              Refused{R"({"gradient_allreduce_op": "max"})", "\"mean\" or \"sum\"", {}},
              Refused{R"({"gradient_allreduce_op": "sum", "prescale_gradients": true})", "one of the two", {}},
-             Refused{R"({"gradient_predivide_factor": 0})", "above 0", {}},
+             Refused{R"({"gradient_predivide_factor": 0})", "a positive normal f32 number", {}},
              Refused{R"({"gradient_clipping": -1})", "at least 0", {}},
              Refused{R"({"gradient_clipping": true})", "a number", {}},
              Refused{R"({"communication_data_type": "int8"})", "\"fp32\", \"fp16\" or \"bf16\"", {}},
              Refused{R"({"fp16": {"loss_scale": true}})", "a number", {}},
-             Refused{R"({"fp16": {"loss_scale": -1}})", "at least 0", {}},
              Refused{R"({"fp16": {"initial_scale_power": 128}})", "at most 127", {}},
              Refused{R"({"fp16": {"loss_scale_window": 0}})", "at least 1", {}},
              Refused{R"({"fp16": {"hysteresis": 0}})", "at least 1", {}},
-             Refused{R"({"fp16": {"min_loss_scale": 0}})", "above 0", {}},
+             Refused{R"({"fp16": {"min_loss_scale": 0}})", "a positive normal f32 number", {}},
+             Refused{R"({"fp16": {"min_loss_scale": 65537}})", "at most this", {}},
+             Refused{R"({"fp16": {"initial_scale_power": 3, "min_loss_scale": 9}})", "\"initial_scale_power\", 8", {}},
+             Refused{R"({"fp16": {"loss_scale": 1e308}})", "0 (dynamic) or a positive normal f32 number", {}},
+             Refused{R"({"fp16": {"loss_scale": -1}})", "0 (dynamic) or a positive normal f32 number", {}},
+             Refused{R"({"gradient_predivide_factor": -1})", "a positive normal f32 number", {}},
+             Refused{R"({"gradient_predivide_factor": 1e-320})", "a positive normal f32 number", {}},
+             Refused{R"({"gradient_predivide_factor": 1e308})", "a positive normal f32 number", {}},
              Refused{R"({"fp16": {"enabled": 1}})", "true or false", {}},
              Refused{R"({"fp16": true})", "an object", {}},
              Refused{R"({"train_batch_size": 1e40})", "a whole number below 2^63", {}},

@@ -109,6 +109,8 @@ TEST(LossScale, OptionsAndStatesOutOfRangeAreRefused) {
     EXPECT_THROW(LossScale({.window = 0}), Error);
     EXPECT_THROW(LossScale({.hysteresis = 0}), Error);
     EXPECT_THROW(LossScale({.minimum = 0}), Error);
+    EXPECT_THROW(LossScale({.initial = 4, .minimum = 8}), Error);
+    EXPECT_EQ(LossScale({.fixed = 2, .initial = 4, .minimum = 8}).scale(), 2) << "it never shrinks";
     LossScale scale({.initial = 16});
     for (const LossScale::State& state :
          {LossScale::State{0, 0, -1, 1}, LossScale::State{8, -1, -1, 1}, LossScale::State{8, 3, 3, 1},

@@ -36,7 +36,7 @@ EXCUSES: dict[str, dict[str, str]] = {
 DEFINITIONS = {
     ".py": r"(?:    )?(?:async )?def (\w+)",  # nested ones belong to what they are in
     ".pyx": r"\s*(?:cpdef|cdef|def)\s+(?:[\w ]+[ *])?\*?(\w+)\(",
-    ".java": r"\s+(?=\S)(?!return\b|throw\b|new\b|else\b|assert\b)(?:[\w.<>\[\], ?@]+\s)?(\w+)"
+    ".java": r"\s+(?=\S)(?![?:]|return\b|throw\b|new\b|else\b|assert\b)(?:[\w.<>\[\], ?@]+\s)?(\w+)"
     r"\((?:(?!->)[^;{])*(?:\{.*)?$",
     ".cc": r"(?!return\b|using\b)(?:[\w:<>,*&]+\s+)+[*&]?(\w+)\([^;{]*(?:\{.*)?$",
     ".rs": r"\s*(?:pub(?:\(\w+\))?\s+)?(?:const\s+|unsafe\s+)*(?:extern \"C\"\s+)?fn (\w+)",
@@ -64,6 +64,9 @@ class Unit(NamedTuple):
         if self.name == "fmt" or re.match(r"_[a-z]", self.name):  # inside a macro of Rust; a helper
             return Path(self.file).name
         return f"{self.owner}{joint}{self.name}" if self.owner else self.name
+
+    def is_private_java(self) -> bool:
+        return self.name != self.owner and "private " in self.text.split("(")[0]
 
 
 def without_comments(text: str, suffix: str) -> str:
@@ -141,7 +144,25 @@ class Rust:
         if not above:
             return "not called"
         named = [unit for unit in above if unit.name]
-        return Place((named or above)[0].spelling("::"), PROOFS[self.name])
+        return Place(self.public(named) or (named or above)[0].spelling("::"), PROOFS[self.name])
+
+    def public(self, level: list[Unit]) -> str | None:
+        """The first public function on the way up from these, within their file; what has none is within others."""
+        inner = bool(level) and (level[0].owner.endswith("Inner") or level[0].name == "drop")
+        seen: list[Unit] = []
+        while level:
+            for unit in level:
+                if re.match(r"\s*pub\s+(?:const\s+|unsafe\s+)*fn", unit.text) and not unit.owner.endswith("Inner"):
+                    return unit.spelling("::")
+            seen += level
+            level = [
+                unit
+                for below in level
+                if below.name not in ("drop", "fmt")
+                for unit in self.units
+                if unit.file == below.file and unit not in seen and re.search(rf"\b{below.name}\(", unit.text)
+            ]
+        return "within others" if inner else None
 
 
 class Java:
@@ -188,8 +209,8 @@ class Java:
                 return Place(f"Native.{name}", direct[0])
             while level:
                 for unit in level:
-                    if test := self.test_of(unit):
-                        return Place(unit.spelling("."), test)
+                    if not unit.is_private_java() and (test := self.test_of(unit)):
+                        return Place(self.closing(function, unit) or unit.spelling("."), test)
                 seen += level
                 level = [
                     unit
@@ -200,6 +221,11 @@ class Java:
                 ]
         # Under every call: errors and the like.
         return "in no test" if shims and any(self.names.get(shim.name) for shim in shims) else self.everywhere()
+
+    def closing(self, function: str, unit: Unit) -> str | None:
+        """What destroys an object is given to it where it is made."""
+        closes = any(other.owner == unit.owner and other.name == "close" for other in self.java)
+        return f"{unit.owner}.close" if function.endswith("_destroy") and closes else None
 
     def everywhere(self) -> Place | str:
         tests = [file for file in self.tests if "Error" in file or "Comm" in file]

@@ -154,7 +154,19 @@ def settings_of(api: Api, struct: Struct, spellings: dict[str, str]) -> list[str
             "            self",
             "        }",
         ]
+        if option.name == "beta2":
+            lines += BETAS
     return [*lines, "    };", "}", f"pub(crate) use {short}_setters;"]
+
+
+# After beta2, as in PyTorch.
+BETAS = [
+    "        /// `beta1` and `beta2`.",
+    '        #[must_use = "the setting is in what is returned"]',
+    "        pub fn betas(self, beta1: f64, beta2: f64) -> Self {",
+    "            self.beta1(beta1).beta2(beta2)",
+    "        }",
+]
 
 
 def rust_text(text: str) -> str:

@@ -284,6 +284,18 @@ def test_a_loss_scale_at_its_minimum_is_an_error_of_all_ranks(ranks):
     ranks(2, job)
 
 
+def test_a_file_that_one_rank_lacks_is_refused_on_all(ranks, tmp_path: Path):
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(sgd()))
+
+    def job(comm: ts.Comm):
+        ts.Engine(comm, one_tensor(), path).close()
+        with pytest.raises(ts.NotFound, match=r"missing\.json cannot be read"):
+            ts.Engine(comm, one_tensor(), tmp_path / "missing.json" if comm.rank == 1 else path)
+
+    ranks(2, job)
+
+
 def test_batch_sizes_change_between_steps(ranks):
     def job(comm: ts.Comm):
         engine = ts.Engine(comm, one_tensor(), sgd(2))
@@ -518,11 +530,13 @@ def test_what_other_engines_have_is_passed_through():
             r'"bf16\.enabled" .* disable the other',
         ),
         ({"a": {1, 2}}, ts.InvalidArgument, "cannot be written as JSON: a set is no value of JSON"),
-        ({"a": math.nan}, ts.InvalidArgument, "cannot be written as JSON"),
+        ({"a": {"b": [1, math.nan]}}, ts.InvalidArgument, r'JSON: "a\.b\[1\]" is nan; JSON has only finite numbers'),
+        ({"a": np.float32("inf")}, ts.InvalidArgument, r'JSON: "a" is inf; JSON'),
         ({(1, 2): 3}, ts.InvalidArgument, "cannot be written as JSON"),
         (None, TypeError, "config is a NoneType; it must be a dict, the text of a ds_config or a path"),
         (b"{}", TypeError, "config is a bytes"),
-        ("missing.json", ts.NotFound, r"config is 'missing\.json', but there is no such file"),
+        ("missing.json", ts.NotFound, r"the configuration missing\.json cannot be read"),
+        ("x" * 250_000, ts.InvalidArgument, r"has no brace and is not a path: 'x{97}\.\.\.'"),
         ("/", ts.TesseraIOError, "cannot be read"),
     ],
 )

@@ -34,14 +34,15 @@ typedef struct tsr_engine_unit {
 /** What a configuration says, without an engine, for `ranks` data-parallel ranks: a JSON object with the batch sizes and
  *  every default filled in. An optimizer or scheduler that this library does not have is passed through with
  *  "core": false, for engines that have it. docs/ENGINE.md lists the members.
- *  @param config    the text of a ds_config: JSON, comments and trailing commas allowed; borrowed for the call
+ *  @param config    the text of a ds_config: JSON, comments and trailing commas allowed; or, without a brace, the path of
+ *                   its file. Borrowed for the call
  *  @param ranks     at least 1
  *  @param json      buffer of `capacity` bytes for the UTF-8 text with a terminating 0; written only if it fits. NULL if
  *                   capacity is 0
  *  @param capacity  bytes of the buffer
  *  @param size      out: bytes needed, with the terminating 0
  *  @return TSR_OK, INVALID_ARGUMENT (malformed, or contradicts itself; the message has the key, its line, its value and
- *          what to do), UNSUPPORTED (a key that is refused)
+ *          what to do), UNSUPPORTED (a key that is refused), NOT_FOUND or IO (the file cannot be read)
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_config(const char *config, int32_t ranks, char *json, size_t capacity,
                                                   size_t *size);
@@ -50,7 +51,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_config(const char *config, int32_t ra
  *  @param config  as for tsr_engine_config
  *  @param out     the schedule
  *  @return TSR_OK, INVALID_ARGUMENT (also: there is no "scheduler"), UNSUPPORTED (this library does not have its type),
- *          NO_MEMORY
+ *          NOT_FOUND or IO (as for tsr_engine_config), NO_MEMORY
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_config_schedule(const char *config, tsr_lr_schedule **out);
 
@@ -67,7 +68,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_config_schedule(const char *config, t
  *  @param out       the engine
  *  @return TSR_OK, INVALID_ARGUMENT (also: the configuration has no "optimizer"), INVALID_STATE, UNSUPPORTED (an
  *          optimizer or scheduler that this library does not have, a key that is refused, tensors on a device), MISMATCH
- *          (names the first difference between ranks), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
+ *          (names the first difference between ranks), NOT_FOUND or IO (a rank cannot read the file; on every rank),
+ *          TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
  *  @threadsafety exclusive comm and schedule  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_create(tsr_comm *comm, const tsr_engine_unit *units, size_t n,
                                                   const char *config, tsr_lr_schedule *schedule, tsr_engine **out);

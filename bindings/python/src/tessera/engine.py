@@ -21,7 +21,7 @@ from ._base_optimizer import Optimizer
 from ._given import raw, takes
 from ._params import Block, Grads, Params, named, parameter
 from .comm import Comm
-from .errors import InvalidArgument, InvalidState, NotFound, TesseraIOError
+from .errors import InvalidArgument, InvalidState, NotFound
 from .lr_schedule import LRSchedule
 from .tensor import array_over
 
@@ -130,7 +130,7 @@ class Engine(Closable):
     Mismatch
         The ranks have different configurations or models; the message names the first difference.
     NotFound, TesseraIOError
-        The file of the configuration cannot be read.
+        A rank cannot read the file of the configuration; on every rank.
 
     Examples
     --------
@@ -565,34 +565,37 @@ class LossScale(Closable):
         return "<tessera.LossScale (closed)>" if self.closed else f"<tessera.LossScale of {self.value:g}>"
 
 
-_MOST_BYTES = 1 << 20  # of a configuration; the library refuses fewer
 _STATE = ("scale", "iteration", "last_overflow", "hysteresis")
 
 
 def _text_of(config: Config) -> str:
+    """The text or the path, which the library reads: so a rank that cannot read it fails the creation on all."""
     if isinstance(config, Mapping):
         return _json_of(config)
-    if isinstance(config, str) and "{" in config:
-        return config
     if not isinstance(config, (str, os.PathLike)):
         raise TypeError(f"config is a {type(config).__name__}; it must be a dict, the text of a ds_config or a path")
-    try:
-        with open(config, "rb") as file:
-            return file.read(_MOST_BYTES + 1).decode("utf-8", "surrogateescape")
-    except FileNotFoundError:
-        raise NotFound(
-            f"config is {os.fspath(config)!r}, but there is no such file; pass the path of a ds_config, its text "
-            "(an object in braces), or a dict"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise TesseraIOError(f"the ds_config {os.fspath(config)!r} cannot be read: {error}") from error
+    return os.fsdecode(config)
 
 
 def _json_of(config: Mapping[str, Any]) -> str:
     try:
         return json.dumps(config, indent=2, allow_nan=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"config cannot be written as JSON: {error}") from None
+        where = _not_finite(config) if "float" in str(error) else None
+        said = f"{where}; JSON has only finite numbers" if where else str(error)
+        raise InvalidArgument(f"config cannot be written as JSON: {said}") from None
+
+
+def _not_finite(value: Any, path: str = "") -> str | None:
+    """The key of the first number that is infinite or NaN, and the number."""
+    if isinstance(value, Mapping):
+        parts = ((f"{path}.{key}" if path else str(key), item) for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        parts = ((f"{path}[{i}]", item) for i, item in enumerate(value))
+    else:
+        number = value.item() if isinstance(value, np.generic) else value
+        return f'"{path}" is {number}' if isinstance(number, float) and not math.isfinite(number) else None
+    return next((found for key, item in parts if (found := _not_finite(item, key))), None)
 
 
 def _plain(value: Any) -> Any:

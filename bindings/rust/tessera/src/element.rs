@@ -118,6 +118,10 @@ impl fmt::Display for DType {
 /// # Safety
 /// The type is plain data of `DTYPE.size()` bytes, and every bit pattern is a value of it (Rust's `bool` is not, see
 /// [`Bool`]): the library writes into it what other ranks and files hold.
+#[diagnostic::on_unimplemented(
+    message = "tensors and collectives do not hold `{Self}`",
+    note = "`half::f16` and `half::bf16` need the feature `half` of tessera, and its version of the crate `half`"
+)]
 pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// The library's name of this type.
     const DTYPE: DType;

@@ -3,9 +3,8 @@
 use std::cell::Cell;
 use std::ffi::CString;
 use std::fmt;
-use std::fs::File;
-use std::io::{ErrorKind, Read};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
@@ -14,7 +13,7 @@ use tessera_sys as sys;
 
 use crate::comm::{Borrowed, Comm};
 use crate::element::Element;
-use crate::error::{check, Code, Error, Result};
+use crate::error::{check, Error, Result};
 use crate::lr_schedule::{made, LrSchedule};
 use crate::optim::{Optimizer, Owns};
 use crate::params::{Group, Params, RawParams};
@@ -28,7 +27,7 @@ use crate::value::Value;
 pub enum EngineConfig<'a> {
     /// The text.
     Text(&'a str),
-    /// A file, which each rank reads.
+    /// A file, which each rank reads. Its path has no brace.
     File(&'a Path),
 }
 
@@ -57,27 +56,16 @@ impl<'a> From<&'a PathBuf> for EngineConfig<'a> {
 }
 
 impl EngineConfig<'_> {
-    /// Beyond what the library takes, so that no file fills the memory.
-    const READ_BYTES: u64 = 1 << 20;
-
-    /// The library checks that it is UTF-8.
+    /// The library reads the file, so that a rank that cannot read it fails the creation on all.
     pub(crate) fn to_c_string(self) -> Result<CString> {
-        let (bytes, whose) = match self {
-            EngineConfig::Text(text) => (text.as_bytes().to_vec(), "the configuration".to_owned()),
-            EngineConfig::File(path) => (read(path)?, format!("the configuration {}", path.display())),
+        let bytes = match self {
+            EngineConfig::Text(text) => text.as_bytes(),
+            EngineConfig::File(path) => path.as_os_str().as_bytes(),
         };
-        CString::new(bytes)
-            .map_err(|error| Error::argument(format!("{whose} has a zero byte at byte {}", error.nul_position())))
+        CString::new(bytes).map_err(|error| {
+            Error::argument(format!("the configuration has a zero byte at byte {}", error.nul_position()))
+        })
     }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(EngineConfig::READ_BYTES).read_to_end(&mut bytes)).map_err(|error| {
-        let code = if error.kind() == ErrorKind::NotFound { Code::NotFound } else { Code::Io };
-        Error::new(code, format!("the configuration {} cannot be read: {error}", path.display()))
-    })?;
-    Ok(bytes)
 }
 
 /// What an [`Engine`] has counted, including what a loaded checkpoint had.

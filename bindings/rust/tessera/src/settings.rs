@@ -1210,6 +1210,11 @@ macro_rules! adam_setters {
             self.settings.beta2 = Some(value);
             self
         }
+        /// `beta1` and `beta2`.
+        #[must_use = "the setting is in what is returned"]
+        pub fn betas(self, beta1: f64, beta2: f64) -> Self {
+            self.beta1(beta1).beta2(beta2)
+        }
         #[doc = "Added to the square root of the latter; default 1e-8."]
         #[must_use = "the setting is in what is returned"]
         pub fn eps(mut self, value: f64) -> Self {
@@ -1268,6 +1273,11 @@ macro_rules! adamw_setters {
         pub fn beta2(mut self, value: f64) -> Self {
             self.settings.beta2 = Some(value);
             self
+        }
+        /// `beta1` and `beta2`.
+        #[must_use = "the setting is in what is returned"]
+        pub fn betas(self, beta1: f64, beta2: f64) -> Self {
+            self.beta1(beta1).beta2(beta2)
         }
         #[doc = "Added to the square root of the latter; default 1e-8."]
         #[must_use = "the setting is in what is returned"]
@@ -1385,6 +1395,11 @@ macro_rules! lion_setters {
             self.settings.beta2 = Some(value);
             self
         }
+        /// `beta1` and `beta2`.
+        #[must_use = "the setting is in what is returned"]
+        pub fn betas(self, beta1: f64, beta2: f64) -> Self {
+            self.beta1(beta1).beta2(beta2)
+        }
         #[doc = "Decoupled: param *= 1 - lr * weight_decay; default 0."]
         #[must_use = "the setting is in what is returned"]
         pub fn weight_decay(mut self, value: f64) -> Self {
@@ -1443,6 +1458,11 @@ macro_rules! lamb_setters {
         pub fn beta2(mut self, value: f64) -> Self {
             self.settings.beta2 = Some(value);
             self
+        }
+        /// `beta1` and `beta2`.
+        #[must_use = "the setting is in what is returned"]
+        pub fn betas(self, beta1: f64, beta2: f64) -> Self {
+            self.beta1(beta1).beta2(beta2)
         }
         #[doc = "Added to the square root of the latter; default 1e-8."]
         #[must_use = "the setting is in what is returned"]

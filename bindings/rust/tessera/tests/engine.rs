@@ -591,11 +591,11 @@ fn a_configuration_is_a_text_or_a_file() {
     refused(Engine::resolve(Path::new("missing.json"), 2), Code::NotFound, "missing.json cannot be read");
     refused(Engine::resolve(folder.path(), 2), Code::Io, "cannot be read");
     std::fs::write(&path, b"{\"train_batch_size\"\0: 8}").unwrap();
-    refused(Engine::resolve(&path, 2), Code::InvalidArgument, "ds_config.json has a zero byte at byte 19");
+    refused(Engine::resolve(&path, 2), Code::InvalidArgument, "line 1, column 20");
     std::fs::write(&path, b"{\"\xff\": 8}").unwrap();
     refused(Engine::resolve(&path, 2), Code::InvalidArgument, "UTF-8");
     std::fs::write(&path, vec![b' '; 1 << 19]).unwrap();
-    refused(Engine::resolve(&path, 2), Code::InvalidArgument, "at most 262144");
+    refused(Engine::resolve(&path, 2), Code::InvalidArgument, "the limit is 262144");
 }
 
 #[test]

@@ -259,7 +259,7 @@ fn optimizers_do_what_their_papers_say() {
         damped,
         std::array::from_fn(|i| start[i] - 0.1 * gradient[i] - 0.1 * (0.5 * gradient[i] + 0.75 * gradient[i])),
     );
-    let adam = step(&|m| Adam::new(m).lr(0.1).beta1(0.8).beta2(0.99).eps(1e-6).weight_decay(0.1).build().unwrap(), 1);
+    let adam = step(&|m| Adam::new(m).lr(0.1).betas(0.8, 0.99).eps(1e-6).weight_decay(0.1).build().unwrap(), 1);
     close(
         adam,
         std::array::from_fn(|i| {
@@ -267,7 +267,7 @@ fn optimizers_do_what_their_papers_say() {
             start[i] - 0.1 * g / (g.abs() + 1e-6)
         }),
     );
-    let adamw = step(&|m| AdamW::new(m).lr(0.1).beta1(0.8).beta2(0.99).eps(1e-6).weight_decay(0.1).build().unwrap(), 1);
+    let adamw = step(&|m| AdamW::new(m).lr(0.1).betas(0.8, 0.99).eps(1e-6).weight_decay(0.1).build().unwrap(), 1);
     close(
         adamw,
         std::array::from_fn(|i| start[i] * (1.0 - 0.1 * 0.1) - 0.1 * gradient[i] / (gradient[i].abs() + 1e-6)),
@@ -289,7 +289,7 @@ fn optimizers_do_what_their_papers_say() {
     );
     let lamb = step(
         &|m| {
-            let rates = Lamb::new(m).lr(0.1).beta1(0.0).beta2(0.0).eps(1e-6).weight_decay(0.1);
+            let rates = Lamb::new(m).lr(0.1).betas(0.0, 0.0).eps(1e-6).weight_decay(0.1);
             rates.bias_correction(false).max_coeff(1.5).min_coeff(0.5).build().unwrap()
         },
         1,
@@ -298,7 +298,7 @@ fn optimizers_do_what_their_papers_say() {
     let directions: [f64; 3] = std::array::from_fn(|i| gradient[i] / (gradient[i].abs() + 1e-6) + 0.1 * start[i]);
     let ratio = (norm(&start) / norm(&directions)).clamp(0.5, 1.5);
     close(lamb, std::array::from_fn(|i| start[i] - 0.1 * ratio * directions[i]));
-    let lion = step(&|m| Lion::new(m).lr(0.1).beta1(0.5).beta2(0.75).weight_decay(0.1).build().unwrap(), 2);
+    let lion = step(&|m| Lion::new(m).lr(0.1).betas(0.5, 0.75).weight_decay(0.1).build().unwrap(), 2);
     let sign = |g: f64| if g == 0.0 { 0.0 } else { g.signum() };
     close(
         lion,

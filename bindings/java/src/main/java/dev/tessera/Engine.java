@@ -1,10 +1,7 @@
 package dev.tessera;
 
-import java.io.IOException;
-import java.io.InputStream;
-import java.io.UncheckedIOException;
 import java.nio.FloatBuffer;
-import java.nio.file.Files;
+import java.nio.file.FileSystems;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -54,7 +51,6 @@ import java.util.stream.Stream;
  * is freed as soon as no view of it is reachable.
  */
 public final class Engine extends NativeObject {
-    private static final int READ_BYTES = 1 << 20; // of a configuration; the library refuses less
 
     private final Comm comm; // not closed by us; reachable while we are
     private final UnitNames names;
@@ -182,12 +178,13 @@ public final class Engine extends NativeObject {
         /**
          * As {@link #build(String)}.
          *
-         * @param config a file, read on every rank
+         * @param config a file, which every rank reads; its path has no brace
          * @return the engine
-         * @throws UncheckedIOException if the file cannot be read
+         * @throws TesseraException with {@link ErrorCode#NOT_FOUND} or {@link ErrorCode#IO}, on every rank, if one cannot
+         *     read the file
          */
         public Engine build(Path config) {
-            return build(textOf(config));
+            return build(pathOf(config));
         }
 
         private Engine build(byte[] config) {
@@ -484,30 +481,22 @@ public final class Engine extends NativeObject {
     /**
      * As {@link #resolve(String, int)}.
      *
-     * @param config a file
+     * @param config a file; its path has no brace
      * @param ranks the number of data-parallel ranks, at least 1
      * @return a new map
-     * @throws UncheckedIOException if the file cannot be read
+     * @throws TesseraException with {@link ErrorCode#NOT_FOUND} or {@link ErrorCode#IO} if the file cannot be read
      */
     public static Map<String, Object> resolve(Path config, int ranks) {
-        return object(Native.engineConfig(textOf(config), ranks));
+        return object(Native.engineConfig(pathOf(config), ranks));
     }
 
-    /** The text of a configuration, as bytes for the library, which checks that they are UTF-8. */
-    static byte[] textOf(Path config) {
-        Objects.requireNonNull(config, "config");
-        final byte[] text;
-        try (InputStream file = Files.newInputStream(config)) {
-            text = file.readNBytes(READ_BYTES);
-        } catch (IOException error) {
-            throw new UncheckedIOException("the configuration " + config + " cannot be read: " + error, error);
+    /** For the library, which reads the file: so a rank that cannot read it fails the creation on all. */
+    static byte[] pathOf(Path config) {
+        if (!Objects.requireNonNull(config, "config").getFileSystem().equals(FileSystems.getDefault())) {
+            throw new IllegalArgumentException(
+                    "the configuration " + config + " is not in the default file system; give its text");
         }
-        for (int i = 0; i < text.length; ++i) {
-            if (text[i] == 0) { // where C would end it
-                throw new IllegalArgumentException("the configuration " + config + " has a NUL character at byte " + i);
-            }
-        }
-        return text;
+        return Native.utf8(config.toAbsolutePath().toString(), "config");
     }
 
     @SuppressWarnings("unchecked")

@@ -292,12 +292,12 @@ public final class LrSchedule extends NativeObject {
     /**
      * As {@link #fromConfig(String)}.
      *
-     * @param config a file
+     * @param config a file; its path has no brace
      * @return the schedule
-     * @throws java.io.UncheckedIOException if the file cannot be read
+     * @throws TesseraException with {@link ErrorCode#NOT_FOUND} or {@link ErrorCode#IO} if the file cannot be read
      */
     public static LrSchedule fromConfig(Path config) {
-        return new LrSchedule(Native.engineConfigSchedule(Engine.textOf(config)));
+        return new LrSchedule(Native.engineConfigSchedule(Engine.pathOf(config)));
     }
 
     private interface Call {

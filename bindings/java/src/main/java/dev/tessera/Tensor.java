@@ -602,7 +602,8 @@ public final class Tensor {
 
     private ByteBuffer require(DType wanted) {
         if (dtype != wanted) {
-            throw new IllegalArgumentException("this tensor is " + dtype + ", not " + wanted);
+            throw new IllegalArgumentException("this tensor is " + dtype + ", not " + wanted
+                    + (dtype.size() == 2 ? "; its bits are shorts() (in a pass, of paramTensor and gradTensor)" : ""));
         }
         return bytes();
     }

@@ -7,7 +7,6 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.io.UncheckedIOException;
 import java.lang.ref.WeakReference;
 import java.nio.DoubleBuffer;
 import java.nio.FloatBuffer;
@@ -728,18 +727,24 @@ class EngineTest {
             });
             final Path absent = root.resolve("absent.json");
             for (Executable read : List.<Executable>of(() -> builder.build(absent), () -> Engine.resolve(absent, 1),
-                    () -> LrSchedule.fromConfig(absent), () -> builder.build(root))) {
-                final String said = assertThrows(UncheckedIOException.class, read).getMessage();
-                assertTrue(said.contains("cannot be read") && said.contains(root.toString()), said);
+                    () -> LrSchedule.fromConfig(absent))) {
+                expect(ErrorCode.NOT_FOUND, read, List.of("cannot be read", absent.toString()));
             }
+            expect(ErrorCode.IO, () -> builder.build(root), List.of("cannot be read", root.toString()));
             final Path odd = root.resolve("odd.json");
             Files.write(odd, new byte[] {'{', '}', 0, '}'});
-            final String nul = assertThrows(IllegalArgumentException.class, () -> builder.build(odd)).getMessage();
-            assertTrue(nul.contains("NUL character at byte 2"), nul);
+            assertThrows(TesseraInvalidArgumentException.class, () -> builder.build(odd));
             Files.write(odd, new byte[] {'{', '"', (byte) 0xff, '"', ':', '1', '}'});
             assertThrows(TesseraInvalidArgumentException.class, () -> builder.build(odd));
             Files.write(odd, new byte[4 << 20]);
-            assertThrows(IllegalArgumentException.class, () -> builder.build(odd));
+            assertThrows(TesseraInvalidArgumentException.class, () -> builder.build(odd));
+        });
+        final Path there = root.resolve("there.json");
+        Files.write(there, sgd(0, 2, "").getBytes(java.nio.charset.StandardCharsets.UTF_8));
+        Ranks.run(2, comm -> {
+            final Path mine = comm.rank() == 1 ? root.resolve("absent.json") : there;
+            expect(ErrorCode.NOT_FOUND, () -> Engine.on(comm).unit("u", second(1)).build(mine),
+                    List.of("absent.json cannot be read"));
         });
     }
 
