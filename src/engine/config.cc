@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cfloat>
 #include <cmath>
 #include <span>
 #include <string>
@@ -43,8 +42,6 @@ bool is_enabled(ConfigSection& section) {
     section.refuse_auto("enabled");
     return section.flag("enabled").value_or(false);
 }
-
-bool is_normal_f32(double value) { return value >= FLT_MIN && value <= FLT_MAX; }
 
 std::optional<DType> dtype_in(ConfigSection& section, std::string_view key) {
     const std::optional<std::string> name = section.text(key);

@@ -44,6 +44,8 @@ bool is_off(const Json& value) {
     return value.as_object().empty() || (enabled != nullptr && is_off(*enabled));
 }
 
+bool is_auto(const Json& value) { return value.is(Json::Kind::string) && value.as_string() == "auto"; }
+
 // The nearest by changes; otherwise one that has the name in it, or is in the name.
 std::string_view nearest(std::string_view name, std::span<const std::string> known) {
     if (name.size() > longest_guessed) return {};
@@ -81,14 +83,14 @@ const Json* ConfigSection::known_value(std::string_view key) {
     asked_.emplace_back(key);
     const Json* found = find(key);
     if (found == nullptr || found->is(Json::Kind::null)) return nullptr;
-    if (!found->is(Json::Kind::string) || found->as_string() != "auto") return found;
+    if (!is_auto(*found)) return found;
     if (auto_ == Auto::is_refused) refuse_auto(key);
     return nullptr;
 }
 
 void ConfigSection::refuse_auto(std::string_view key) const {
     const Json* found = find(key);
-    if (found == nullptr || !found->is(Json::Kind::string) || found->as_string() != "auto") return;
+    if (found == nullptr || !is_auto(*found)) return;
     fail(key, Code::invalid_argument,
          "\"auto\" is for programs that fill it in before they create an engine; give a value");
 }

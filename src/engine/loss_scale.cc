@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cfloat>
 #include <limits>
 
 #include "base/refuse.hpp"
@@ -12,21 +11,16 @@ namespace tsr {
 
 namespace {
 
-// Losses are usually f32.
-constexpr double largest = FLT_MAX;
-
 // A damaged checkpoint may have it; it then stays, and last_overflow is before it.
 constexpr int64_t last_iteration = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
 LossScale::LossScale(const LossScaleOptions& options) : options_(options) {
-    const bool fits = options.fixed == 0 || (options.fixed >= FLT_MIN && options.fixed <= largest);
+    const bool fits = options.fixed == 0 || is_normal_f32(options.fixed);
     refuse_unless(fits, "loss_scale", options.fixed, "0 (dynamic) or a positive normal f32 number");
-    refuse_unless(options.minimum >= FLT_MIN && options.minimum <= largest, "min_loss_scale", options.minimum,
-                  "a positive normal f32 number");
-    refuse_unless(options.initial >= FLT_MIN && options.initial <= largest, "the initial scale", options.initial,
-                  "a positive normal f32 number");
+    refuse_unless(is_normal_f32(options.minimum), "min_loss_scale", options.minimum, "a positive normal f32 number");
+    refuse_unless(is_normal_f32(options.initial), "the initial scale", options.initial, "a positive normal f32 number");
     refuse_unless(!is_dynamic() || options.minimum <= options.initial, "min_loss_scale", options.minimum,
                   "at most the initial scale");
     refuse_unless(options.window >= 1, "loss_scale_window", options.window, "at least 1");
@@ -60,15 +54,14 @@ void LossScale::update(bool overflow) {
         const int64_t stable = state_.iteration - 1 - state_.last_overflow;
         if (stable > 0 && stable % options_.window == 0) {
             state_.hysteresis = options_.hysteresis;
-            if (state_.scale <= largest / 2) state_.scale *= 2;
+            if (is_normal_f32(state_.scale * 2)) state_.scale *= 2;
         }
     }
     if (state_.iteration < last_iteration) ++state_.iteration;
 }
 
 void LossScale::restore(const State& state) {
-    refuse_unless(state.scale >= FLT_MIN && state.scale <= largest, "the saved loss scale", state.scale,
-                  "a positive normal f32 number");
+    refuse_unless(is_normal_f32(state.scale), "the saved loss scale", state.scale, "a positive normal f32 number");
     refuse_unless(state.iteration >= 0, "the saved iteration", static_cast<double>(state.iteration), "at least 0");
     refuse_unless(state.last_overflow >= -1 && state.last_overflow < state.iteration,
                   "the saved iteration of the last overflow", static_cast<double>(state.last_overflow),

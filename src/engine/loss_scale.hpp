@@ -3,9 +3,13 @@
 // minimum, update() throws, as DeepSpeed does with ZeRO. Owned by one thread; the same on all ranks.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 
 namespace tsr {
+
+// What gradients may be scaled by, which are usually f32.
+[[nodiscard]] constexpr bool is_normal_f32(double value) { return value >= FLT_MIN && value <= FLT_MAX; }
 
 struct LossScaleOptions {
     double fixed = 0;  // 0: dynamic

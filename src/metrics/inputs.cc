@@ -255,7 +255,9 @@ void Batch::check_block(const Block& block) const {
     const auto exact = [&](const Tensor* tensor, std::span<const double> values, const char* what, size_t columns) {
         if (tensor == nullptr || tensor->dtype != DType::i64 || values.empty()) return;
         const int64_t* integers = reinterpret_cast<const int64_t*>(tensor->data);
-        for (size_t at = 0; at < values.size(); ++at) {
+        // As doubles, 2^53 + 1 is 2^53: what is as large is compared as the integer that it was.
+        constexpr auto below = static_cast<double>(exact_integers - 1);
+        for (size_t at = 0; (at += first_beyond(values.subspan(at), below)) < values.size(); ++at) {
             const int64_t value = integers[source_row(block, at / columns) * columns + at % columns];
             if (value >= -exact_integers && value <= exact_integers) continue;
             refuse("{}{} is {}; integers must be within 2^53: convert {} to f64", what,

@@ -66,7 +66,9 @@ class Likelihood final : public TotalsMetric {
     // Weights times losses, and their sums, are finite if losses are at most largest_number, as those of smaller dtypes are.
     void check_losses(const Batch& batch) const {
         if (batch.is_single()) return;
+        const auto is_small = [](double logit) { return std::fabs(logit) <= largest_number / 2; };
         batch.for_each_block([&](const Block& block) {
+            if (std::ranges::all_of(block.predictions, is_small)) return;
             for (size_t i = 0; i < block.rows; ++i) {
                 const auto row = block.predictions.subspan(i * width(), width());
                 const auto target = static_cast<size_t>(block.labels[i]);

@@ -87,7 +87,7 @@ class OptimizerStates {
 };
 
 inline constexpr std::string_view step_state = "step";
-// Adds a group's count of steps to a state that has none of its own.
+// Adds the group's step count to a state that lacks one.
 void add_group_step(DeepSpeedArchives::Members& state, pickle::Ref step);
 
 }  // namespace tsr

@@ -186,6 +186,14 @@ class DeepSpeedReader {
         }
     }
 
+    [[nodiscard]] std::set<std::string_view> buffer_names() const {
+        std::set<std::string_view> names;
+        for (const Ref one : archives_.list(0, archives_.need(0, "buffer_names"))) {
+            names.insert(archives_.tree(0).as_text(one));
+        }
+        return names;
+    }
+
     // --- tensors ---
 
     struct Parameter {
@@ -432,9 +440,7 @@ class DeepSpeedReader {
     // --- stage 3: each parameter is cut into a part for each rank, in vectors for groups ---
 
     void add_buffers() {
-        std::set<std::string_view> buffers;
-        for (const Ref one : archives_.list(0, archives_.need(0, "buffer_names")))
-            buffers.insert(archives_.tree(0).as_text(one));
+        const std::set<std::string_view> buffers = buffer_names();
         for (const auto& [name, node] : module_) {
             if (buffers.contains(name)) objects_.add(source(0), fmt::format("model.{}", name), node);
         }
@@ -561,10 +567,7 @@ class DeepSpeedReader {
         if (archives_.find(0, base, "param_groups") == no_ref) return;
         whole_settings_ = archives_.find(0, base, "param_groups");
         const OptimizerStates states(archives_, 0, base);
-        std::set<std::string_view> buffers;
-        for (const Ref one : archives_.list(0, archives_.need(0, "buffer_names"))) {
-            buffers.insert(archives_.tree(0).as_text(one));
-        }
+        const std::set<std::string_view> buffers = buffer_names();
         std::vector<std::string_view> names;
         std::vector<Dims> shapes;
         for (const auto& [name, node] : module_) {

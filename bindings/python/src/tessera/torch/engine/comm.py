@@ -38,7 +38,6 @@ from torch.distributed import (
 )
 
 from ...errors import InvalidArgument
-from .local import get_local_rank
 
 __all__ = [
     "ReduceOp",
@@ -132,6 +131,11 @@ def init_distributed(
         given |= {"rank": 0, "world_size": 1, "store": dist.HashStore()}
         del given["init_method"]
     dist.init_process_group(backend, **given)
+
+
+def get_local_rank() -> int:
+    """This rank among those of its host: LOCAL_RANK, or the rank of a job without a launcher."""
+    return int(os.environ.get("LOCAL_RANK", dist.get_rank() if dist.is_initialized() else 0))
 
 
 def _take_ranks_of_mpi() -> None:

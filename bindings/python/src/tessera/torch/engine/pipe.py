@@ -298,10 +298,7 @@ class PipelineEngine(DeepSpeedEngine):
         -------
         The mean loss of all micro-batches and replicas, on all ranks.
         """
-        if self.optimizer is None:
-            raise InvalidState(
-                "train_batch() needs an optimizer; pass one to initialize(), or name one in the configuration"
-            )
+        self._check_optimizer("train_batch()")
         losses: list[Any] = []
         with self._times.of("forward"):
             self._run(data_iter, self._accumulation, losses, trains=True)
@@ -314,9 +311,7 @@ class PipelineEngine(DeepSpeedEngine):
             self._was_applied = False
             self._step_of_optimizer(None)
             self.micro_steps += self._accumulation
-        every = self._settings.steps_per_print
-        if every and self.global_steps % every == 0:
-            self._print_step()
+        self._print_step()
         return self._mean(losses, scale)
 
     def eval_batch(

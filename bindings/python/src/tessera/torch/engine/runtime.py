@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from ...engine import LossScale
 from ...errors import InvalidArgument, InvalidState
 from ..norm import clip_grad_norm_
 from ..slices import local
+from .comm import get_local_rank
 from .models import Replicated, Sharded
 from .saves import Saves
 from .settings import Settings
@@ -70,7 +70,7 @@ class DeepSpeedEngine(Saves, nn.Module):
         self.training_dataloader = training_dataloader
         self.mpu = mpu
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.local_rank = int(os.environ.get("LOCAL_RANK", self.global_rank))
+        self.local_rank = get_local_rank()
         self.device = torch.device("cpu")
         self.data_parallel_group = group
         self.dp_world_size = dist.get_world_size(group)
@@ -126,10 +126,7 @@ class DeepSpeedEngine(Saves, nn.Module):
         -------
         The loss, divided by the accumulation.
         """
-        if self.optimizer is None:
-            raise InvalidState(
-                "backward() needs an optimizer; pass one to initialize(), or name one in the configuration"
-            )
+        self._check_optimizer("backward()")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise InvalidArgument(f"the loss is {_shown(loss)}; it must be a tensor of one element with a gradient")
         if self._is_due:
@@ -211,8 +208,7 @@ class DeepSpeedEngine(Saves, nn.Module):
             self._steps = 0 if is_last else self._steps + 1
             self._passes = 0 if is_last else self._passes
             self._is_due = False
-        every = self._settings.steps_per_print
-        if is_last and every and self.global_steps % every == 0:
+        if is_last:
             self._print_step()
 
     def _step_of_optimizer(self, lr_kwargs: dict[str, Any] | None) -> None:
@@ -405,8 +401,14 @@ class DeepSpeedEngine(Saves, nn.Module):
     def destroy(self) -> None:
         """No effect: everything is freed with the engine."""
 
+    def _check_optimizer(self, call: str) -> None:
+        if self.optimizer is None:
+            raise InvalidState(f"{call} needs an optimizer; pass one to initialize(), or name one in the configuration")
+
     def _print_step(self) -> None:
-        if self.global_rank != 0:
+        """On rank 0, at every steps_per_print-th step."""
+        every = self._settings.steps_per_print
+        if self.global_rank != 0 or not every or self.global_steps % every:
             return
         line = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
         if self.fp16_enabled():

@@ -258,19 +258,8 @@ class Saves:
         """The checkpoint's path, as rank 0 finds it. Collective."""
 
         def find() -> bytes:
-            if self._ranks.rank != 0:
-                return b""
-            if tag is not None:
-                if (directory / tag).is_dir():
-                    return os.fsencode(directory / tag)
-                raise NotFound(f"{directory} has no checkpoint with the tag {tag!r}; it has {_tags_in(directory)}")
-            try:
-                name = (directory / _LATEST).read_text(encoding="utf-8").strip()
-            except FileNotFoundError:
-                return b""
-            if name and not (directory / name).is_dir():
-                raise NotFound(f"{directory / _LATEST} names {name!r}; {directory} has {_tags_in(directory)}")
-            return os.fsencode(directory / name) if name else b""
+            path = _checkpoint_in(directory, tag) if self._ranks.rank == 0 else None
+            return b"" if path is None else os.fsencode(path)
 
         found = os.fsdecode(self._ranks.gather(self._ranks.together(find))[0])
         if found:
@@ -487,6 +476,22 @@ def _check_model(
         raise Mismatch(f"{contents.path} is of another model; {len(found)} differences:{lines}")
 
 
+def _checkpoint_in(directory: Path, tag: str | None) -> Path | None:
+    """The checkpoint of a tag, or the last one; None if there is no last one."""
+    said = f"{directory} has no checkpoint with the tag {tag!r}; it has"
+    if tag is None:
+        try:
+            tag = (directory / _LATEST).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        if not tag:
+            return None
+        said = f"{directory / _LATEST} names {tag!r}; {directory} has"
+    if not (directory / tag).is_dir():
+        raise NotFound(f"{said} {_tags_in(directory)}")
+    return directory / tag
+
+
 def _tags_in(directory: Path) -> str:
     try:
         tags = sorted(one.name for one in directory.iterdir() if one.is_dir())
@@ -527,14 +532,10 @@ def full_state_dict(checkpoint_dir: str | os.PathLike[str], tag: str | None = No
         The checkpoint; by default the last one.
     """
     directory = Path(checkpoint_dir)
-    if tag is None:
-        try:
-            tag = (directory / _LATEST).read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            raise NotFound(f"{directory} has no file {_LATEST!r}; pass a tag: it has {_tags_in(directory)}") from None
-    if not (directory / tag).is_dir():
-        raise NotFound(f"{directory} has no checkpoint with the tag {tag!r}; it has {_tags_in(directory)}")
-    contents = Contents(directory / tag)
+    path = _checkpoint_in(directory, tag)
+    if path is None:
+        raise NotFound(f"{directory} has no file {_LATEST!r}; pass a tag: it has {_tags_in(directory)}")
+    contents = Contents(path)
     try:
         names = [name for name in contents.tensors if name.startswith("model.")]
         found = {name.removeprefix("model."): _tensor(contents, name) for name in names}

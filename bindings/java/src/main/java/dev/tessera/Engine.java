@@ -51,7 +51,6 @@ import java.util.stream.Stream;
  * is freed as soon as no view of it is reachable.
  */
 public final class Engine extends NativeObject {
-
     private final Comm comm; // not closed by us; reachable while we are
     private final UnitNames names;
     private final List<long[]> shapes;
