@@ -112,6 +112,12 @@ class Communicator {
     // begin_turn(). Not collective.
     void begin_turn(int rank);
     void end_turn() { turn_of_.store(-1, std::memory_order_relaxed); }
+    // For what needs the other ranks on other communicators: throws INVALID_STATE in a turn, in which they wait. `what`: "a
+    // save".
+    virtual void refuse_in_turn(std::string_view /*what*/) const {}
+    // What another rank does in a relative of this communicator, as this rank sees it: "waits in barrier #3 of communicator
+    // 'dp'"; empty if unknown.
+    [[nodiscard]] virtual std::string doing_elsewhere(int /*rank*/) const { return {}; }
 
     // Collective. Returns nullptr for color < 0. Invalid options of one rank fail on all ranks with the same code; the
     // error names that rank.

@@ -83,13 +83,27 @@ void Group::refuse_own_job() const {
 }
 
 // Jobs that were queued before the turn go on, and so does what follows a failure.
+bool Group::is_in_turn() const {
+    return turn_of() >= 0 && progressing_ != this && !poisoned_.load(std::memory_order_acquire);
+}
+
 void Group::refuse_in_turn() const {
-    if (turn_of() < 0 || progressing_ == this || poisoned_.load(std::memory_order_acquire)) return;
+    if (!is_in_turn()) return;
     throw Error(
         Code::invalid_state,
         fmt::format("rank {}: communicator '{}' is used inside the turn of rank {}, in which the others wait; use "
                     "it before or after the turn, or split another communicator before it",
                     rank_, options_.name, turn_of()))
+        .with_rank(rank_);
+}
+
+void Group::refuse_in_turn(std::string_view what) const {
+    if (!is_in_turn()) return;
+    throw Error(
+        Code::invalid_state,
+        fmt::format("rank {}: {} needs the ranks of communicator '{}', which wait in the turn of rank {}; call it "
+                    "on all ranks, before or after the turn",
+                    rank_, what, options_.name, turn_of()))
         .with_rank(rank_);
 }
 

@@ -141,6 +141,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void abort(const std::string& reason) override;
     void leave() override;
     void check_usable() const override { throw_if_unusable(); }
+    void refuse_in_turn(std::string_view what) const override;
+    [[nodiscard]] std::string doing_elsewhere(int rank) const override { return relatives_->doing(this, rank); }
     [[nodiscard]] std::optional<Error> error() const override;
     void record(std::string_view label, FunctionRef<void()> body) override;
     void write_trace(const std::string& path) const override;
@@ -188,7 +190,6 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
     [[nodiscard]] milliseconds timeout() const { return milliseconds{timeout_ms_.load(std::memory_order_relaxed)}; }
     void let_go();
-    [[nodiscard]] std::string doing_elsewhere(int late) const { return relatives_->doing(this, late); }
     // Marks that the caller's thread uses the transport or the queue; no other thread may.
     class Issuing {
        public:
@@ -217,6 +218,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void refuse_own_thread() const;
     void refuse_own_job() const;
     void refuse_in_turn() const;
+    [[nodiscard]] bool is_in_turn() const;
     [[nodiscard]] bool in_own_job() const { return progressing_ == this && in_job_; }
     // Whether a blocking call runs on this thread: in a job of the queue, or with an empty queue. Throws if it must not
     // run.

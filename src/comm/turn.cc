@@ -120,13 +120,17 @@ void Turn::listen() {
             comm_->run(broadcast(bytes_));
         } catch (const Error& error) {
             if (error.code() != Code::timeout || error.record()->peer != rank_) throw;
+            const std::string elsewhere = comm_->doing_elsewhere(rank_);
             const std::string last = news_->kind == Kind::progress && has_news_
                                          ? fmt::format("last reported {}", progress_text(news_->done, news_->total))
                                          : "has not reported anything";
-            throw Error(Code::timeout,
-                        fmt::format("rank {}: rank {} did not end its turn within {} s, and {}; give the turn a longer "
-                                    "timeout, or report progress more often",
-                                    comm_->rank(), rank_, static_cast<double>(patience_.count()) / 1000, last))
+            throw Error(
+                Code::timeout,
+                fmt::format("rank {}: rank {} did not end its turn within {} s, and {}; {}", comm_->rank(), rank_,
+                            static_cast<double>(patience_.count()) / 1000, last,
+                            elsewhere.empty()
+                                ? "give the turn a longer timeout, or report progress more often"
+                                : fmt::format("it {}: end the turn before what needs waiting ranks", elsewhere)))
                 .with_rank(comm_->rank())
                 .with_peer(rank_)
                 .caused_by(error);

@@ -152,6 +152,24 @@ TEST(PipelineApi, TrainsAndEvaluates) {
     });
 }
 
+TEST(PipelineApi, RefusesAPassInATurn) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Trainer trainer;
+        ASSERT_OK(join(trainer, comm, rank, options_of(TSR_SCHEDULE_1F1B, 2)));
+        api::Array<double> batch({1, 2});
+        const tsr_tensor x = batch.tensor();
+        std::vector<double> losses(2);
+        const auto eval = [&] {
+            return tsr_pipeline_eval(trainer.pipeline, &x, 1, &x, 1, nullptr, 0, losses.data(), losses.size());
+        };
+        api::Owned<tsr_turn> turn;
+        ASSERT_OK(tsr_turn_create(comm, 0, tsr::testing::patience_ms(20000), turn.out()));
+        EXPECT_FAILS(eval(), TSR_E_INVALID_STATE, "a pass of a pipeline needs the ranks of communicator 'world'");
+        ASSERT_OK(tsr_turn_end(turn, nullptr));
+        EXPECT_OK(eval());
+    });
+}
+
 TEST(PipelineApi, HasEverySchedule) {
     struct Case {
         tsr_schedule schedule;

@@ -36,4 +36,45 @@ TEST(TurnApi, RefusesWhatItCannotDo) {
     EXPECT_OK(tsr_turn_create(comm, 0, 1000, inner.out()));
 }
 
+// A model's units, a pipeline and a saver have communicators of their own, but need the ranks that wait.
+TEST(TurnApi, RefusesWhatNeedsTheOthersElsewhere) {
+    const api::TemporaryDirectory dir;
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t) {
+        api::Array<float> w({3, 2}, 1.0F);
+        const tsr_param param{"w", w.tensor()};
+        const tsr_engine_unit unit{"line", &param, 1, 0};
+        const auto config = [](const char* more) {
+            return std::string(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}, )") + more + "}";
+        };
+        api::Owned<tsr_engine> sharded;
+        api::Owned<tsr_engine> replicated;
+        ASSERT_OK(tsr_engine_create(comm, &unit, 1, config(R"("zero_optimization": {"stage": 3})").c_str(), nullptr,
+                                    sharded.out()));
+        ASSERT_OK(tsr_engine_create(comm, &unit, 1, config(R"("bf16": {"enabled": true})").c_str(), nullptr,
+                                    replicated.out()));
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(comm, dir.path().c_str(), nullptr, saver.out()));
+        const auto state = api::state_of("w", w);
+
+        api::Owned<tsr_turn> turn;
+        ASSERT_OK(tsr_turn_create(comm, 1, tsr::testing::patience_ms(20000), turn.out()));
+        const char* const advice = "which wait in the turn of rank 1; call it on all ranks, before or after the turn";
+        EXPECT_FAILS(tsr_engine_forward(sharded, 0), TSR_E_INVALID_STATE,
+                     "a call for the units of an FSDP model needs the ranks of communicator 'world'");
+        EXPECT_FAILS(tsr_engine_forward(sharded, 0), TSR_E_INVALID_STATE, advice);
+        EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_STATE, advice);
+        tsr_flag stop = 0;
+        EXPECT_FAILS(tsr_saver_should_stop(saver, 1, 0, &stop), TSR_E_INVALID_STATE, advice);
+        int64_t resumed = 0;
+        EXPECT_FAILS(tsr_saver_resume(saver, state, &resumed), TSR_E_INVALID_STATE, advice);
+        EXPECT_OK(tsr_engine_forward(replicated, 0)) << "it has all parameters";
+        EXPECT_OK(tsr_engine_forward_done(replicated, 0));
+        EXPECT_OK(tsr_turn_end(turn, nullptr));
+
+        ASSERT_OK(tsr_engine_forward(sharded, 0));
+        EXPECT_OK(tsr_engine_forward_done(sharded, 0));
+        EXPECT_OK(tsr_saver_save(saver, 1, state));
+    });
+}
+
 }  // namespace

@@ -83,6 +83,23 @@ TEST(Turn, ThatTakesTooLongIsATimeoutWithItsLastReport) {
     EXPECT_TRUE(is_told) << outcomes[1]->what() << '\n' << outcomes[2]->what();
 }
 
+TEST(Turn, ThatWaitsElsewhereForAWaitingRankIsNamed) {
+    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        const auto other = comm.split(0, comm.rank(), comm.options());
+        Turn turn(unowned(comm), 0, patience(milliseconds{300}));
+        if (turn.is_own()) {
+            other->run({});
+        } else {
+            wait_until([&] { return !comm.doing_elsewhere(0).empty(); }, soon(), "rank 0's barrier");
+            turn.end(std::nullopt);
+        }
+    });
+    ASSERT_TRUE(outcomes[1]);
+    EXPECT_EQ(outcomes[1]->code(), Code::timeout);
+    EXPECT_THAT(outcomes[1]->what(), HasSubstr("has not reported anything; it waits in barrier #"));
+    EXPECT_THAT(outcomes[1]->what(), HasSubstr("end the turn before what needs waiting ranks"));
+}
+
 TEST(Turn, ThatFailsSaysWhyOnTheOthersAndTheCommunicatorGoesOn) {
     expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
         Turn turn(unowned(comm), 2, patience(milliseconds{20000}));

@@ -10,8 +10,8 @@ extern "C" {
 
 /** Create a turn of one rank. Every rank of the communicator creates it, the rank whose turn it is then works, and all call
  *  tsr_turn_end, where the others wait. Until then the communicator refuses everything else on every rank with
- *  INVALID_STATE, also another turn; other communicators are not affected. A rank that waits notices the death of a peer at once, as
- *  in any collective.
+ *  INVALID_STATE, also another turn, and so do the sharded units, pipelines and savers that were made from it; other
+ *  communicators are not affected. A rank that waits notices the death of a peer at once, as in any collective.
  *  @param comm        borrowed until destroy
  *  @param rank        the rank whose turn it is
  *  @param timeout_ms  how long the others wait for the end, or for the next report of progress; positive. The timeout of

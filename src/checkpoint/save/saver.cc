@@ -36,6 +36,7 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
     : options_(std::move(options)),
       files_(options_.files != nullptr ? *options_.files : posix_file_system()),
       root_(options_.files != nullptr ? std::move(root) : absolute(root)),
+      parent_(comm),
       comm_(private_comm(comm, options_, "saver")),
       peers_(comm_),
       copies_(options_.timeout) {
@@ -141,6 +142,12 @@ Reentry Saver::enter() const {
     return {this, "saver of", root_};
 }
 
+Reentry Saver::enter_together() const {
+    const auto parent = parent_.lock();
+    if (parent && comm_) parent->refuse_in_turn("a call of a saver");
+    return enter();
+}
+
 Peers& Saver::caller_peers() {
     if (caller_peers_) return *caller_peers_;
     // Splitting uses the private communicator, which belongs to the background save until that has ended.
@@ -165,7 +172,7 @@ void Saver::trim() { pool_->trim(); }
 int64_t Saver::staging_size() const { return pool_->size_bytes(); }
 
 void Saver::save(int64_t step, State& state) {
-    const Reentry once = enter();
+    const Reentry once = enter_together();
     SaveJob job;
     job.step = step;
     job.metrics = state.take_metrics();
@@ -222,7 +229,7 @@ void Saver::admit() {
 }
 
 std::shared_ptr<SaveWork> Saver::save_async(int64_t step, State& state) {
-    const Reentry once = enter();
+    const Reentry once = enter_together();
     auto job = std::make_shared<SaveJob>();
     job->step = step;
     job->metrics = state.take_metrics();
@@ -276,7 +283,7 @@ std::shared_ptr<SaveWork> Saver::save_async(int64_t step, State& state) {
 }
 
 bool Saver::should_stop(int64_t step, bool told) {
-    const Reentry once = enter();
+    const Reentry once = enter_together();
     if (stop_agreed_) return true;
     if (peers_.world_size() == 1) return stop_agreed_ = told;
     (void)caller_peers();
@@ -416,7 +423,7 @@ bool Saver::tell_of_commit(const SaveJob& job, const std::optional<Error>& error
 }
 
 int64_t Saver::resume(State& state) {
-    const Reentry once = enter();
+    const Reentry once = enter_together();
     finish_former();
     // Rank 0 looks: other ranks' views of a shared directory may be older.
     std::string newest;

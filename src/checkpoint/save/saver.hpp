@@ -98,6 +98,8 @@ class Saver {
 
    private:
     [[nodiscard]] Reentry enter() const;
+    // Of a call that needs all ranks.
+    [[nodiscard]] Reentry enter_together() const;
     void finish_former();
     void admit();
     [[nodiscard]] Peers& caller_peers();
@@ -113,6 +115,7 @@ class Saver {
     SaverOptions options_;
     FileSystem& files_;
     std::string root_;
+    std::weak_ptr<Communicator> parent_;  // of comm_
     std::shared_ptr<Communicator> comm_;
     Peers peers_;  // over comm_; of the save that runs
     std::shared_ptr<Communicator> caller_comm_;

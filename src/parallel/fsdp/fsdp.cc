@@ -285,17 +285,17 @@ void Fsdp::end_backward(size_t unit) {
 }
 
 void Fsdp::unshard(size_t unit) {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::shards);
     begin_whole(unit);
 }
 
 void Fsdp::await_unit(size_t unit) {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::shards);
     await_whole(unit);
 }
 
 void Fsdp::reshard(size_t unit) {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::shards);
     give_back(unit);
 }
 
@@ -319,7 +319,7 @@ void Fsdp::prefetch(Pass pass, size_t current) {
 // --- a step
 
 void Fsdp::forward(size_t unit) {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::shards);
     fail_if_failed();
     (void)state(unit);
     if (pass_ != Pass::forward) {
@@ -342,7 +342,7 @@ void Fsdp::forward(size_t unit) {
 }
 
 void Fsdp::forward_done(size_t unit) {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::shards);
     UnitState& one = state(unit);
     if (one.keepers == 1) return;
     bool kept = one.is_kept;
@@ -356,7 +356,7 @@ void Fsdp::forward_done(size_t unit) {
 }
 
 void Fsdp::backward(size_t unit) {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::shards);
     UnitState& one = state(unit);
     fail_if_failed();
     if (one.in_backward()) return;
@@ -405,7 +405,7 @@ void Fsdp::refuse_unwritten(size_t unit) const {
 }
 
 void Fsdp::grads_ready(size_t unit) {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::reduction);
     UnitState& one = state(unit);
     fail_if_failed();
     if (!one.in_backward()) {
@@ -430,7 +430,7 @@ void Fsdp::grads_ready(size_t unit) {
 }
 
 void Fsdp::wait() {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::reduction);
     fail_if_failed();
     std::string unsaid;
     size_t count = 0;
@@ -476,7 +476,7 @@ void Fsdp::share_used() {
 }
 
 void Fsdp::abandon() {
-    const Reentry once = enter();
+    const Reentry once = enter(Among::shards);
     fail_if_failed();
     grad_slots_.await_reductions();
     for (size_t u = 0; u < states_.size(); ++u) {
@@ -600,6 +600,12 @@ void Fsdp::check_reduced_after(int64_t steps) const {
                               steps == 0 ? "before any gradients were reduced"
                                          : "but no gradients were reduced since its last step",
                               options_.calls.ready));
+}
+
+Reentry Fsdp::enter(Among among) const {
+    const int needed = among == Among::reduction && sync_ ? comm_->world_size() : shard_ranks();
+    if (needed > 1 && !failed_) comm_->refuse_in_turn("a call for the units of an FSDP model");
+    return enter();
 }
 
 void Fsdp::fail_if_failed() const {

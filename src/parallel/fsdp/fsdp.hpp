@@ -168,6 +168,9 @@ class Fsdp {
     void give_up_gradients();
     void check_not_in_backward(const char* what) const;
     [[nodiscard]] Reentry enter() const { return {this, "the model of communicator", comm_->name()}; }
+    // Of a call that takes the ranks that shard the units together, or also those that reduce gradients with them.
+    enum class Among { shards, reduction };
+    [[nodiscard]] Reentry enter(Among among) const;
     void await(const WorkPtr& work);
     void fail_if_failed() const;
     [[nodiscard]] Error refusal(Code code, const std::string& why) const;

@@ -255,6 +255,7 @@ void Pipeline::in_step(FunctionRef<void()> body) {
             .with_peer(failed_->record()->peer)
             .caused_by(*failed_);
     }
+    comm_->refuse_in_turn("a pass of a pipeline");
     try {
         body();
     } catch (...) {
