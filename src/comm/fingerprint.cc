@@ -47,6 +47,7 @@ std::string_view label_of(Compared compared) {
         case Compared::meshes: return "comparing the ranks' meshes";
         case Compared::tensors: return "comparing the ranks' tensors";
         case Compared::pipelines: return "comparing the ranks' pipelines";
+        case Compared::settings: return "comparing the ranks' settings";
     }
     return "";
 }

@@ -11,7 +11,7 @@
 namespace tsr {
 
 // What the ranks compare, for errors if some ranks call something else.
-enum class Compared { models, buffers, meshes, tensors, pipelines };
+enum class Compared { models, buffers, meshes, tensors, pipelines, settings };
 
 // `lines` describe this rank's request, each a text without NUL. Collective: sends 48 bytes per rank if all agree;
 // otherwise every rank throws the same MISMATCH, with the first line in which the lowest differing rank differs from

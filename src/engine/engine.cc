@@ -1,16 +1,20 @@
 #include "engine/engine.hpp"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/refuse.hpp"
+#include "base/splitmix64.hpp"
 #include "comm/fingerprint.hpp"
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
@@ -67,6 +71,27 @@ std::shared_ptr<Optimizer> make_optimizer(EngineModel& model, const OptimizerCon
     });
 }
 
+std::string text_of(const Setting& setting) {
+    return std::visit(
+        [](const auto& value) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::vector<double>>) {
+                return fmt::format("[{}]", fmt::join(value, ", "));
+            } else {
+                return fmt::format("{}", value);
+            }
+        },
+        setting);
+}
+
+uint64_t number_of(const std::vector<std::string>& lines) {
+    uint64_t number = 0;
+    for (const std::string& line : lines) {
+        for (const char c : line) number = SplitMix64::mix(number ^ static_cast<unsigned char>(c));
+        number = SplitMix64::mix(~number);
+    }
+    return number;
+}
+
 int64_t saturated_sum(int64_t a, int64_t b) {
     int64_t sum = 0;
     return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<int64_t>::max() : sum;
@@ -119,6 +144,7 @@ Engine::Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit
 
 // With several ranks the operations do this, and report what ended the communicator.
 void Engine::check_usable() const {
+    if (failed_) throw Error(*failed_);
     if (comm_->world_size() == 1) comm_->check_usable();
 }
 
@@ -134,6 +160,35 @@ void Engine::forward_done(size_t unit) {
     if (times_) times_->end();
 }
 
+bool Engine::reduces() const { return !in_no_sync_ && (config_.reduces_each_pass() || is_boundary()); }
+
+// One line for each thing that all ranks must have alike.
+std::vector<std::string> Engine::settings() const {
+    const int64_t micro_step = saturated_sum(counters_.micro_steps, 1);
+    std::vector<std::string> lines{
+        fmt::format("{} boundary at micro-step {}", is_boundary() ? "a" : "no", micro_step),
+        fmt::format("train_micro_batch_size_per_gpu {}", batch_.micro),
+        fmt::format("gradient_accumulation_steps {}", batch_.accumulation),
+        fmt::format("the loss scale {}", loss_scale_.scale()),
+    };
+    for (const auto& [name, value] : optimizer_->settings()) {
+        lines.push_back(fmt::format("the optimizer's {} {}", name, text_of(value)));
+    }
+    if (last_step_lr_) lines.push_back(fmt::format("lr {} in the last step", *last_step_lr_));
+    if (schedule_) lines.push_back(fmt::format("the schedule at step {}", schedule_->steps()));
+    return lines;
+}
+
+void Engine::check_settings() {
+    if (model_->ranks_agreed()) return;
+    try {
+        check_same_on_all_ranks(*comm_, Compared::settings, settings_, "the ranks' settings of the engine differ");
+    } catch (const Error& error) {
+        failed_ = error;
+        throw;
+    }
+}
+
 void Engine::begin_pass() {
     if (pass_ == Pass::begun) return;
     if (pass_ == Pass::due) {
@@ -141,9 +196,10 @@ void Engine::begin_pass() {
             "a backward pass begins, but step() was not called after the last one; call it after each pass, or "
             "run the earlier passes inside no_sync");
     }
-    const bool reduces = !in_no_sync_ && (config_.reduces_each_pass() || is_boundary());
+    settings_ = settings();
+    model_->compare(number_of(settings_));
     if (times_) times_->begin(StepTimes::backward);
-    model_->begin_pass(reduces, passes_ > 0);
+    model_->begin_pass(reduces(), passes_ > 0);
     pass_ = Pass::begun;
 }
 
@@ -175,6 +231,7 @@ void Engine::backward_done() {
     }
     ++passes_;
     pass_ = in_no_sync_ ? Pass::none : Pass::due;
+    if (reduces()) check_settings();
 }
 
 double Engine::loss_factor() const { return loss_scale_.scale() / static_cast<double>(batch_.accumulation); }
@@ -279,6 +336,7 @@ bool Engine::step_of_optimizer() {
     const bool finite = unscale_and_clip();
     loss_scale_.update(!finite);
     if (finite) {
+        last_step_lr_ = optimizer_->lr();
         optimizer_->step();
     } else {
         counters_.skipped_steps = saturated_sum(counters_.skipped_steps, 1);

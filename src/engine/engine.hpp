@@ -9,6 +9,10 @@
 // A boundary is every `accumulation`-th step(), or what set_boundary() says. Gradients of the passes between boundaries add
 // up: adds_gradients() says whether a pass writes its gradients or adds to what is there. Whether a step is skipped is the
 // same on all ranks, as their gradients are those of all. Owned by one thread; ranks make the same calls.
+//
+// What a program sets between passes, such as the learning rate, must be the same on all ranks. A pass that reduces gradients
+// compares it, in messages that are sent anyway: backward_done() throws the same MISMATCH on all ranks, and so does every
+// later pass and step.
 #pragma once
 
 #include <cstdint>
@@ -109,7 +113,10 @@ class Engine {
     enum class Pass { none, begun, due };
 
     void check_usable() const;
+    [[nodiscard]] bool reduces() const;
     void begin_pass();
+    [[nodiscard]] std::vector<std::string> settings() const;
+    void check_settings();
     void check_between_passes(const char* what) const;
     void check_nothing_accumulated(const char* what) const;
     [[nodiscard]] bool continues_scale(const State& state) const;
@@ -134,7 +141,10 @@ class Engine {
     bool is_training_ = true;
     Counters counters_;
     std::optional<double> grad_norm_;
-    std::optional<StepTimes> times_;  // if they are printed
+    std::vector<std::string> settings_;   // at the begin of the pass
+    std::optional<double> last_step_lr_;  // of the last step of the optimizer
+    std::optional<Error> failed_;         // no pass or step is possible any more
+    std::optional<StepTimes> times_;      // if they are printed
 };
 
 }  // namespace tsr

@@ -181,11 +181,14 @@ class Replicated final : public EngineModel {
         options.op = config.op;
         options.pre_divide = pre_divide(config, comm->world_size());
         options.reduce_dtype = config.grad_dtype;
+        options.compares = true;
         ddp_ = std::make_shared<Ddp>(comm, std::move(all), options);
     }
 
     [[nodiscard]] Tensor param(size_t index) const override { return ddp_->param(index).tensor; }
     void zero_grad() override { ddp_->zero_grad(); }
+    void compare(uint64_t number) override { ddp_->compare(number); }
+    [[nodiscard]] bool ranks_agreed() const override { return ddp_->ranks_agreed(); }
 
     [[nodiscard]] std::shared_ptr<Optimizer> make_optimizer(MakeOptimizer make) override {
         return optimizer_of(ddp_, make);
@@ -234,6 +237,8 @@ class Sharded final : public EngineModel {
 
     [[nodiscard]] Tensor param(size_t index) const override { return fsdp_->whole(index); }
     void zero_grad() override { fsdp_->zero_grad(); }
+    void compare(uint64_t number) override { fsdp_->compare(number); }
+    [[nodiscard]] bool ranks_agreed() const override { return fsdp_->ranks_agreed(); }
 
     [[nodiscard]] std::shared_ptr<Optimizer> make_optimizer(MakeOptimizer make) override {
         return optimizer_of(fsdp_, make);

@@ -51,6 +51,9 @@ class EngineModel {
     // Ends the pass and waits for its reductions. Gradients that are not ready count as zeros.
     void end_pass();
     virtual void zero_grad() = 0;
+    // Before a pass that reduces: a number that all ranks should have alike; after it: whether they had.
+    virtual void compare(uint64_t number) = 0;
+    [[nodiscard]] virtual bool ranks_agreed() const = 0;
 
     [[nodiscard]] virtual std::shared_ptr<Optimizer> make_optimizer(MakeOptimizer make) = 0;
     // What states are made of; null: it is of the other kind.

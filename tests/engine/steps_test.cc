@@ -219,6 +219,84 @@ TEST(EngineSteps, TheRateIsSetAndTheScheduleFollowsSteps) {
     }));
 }
 
+// --- what must be the same on all ranks
+
+std::string staged(int stage, const std::string& more = "") {
+    return sgd(1, fmt::format(R"(, "zero_optimization": {{"stage": {}}}{})", stage, more));
+}
+
+// Every call of a pass says so from then on, on every rank.
+void expect_mismatch(const std::function<void()>& call, Engine& engine, const std::string& said) {
+    for (const auto& each : {call, std::function<void()>([&] { (void)engine.step(); }),
+                             std::function<void()>([&] { engine.forward(0); })}) {
+        const Error error = expect_error(each, Code::mismatch);
+        EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
+    }
+}
+
+TEST(EngineSettings, AnotherLearningRateIsNamedBeforeAnythingSteps) {
+    for (const std::string& config : {staged(0), staged(1), staged(2), staged(3),
+                                      staged(0, R"(, "bf16": {"enabled": true}, "communication_data_type": "fp32")")}) {
+        expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
+            auto params = one_tensor();
+            Engine engine(shared(comm), params.in_units(), config);
+            pass_of(engine, 1);
+            EXPECT_TRUE(engine.step());
+            if (comm.rank() == 1) engine.set_lr(0.25);
+            expect_mismatch([&] { pass_of(engine, 1); }, engine,
+                            "rank 1 has the optimizer's lr 0.25, rank 0 has the optimizer's lr 1;");
+            EXPECT_EQ(engine.optimizer()->steps(), 1);
+            for (const float value : engine.optimizer()->params()[0].value.as<float>()) EXPECT_EQ(value, -1);
+        }));
+    }
+}
+
+TEST(EngineSettings, ALearningRateOfTheLastStepIsNamed) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        auto params = one_tensor();
+        Engine engine(shared(comm), params.in_units(), sgd(1));
+        pass_of(engine, 1);
+        if (comm.rank() == 0) engine.set_lr(0.5);
+        EXPECT_TRUE(engine.step());
+        engine.set_lr(1);
+        expect_mismatch([&] { pass_of(engine, 1); }, engine,
+                        "rank 1 has lr 1 in the last step, rank 0 has lr 0.5 in the last step");
+    }));
+}
+
+TEST(EngineSettings, AnotherMicroBatchIsNamed) {
+    for (const int stage : {0, 3}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            auto params = one_tensor();
+            Engine engine(shared(comm), params.in_units(), staged(stage));
+            engine.set_train_micro_batch_size(comm.rank() + 3);
+            expect_mismatch([&] { pass_of(engine, 1); }, engine,
+                            "rank 1 has train_micro_batch_size_per_gpu 4, rank 0 has train_micro_batch_size_per_gpu 3");
+        }));
+    }
+}
+
+// At stage 0 passes between boundaries send nothing: the boundaries meet later.
+TEST(EngineSettings, AnotherBoundaryIsNamed) {
+    for (const int stage : {0, 2, 3}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            auto params = one_tensor();
+            Engine engine(shared(comm), params.in_units(), staged(stage));
+            engine.set_boundary(comm.rank() == 0);
+            if (stage == 0 && comm.rank() == 1) {
+                pass_of(engine, 1);
+                EXPECT_FALSE(engine.step());
+                engine.set_boundary(true);
+            }
+            expect_mismatch([&] { pass_of(engine, 1); }, engine,
+                            stage == 0
+                                ? "rank 1 has a boundary at micro-step 2, rank 0 has a boundary at micro-step 1"
+                                : "rank 1 has no boundary at micro-step 1, rank 0 has a boundary at micro-step 1");
+            EXPECT_EQ(engine.optimizer()->steps(), 0);
+        }));
+    }
+}
+
 // --- overflow
 
 class EngineInF16 : public ::testing::TestWithParam<int> {

@@ -178,8 +178,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_unit_ready(tsr_engine *engine, size_t
 /** End a backward pass: returns when its gradients are reduced or accumulated. Gradients that are not ready, also of units
  *  without a backward, count as zeros, unless "ignore_unused_parameters" is false.
  *  @param engine  borrowed for the call
- *  @return TSR_OK, INVALID_STATE (names parameters that are not ready, and their units), TIMEOUT, ABORTED, PEER_LOST, MISMATCH,
- *          INTERRUPTED (call again)
+ *  @return TSR_OK, INVALID_STATE (names parameters that are not ready, and their units), TIMEOUT, ABORTED, PEER_LOST, MISMATCH
+ *          (also: the ranks' boundaries, batch sizes or settings of the optimizer differ; then every later pass and step fails
+ *          with it), INTERRUPTED (call again)
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_backward_done(tsr_engine *engine);
 

@@ -190,6 +190,7 @@ void Ddp::launch(size_t bucket, Role role) {
         }
     }
     if (view.ranges.empty()) return;
+    if (options_.compares && bucket == compared_with_) write_compared();
     step_.works.push_back(
         submit([reducer = reducer_, bucket, step = synced_steps_, stepping = stepping_, update = std::move(update)] {
             reducer->reduce(bucket, step);
@@ -326,6 +327,7 @@ void Ddp::finish_step(Role role) {
         end_step_on_device(role);
     std::fill(has_grad_.begin(), has_grad_.end(), char{0});
     if (shared_) shared_->copy()->know_ended(synced_steps_);
+    if (options_.compares) ranks_agreed_ = read_agreement();
     ++synced_steps_;
     if (const auto order = std::exchange(step_.order, nullptr)) {
         group(std::vector<size_t>(order->begin(), order->end()));

@@ -80,6 +80,11 @@ class Ddp {
 
     // Between steps: sets whether the following steps reduce gradients or leave each rank its own.
     void set_sync(bool sync);
+    // With the option `compares`: a number that all ranks should have alike in the next synchronised step. It travels with a
+    // bucket, as no message of its own.
+    void compare(uint64_t number) { compared_ = number; }
+    // Whether they had in the last one: the same answer on every rank.
+    [[nodiscard]] bool ranks_agreed() const { return ranks_agreed_; }
     // Whether any rank had a gradient of `index` in the last synchronised step.
     [[nodiscard]] bool used(size_t index) const;
     // On a device, waits for the step.
@@ -129,10 +134,13 @@ class Ddp {
         std::vector<size_t> places;
         size_t size = 0;
         size_t converted_size = 0;  // of the largest bucket in reduce_dtype
+        size_t compared = 0;        // where the bits of compare() are
     };
     [[nodiscard]] Layout layout_of_gradients() const;
     void lay_out_gradients(const Layout& layout, std::shared_ptr<DeviceGrads> device);
     void group(std::span<const size_t> order);
+    void write_compared();
+    [[nodiscard]] bool read_agreement() const;
     void broadcast_values(int from);
     void broadcast_on_device(int from);
     void share_params();
@@ -196,6 +204,13 @@ class Ddp {
     const std::shared_ptr<BackwardStep> stepping_ = std::make_shared<BackwardStep>();  // shared with jobs in the queue
     std::shared_ptr<SharedStep> shared_;                                               // with the option share_params
     std::shared_ptr<std::byte> params_memory_;                                         // memory of the host's copy
+
+    uint64_t compared_ = 0;
+    bool ranks_agreed_ = true;
+    // With the option `compares`: two elements for each bit of the number, the bit and its opposite, behind the gradients
+    // of one bucket.
+    Tensor compared_bits_;
+    size_t compared_with_ = 0;  // the bucket
 
     std::vector<NamedTensor> buffers_;
     std::shared_ptr<Buffer> buffers_memory_;

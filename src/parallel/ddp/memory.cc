@@ -1,16 +1,20 @@
 // Where a model's gradients are stored and how they are grouped, and where its parameters are: in the trainer's memory
 // or in the host's copy.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
 #include "base/page_size.hpp"
 #include "base/round_up.hpp"
 #include "parallel/ddp/ddp.hpp"
+#include "tensor/convert.hpp"
 
 namespace tsr {
 
 namespace {
+
+constexpr size_t compared_elements = 2 * 64;
 
 void copy(const Tensor& from, const Tensor& to) {
     if (from.size_bytes() > 0) std::memcpy(to.data, from.data, from.size_bytes());
@@ -31,11 +35,14 @@ Ddp::Layout Ddp::layout_of_gradients() const {
         const size_t converted = bucket.size / size_of(bucket.dtype) * size_of(*options_.reduce_dtype);
         layout.converted_size = std::max(layout.converted_size, round_up(converted, page_size));
     }
+    layout.compared = layout.size;
+    if (options_.compares) layout.size += round_up(compared_elements * sizeof(double), page_size);
     return layout;
 }
 
 void Ddp::lay_out_gradients(const Layout& layout, std::shared_ptr<DeviceGrads> device) {
     reducer_ = std::make_shared<Reducer>(comm_, options_, layout.size, std::move(device));
+    compared_bits_.data = reducer_->memory() + layout.compared;
     for (size_t i = 0; i < params_.size(); ++i) {
         grads_.push_back(params_[i].tensor);
         grads_[i].data = reducer_->memory() + layout.places[i];
@@ -80,6 +87,13 @@ void Ddp::group(std::span<const size_t> order) {
         stats_.push_back({view.size_bytes(), view.params.size(), {}, {}, {}, {}});
         views.push_back(std::move(view));
     }
+    if (options_.compares) {
+        compared_with_ = views.size() - 1;
+        while (compared_with_ > 0 && views[compared_with_].ranges.empty()) --compared_with_;
+        compared_bits_.dtype = buckets_[compared_with_].dtype;
+        compared_bits_.shape = Dims{compared_elements};
+        views[compared_with_].ranges.push_back(compared_bits_);
+    }
     const auto set_buckets = [&] { reducer_->set_buckets(std::move(views)); };
     if (reducer_->device() == nullptr) {
         set_buckets();
@@ -87,6 +101,24 @@ void Ddp::group(std::span<const size_t> order) {
         on_device([&](DeviceGrads&) { set_buckets(); });
     }
     reset_step();
+}
+
+void Ddp::write_compared() {
+    std::array<float, compared_elements> bits;
+    for (size_t i = 0; i < bits.size(); ++i) bits[i] = (compared_ >> (i / 2) & 1) == i % 2 ? 1 : 0;
+    convert(reinterpret_cast<const std::byte*>(bits.data()), DType::f32, compared_bits_.data, compared_bits_.dtype,
+            compared_elements);
+}
+
+// In a sum or mean, both elements of a bit are above zero only if ranks differ in it.
+bool Ddp::read_agreement() const {
+    std::array<float, compared_elements> sums;
+    convert(compared_bits_.data, compared_bits_.dtype, reinterpret_cast<std::byte*>(sums.data()), DType::f32,
+            compared_elements);
+    for (size_t i = 0; i < sums.size(); i += 2) {
+        if (sums[i] > 0 && sums[i + 1] > 0) return false;
+    }
+    return true;
 }
 
 // The gradients have the parameters' sizes and are accessible to the transport, so they are used to send the values.

@@ -29,6 +29,7 @@ struct DdpOptions {
     int64_t power_sgd_start_step = 1000;
     DdpJoin join = DdpJoin::off;
     bool share_params = false;
+    bool compares = false;  // Ddp::compare(); on the CPU, not with share_params
 };
 
 // Throws INVALID_ARGUMENT or UNSUPPORTED for an invalid model or invalid options.

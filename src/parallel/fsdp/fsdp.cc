@@ -465,11 +465,18 @@ void Fsdp::wait() {
 void Fsdp::share_used() {
     if (!sharing_) {
         shared_used_ = std::make_shared<std::vector<uint8_t>>(written_);
+        for (const uint64_t word : {compared_, ~compared_}) {
+            for (size_t bit = 0; bit < 64; bit += 8) shared_used_->push_back(static_cast<uint8_t>(word >> bit));
+        }
         sharing_ = attempt([&] { return place_->share(shared_used_); });
     }
     await(sharing_);
     sharing_ = nullptr;
-    used_ = *shared_used_;
+    used_.assign(shared_used_->begin(), shared_used_->begin() + static_cast<std::ptrdiff_t>(written_.size()));
+    // The maxima of a byte and of its complement are complements of each other only if all ranks have the same.
+    const uint8_t* const most = shared_used_->data() + written_.size();
+    ranks_agreed_ = true;
+    for (size_t i = 0; i < 8; ++i) ranks_agreed_ = ranks_agreed_ && (most[i] ^ most[i + 8]) == 0xff;
     for (size_t i = 0; i < used_.size(); ++i)
         has_grad_[i] = used_[i] != 0 || (accumulate_ && has_grad_[i] != 0) ? 1 : 0;
     std::fill(written_.begin(), written_.end(), uint8_t{0});

@@ -81,6 +81,10 @@ class Fsdp {
     [[nodiscard]] Tensor grad(size_t param) const;
     // Marks the parameter as having no gradient on this rank in this backward.
     void unused(size_t param);
+    // A number that all ranks should have alike in the next reduced step. It travels with what they tell each other anyway.
+    void compare(uint64_t number) { compared_ = number; }
+    // Whether they had in the last one: the same answer on every rank.
+    [[nodiscard]] bool ranks_agreed() const { return ranks_agreed_; }
     // Whether any rank had a gradient in the last reduced step.
     [[nodiscard]] bool used(size_t param) const;
     // The same; if gradients accumulate, in any step since they were set to zero.
@@ -203,7 +207,10 @@ class Fsdp {
     std::vector<uint8_t> written_;  // it had one since the last reduced step
     std::vector<uint8_t> used_;
     std::vector<uint8_t> has_grad_;
-    std::shared_ptr<std::vector<uint8_t>> shared_used_;  // while it is being reduced
+    // While it is being reduced: written_, then the bytes of compared_ and of its complement.
+    std::shared_ptr<std::vector<uint8_t>> shared_used_;
+    uint64_t compared_ = 0;
+    bool ranks_agreed_ = true;
     WorkPtr sharing_;
 
     bool sync_ = true;
