@@ -135,6 +135,9 @@ Engine::Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit
     }
     model_ = EngineModel::make(comm_, std::move(units), config_);
     optimizer_ = make_optimizer(*model_, *config_.optimizer);
+    optimizer_->own(
+        "it belongs to an engine; call the engine's step(), which unscales and clips, makes the step and sets "
+        "the gradients to zero");
     if (config_.schedule) schedule_ = std::make_shared<LrSchedule>(config_.schedule);
     if (schedule_) schedule_->attach(optimizer_);
     if (config_.wall_clock_breakdown && config_.steps_per_print > 0 && comm_->rank() == 0) times_.emplace();
@@ -331,6 +334,7 @@ bool Engine::unscale_and_clip() {
 }
 
 bool Engine::step_of_optimizer() {
+    const Optimizer::OwnersCall own(*optimizer_);
     optimizer_->check_step();
     if (times_) times_->begin(StepTimes::step);
     const bool finite = unscale_and_clip();

@@ -181,7 +181,13 @@ void Optimizer::refuse_if_others_step(const char* why) const {
     throw Error(Code::invalid_state, fmt::format("this optimizer steps in the backward pass of its model: {}", why));
 }
 
+void Optimizer::refuse_unless_owners(const char* what) const {
+    if (advice_.empty() || in_owners_call_) return;
+    throw Error(Code::invalid_state, fmt::format("{}: {}", what, advice_));
+}
+
 void Optimizer::check_step() const {
+    refuse_unless_owners("the optimizer cannot be stepped here");
     refuse_if_others_step("the step is already done");
     if (before_step_) before_step_();
 }
@@ -215,6 +221,7 @@ void Optimizer::write_step_moments(int64_t step) {
 }
 
 void Optimizer::zero_grad() {
+    refuse_unless_owners("the optimizer cannot set the gradients to zero here");
     if (gate_) gate_();
     if (on_device_) [[unlikely]] {
         on_device_->zero_grads(params_);
@@ -248,6 +255,7 @@ void Optimizer::in_one_call(std::span<const Together> together, FunctionRef<void
 }
 
 double Optimizer::clip_grad_norm(double max_norm, double p) {
+    refuse_unless_owners("the optimizer cannot clip the gradients here");
     check_not_negative("max_norm", max_norm);
     if (!(p >= 1))
         throw Error(Code::invalid_argument, fmt::format("the norm's p is {}; it must be at least 1 or infinite", p));
@@ -266,6 +274,7 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
 }
 
 void Optimizer::clip_grad_value(double most) {
+    refuse_unless_owners("the optimizer cannot clip the gradients here");
     check_not_negative("the clip value", most);
     refuse_if_others_step("its gradients cannot be clipped");
     if (before_clip_) before_clip_();
@@ -273,6 +282,7 @@ void Optimizer::clip_grad_value(double most) {
 }
 
 bool Optimizer::unscale_grads(double scale) {
+    refuse_unless_owners("the optimizer cannot unscale the gradients here");
     refuse_if_others_step("its gradients cannot be unscaled");
     if (gate_) gate_();
     double overflow = 0;

@@ -141,6 +141,19 @@ class Optimizer {
     }
     // Gradients are clipped only when a step may follow. After set_gate.
     void gate_clips_like_steps() { before_clip_ = before_step_; }
+    // From now on only its owner steps it and changes gradients, in OwnersCalls. Others get INVALID_STATE: `advice` is what to
+    // do instead.
+    void own(std::string advice) { advice_ = std::move(advice); }
+    class OwnersCall {
+       public:
+        explicit OwnersCall(Optimizer& optimizer) : optimizer_(optimizer) { optimizer_.in_owners_call_ = true; }
+        ~OwnersCall() { optimizer_.in_owners_call_ = false; }
+        OwnersCall(const OwnersCall&) = delete;
+        OwnersCall& operator=(const OwnersCall&) = delete;
+
+       private:
+        Optimizer& optimizer_;
+    };
     // The model that it optimizes; nullptr: tensors of the caller.
     void set_model(const void* model) { model_ = model; }
     [[nodiscard]] const void* model() const { return model_; }
@@ -191,6 +204,7 @@ class Optimizer {
     [[nodiscard]] int64_t steps_of(size_t param, int64_t steps) const;
     [[nodiscard]] int64_t of_moments(int64_t steps) const;
     void refuse_if_others_step(const char* why) const;
+    void refuse_unless_owners(const char* what) const;
     void allocate_moments();
     [[nodiscard]] bool is_used(const Moment& moment) const;  // not all zeros
 
@@ -205,6 +219,8 @@ class Optimizer {
     int64_t steps_ = 0;
     std::vector<int64_t> left_out_;  // per parameter: steps in which it was skipped
     bool others_step_ = false;
+    std::string advice_;  // empty: it has no owner
+    bool in_owners_call_ = false;
     std::function<void()> gate_;
     std::function<void()> before_step_;
     std::function<void()> before_clip_;

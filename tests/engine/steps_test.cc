@@ -219,6 +219,37 @@ TEST(EngineSteps, TheRateIsSetAndTheScheduleFollowsSteps) {
     }));
 }
 
+// --- the optimizer belongs to the engine
+
+TEST(EngineSteps, TheOptimizerStepsInTheEngineAlone) {
+    for (const int stage : {0, 3}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            auto params = one_tensor();
+            std::shared_ptr<Optimizer> optimizer;
+            {
+                Engine engine(shared(comm), params.in_units(),
+                              sgd(1, fmt::format(R"(, "zero_optimization": {{"stage": {}}})", stage)));
+                optimizer = engine.optimizer();
+                for (int step = 1; step <= 2; ++step) {
+                    pass_of(engine, 1);
+                    for (const std::function<void()>& call : std::vector<std::function<void()>>{
+                             [&] { optimizer->zero_grad(); }, [&] { optimizer->step(); },
+                             [&] { (void)optimizer->clip_grad_norm(1, 2); }, [&] { optimizer->clip_grad_value(1); },
+                             [&] { (void)optimizer->unscale_grads(2); }}) {
+                        const Error error = expect_error(call, Code::invalid_state);
+                        EXPECT_NE(std::string(error.what()).find("call the engine's step()"), std::string::npos)
+                            << error.what();
+                    }
+                    EXPECT_TRUE(engine.step());
+                }
+                expect_values(engine, -2);
+            }
+            (void)expect_error([&] { optimizer->step(); }, Code::invalid_state);
+            EXPECT_EQ(optimizer->steps(), 2);
+        }));
+    }
+}
+
 // --- what must be the same on all ranks
 
 std::string staged(int stage, const std::string& more = "") {

@@ -316,7 +316,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_set_train_batch_size(tsr_engine *engi
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_set_train_micro_batch_size(tsr_engine *engine, int64_t micro);
 
-/** The engine's optimizer, for its settings. The engine makes its steps.
+/** The engine's optimizer, for its settings. The engine makes its steps: those of the handle, and its calls that change gradients,
+ *  fail with INVALID_STATE.
  *  @param engine  borrowed for the call
  *  @param out     another handle, to be destroyed by the caller, before or after the engine
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
