@@ -16,6 +16,8 @@
 #include "base/refuse.hpp"
 #include "base/splitmix64.hpp"
 #include "comm/fingerprint.hpp"
+#include "comm/peers.hpp"
+#include "comm/rendezvous.hpp"
 #include "optim/adagrad.hpp"
 #include "optim/adam.hpp"
 #include "optim/lamb.hpp"
@@ -90,6 +92,21 @@ uint64_t number_of(const std::vector<std::string>& lines) {
         number = SplitMix64::mix(~number);
     }
     return number;
+}
+
+// The names of parameters whose gradients have an infinity or NaN here; empty: there are none.
+std::string not_finite(const std::vector<OptimizerParam>& params) {
+    constexpr size_t most_named = 4;
+    std::string names;
+    size_t count = 0;
+    for (const OptimizerParam& param : params) {
+        const auto is_finite = [](const auto value) { return std::isfinite(value); };
+        const bool is_good = param.grad.dtype == DType::f64 ? std::ranges::all_of(param.grad.as<double>(), is_finite)
+                                                            : std::ranges::all_of(param.grad.as<float>(), is_finite);
+        if (is_good || ++count > most_named) continue;
+        names += fmt::format("{}\"{}\"", count > 1 ? ", " : "", param.name);
+    }
+    return count > most_named ? fmt::format("{} and {} more", names, count - most_named) : names;
 }
 
 int64_t saturated_sum(int64_t a, int64_t b) {
@@ -249,6 +266,7 @@ bool Engine::is_boundary() const {
 }
 
 void Engine::check_between_passes(const char* what) const {
+    if (failed_) throw Error(*failed_);
     if (pass_ == Pass::none) return;
     throw refusal(fmt::format("{} {}", what,
                               pass_ == Pass::begun
@@ -338,7 +356,11 @@ bool Engine::step_of_optimizer() {
     optimizer_->check_step();
     if (times_) times_->begin(StepTimes::step);
     const bool finite = unscale_and_clip();
-    loss_scale_.update(!finite);
+    try {
+        loss_scale_.update(!finite);
+    } catch (const Error& error) {
+        fail_at_minimum(error);
+    }
     if (finite) {
         last_step_lr_ = optimizer_->lr();
         optimizer_->step();
@@ -354,6 +376,24 @@ bool Engine::step_of_optimizer() {
     counters_.global_samples = saturated_sum(counters_.global_samples, batch_.train);
     print_step();
     return finite;
+}
+
+// The gradients are the same for all ranks by now, but each looks at those that it holds.
+void Engine::fail_at_minimum(const Error& why) {
+    const std::vector<std::string> found =
+        Peers(comm_, {}, "overflow at the minimum").gather(not_finite(optimizer_->params()));
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < found.size(); ++rank) {
+        if (!found[rank].empty()) ranks.push_back(static_cast<int>(rank));
+    }
+    std::string where;
+    if (!ranks.empty()) {
+        where = fmt::format(" The gradients of {} have infinities or NaN (rank {}: {}).", name_ranks(ranks),
+                            ranks.front(), found[static_cast<size_t>(ranks.front())]);
+    }
+    failed_ = refusal(fmt::format("{}.{} This engine makes no more steps: load the last checkpoint into a new one",
+                                  why.what(), where));
+    throw Error(*failed_);
 }
 
 void Engine::print_step() {

@@ -122,6 +122,7 @@ class Engine {
     [[nodiscard]] bool continues_scale(const State& state) const;
     [[nodiscard]] bool unscale_and_clip();
     bool step_of_optimizer();
+    [[noreturn]] void fail_at_minimum(const Error& why);
     void print_step();
     [[nodiscard]] Error refusal(std::string_view why) const;
 

@@ -381,9 +381,23 @@ TEST_P(EngineInF16, AnOverflowAtTheMinimumIsAnErrorOfAllRanks) {
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
         auto params = one_tensor();
         Engine engine(shared(comm), params.in_units(), config(GetParam(), R"(, "min_loss_scale": 16)"));
-        pass_of(engine, comm.rank() == 0 ? std::numeric_limits<float>::infinity() : 1.0F);
+        pass_with<float>(engine, [&](size_t, std::span<float> grad) {
+            std::ranges::fill(grad, 1.0F);
+            if (comm.rank() == 0) grad[5] = std::numeric_limits<float>::infinity();  // of rank 1's shard
+        });
         const Error error = expect_error([&] { (void)engine.step(); }, Code::invalid_state);
-        EXPECT_NE(std::string(error.what()).find("at its minimum 16"), std::string::npos) << error.what();
+        const std::string message = error.what();
+        EXPECT_NE(message.find("at its minimum 16"), std::string::npos) << message;
+        EXPECT_NE(message.find(GetParam() == 0 ? "of ranks 0 and 1 have infinities or NaN (rank 0: \"w\")"
+                                               : "of rank 1 have infinities or NaN (rank 1: \"w\")"),
+                  std::string::npos)
+            << message;
+        EXPECT_NE(message.find("load the last checkpoint into a new one"), std::string::npos) << message;
+        for (const std::function<void()>& call : std::vector<std::function<void()>>{
+                 [&] { (void)engine.step(); }, [&] { pass_of(engine, 1); }, [&] { engine.backward(0); },
+                 [&] { (void)engine.state(); }, [&] { engine.set_train_batch_size(4); }}) {
+            EXPECT_EQ(std::string(expect_error(call, Code::invalid_state).what()), message);
+        }
         EXPECT_EQ(engine.counters().global_steps, 0);
     }));
 }
