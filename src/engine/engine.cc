@@ -325,6 +325,7 @@ bool Engine::step() {
     if (pass_ == Pass::none)
         throw refusal("step() without a backward pass since the last one; run a backward pass first");
     const bool is_last = is_boundary();
+    if (is_last && schedule_) schedule_->check_step();  // nothing has changed yet
     const bool is_made = is_last && step_of_optimizer();
     counters_.micro_steps = saturated_sum(counters_.micro_steps, 1);
     ++steps_;

@@ -29,16 +29,23 @@ void LrSchedule::attach(const std::shared_ptr<Optimizer>& optimizer) {
     driven_.push_back({optimizer, base_lr});
 }
 
-void LrSchedule::step() {
-    if (steps_ == std::numeric_limits<int64_t>::max()) {
-        throw Error(Code::invalid_state, fmt::format("the schedule is at step {}, the last one", steps_));
-    }
-    set_steps(steps_ + 1);
+int64_t LrSchedule::next() const {
+    if (steps_ < std::numeric_limits<int64_t>::max()) return steps_ + 1;
+    throw Error(Code::invalid_state, fmt::format("the schedule is at step {}, the last one", steps_));
+}
+
+void LrSchedule::step() { set_steps(next()); }
+
+void LrSchedule::check_step() const { check_steps(next()); }
+
+void LrSchedule::check_steps(int64_t steps) const {
+    if (const auto momentum = momentum_at(*curve_, steps)) Optimizer::check_momentum_value(*momentum);
+    for (const Driven& each : driven_) check_not_negative("the scheduled lr", lr_at(*curve_, steps, each.base_lr));
 }
 
 void LrSchedule::set_steps(int64_t steps) {
+    check_steps(steps);
     const std::optional<double> momentum = momentum_at(*curve_, steps);
-    for (const Driven& each : driven_) (void)lr_at(*curve_, steps, each.base_lr);
     for (const Driven& each : driven_) {
         const std::shared_ptr<Optimizer> optimizer = each.optimizer.lock();
         if (!optimizer) continue;

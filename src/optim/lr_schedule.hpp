@@ -34,6 +34,7 @@ class LrSchedule {
     // After an error the step is unchanged; some optimizers may have the new values, which calling again repeats.
     void set_steps(int64_t steps);
     void step();
+    void check_step() const;  // throws as step()
 
     [[nodiscard]] LrScheduleState state() const;
     // Throws MISMATCH if the state belongs to another curve or number of optimizers.
@@ -41,6 +42,9 @@ class LrSchedule {
     void load_state(const LrScheduleState& state);
 
    private:
+    [[nodiscard]] int64_t next() const;
+    void check_steps(int64_t steps) const;  // throws as set_steps()
+
     struct Driven {
         std::weak_ptr<Optimizer> optimizer;
         double base_lr;

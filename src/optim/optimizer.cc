@@ -309,12 +309,15 @@ void Optimizer::set_lr(double lr) {
     lr_ = lr;
 }
 
+void Optimizer::check_momentum_value(double momentum) {
+    if (momentum > 0 && momentum < 1) return;
+    throw Error(Code::invalid_argument,
+                fmt::format("the momentum is {}; while training it must be above 0 and below 1", momentum));
+}
+
 void Optimizer::set_momentum(double momentum) {
     check_momentum();
-    if (!(momentum > 0 && momentum < 1)) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("the momentum is {}; while training it must be above 0 and below 1", momentum));
-    }
+    check_momentum_value(momentum);
     if (others_step_ && gate_) gate_();
     set_own_momentum(momentum);
 }

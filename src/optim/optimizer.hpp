@@ -92,7 +92,8 @@ class Optimizer {
     void set_lr(double lr);
     // Of SGD, or beta1 of others. Throws INVALID_ARGUMENT if it is out of range, or for an optimizer that has none.
     void set_momentum(double momentum);
-    virtual void check_momentum() const {}  // throws as set_momentum() if there is none
+    virtual void check_momentum() const {}              // throws as set_momentum() if there is none
+    static void check_momentum_value(double momentum);  // throws as set_momentum() if it is out of range
     [[nodiscard]] int64_t steps() const { return steps_; }
 
     // Ordered by parameter, then by name; the same list for the life of the optimizer.

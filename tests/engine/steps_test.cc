@@ -219,6 +219,31 @@ TEST(EngineSteps, TheRateIsSetAndTheScheduleFollowsSteps) {
     }));
 }
 
+TEST(EngineSteps, ARateThatCannotBeIsRefusedBeforeTheStep) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        auto params = one_tensor();
+        Engine engine(shared(comm), params.in_units(), sgd(2), std::make_shared<LrSchedule>(exponential_lr(1e200)));
+        for (int i = 0; i < 2; ++i) {
+            pass_of(engine, 1);
+            EXPECT_EQ(engine.step(), i == 1);
+        }
+        const auto values = values_of<float>(engine, 0);
+        pass_of(engine, 1);
+        EXPECT_FALSE(engine.step());
+        pass_of(engine, 1);
+        for (int i = 0; i < 2; ++i) {
+            const Error error = expect_error([&] { (void)engine.step(); }, Code::invalid_argument);
+            EXPECT_NE(std::string(error.what()).find("would be inf at step 2"), std::string::npos) << error.what();
+            EXPECT_EQ(values_of<float>(engine, 0), values);
+            EXPECT_EQ(engine.counters().global_steps, 1);
+            EXPECT_EQ(engine.optimizer()->steps(), 1);
+        }
+        engine.schedule()->set_steps(0);
+        EXPECT_TRUE(engine.step()) << "the gradients are still there";
+        EXPECT_EQ(engine.schedule()->steps(), 1);
+    }));
+}
+
 // --- the optimizer belongs to the engine
 
 TEST(EngineSteps, TheOptimizerStepsInTheEngineAlone) {

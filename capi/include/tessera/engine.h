@@ -230,7 +230,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_end_no_sync(tsr_engine *engine);
  *  @param engine   borrowed for the call
  *  @param stepped  out, may be NULL: 1 if the optimizer made a step, otherwise 0; the same on every rank
  *  @return TSR_OK, INVALID_STATE (without a backward pass, in one, inside no_sync; or the loss scale must shrink below its
- *          minimum), INVALID_ARGUMENT, MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which fails the communicator)
+ *          minimum, which every later call repeats), INVALID_ARGUMENT (the schedule's next rate would be infinite, NaN or
+ *          negative: nothing is stepped), MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which fails the communicator)
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_step(tsr_engine *engine, tsr_flag *stepped);
 
