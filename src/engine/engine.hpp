@@ -97,7 +97,7 @@ class Engine {
     // Throws INVALID_ARGUMENT for values out of range, and changes nothing. A loss scale continues if both are dynamic.
     void restore(const State& state);
     // Of the gradients at the last boundary, before they were clipped and without the loss scale. None: there was no
-    // boundary yet, or norms are off; infinite: the step was skipped.
+    // boundary yet, or norms are off; infinite: a gradient was infinite or NaN.
     [[nodiscard]] std::optional<double> grad_norm() const { return grad_norm_; }
     [[nodiscard]] double lr() const { return optimizer_->lr(); }
     void set_lr(double lr) { optimizer_->set_lr(lr); }

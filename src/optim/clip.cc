@@ -53,21 +53,34 @@ void each_grad(const OptimizerParam& param, Use&& use) {
     }
 }
 
+template <class Use>
+void each_counted_grad(std::span<const OptimizerParam> params, Use&& use) {
+    for (const OptimizerParam& param : params) {
+        if (!param.counted || (param.held && param.held->replica != 0)) continue;
+        each_grad(param, [&]<class T>(std::span<T> grad) { use(std::span<const T>(grad)); });
+    }
+}
+
 }  // namespace
 
 double power_sum(std::span<const OptimizerParam> params, double p) {
     double all = 0;
-    for (const OptimizerParam& param : params) {
-        if (!param.counted || (param.held && param.held->replica != 0)) continue;
-        each_grad(param, [&]<class T>(std::span<T> grad) {
-            const double own = power_sum_of(std::span<const T>(grad), p);
-            if (!std::isinf(p)) {
-                all += own;
-            } else if (!(own <= all)) {  // also NaN
-                all = std::isnan(all) ? all : own;
-            }
-        });
-    }
+    each_counted_grad(params, [&]<class T>(std::span<const T> grad) {
+        const double own = power_sum_of(grad, p);
+        if (!std::isinf(p)) {
+            all += own;
+        } else if (!(own <= all)) {  // also NaN
+            all = std::isnan(all) ? all : own;
+        }
+    });
+    return all;
+}
+
+double power_sum_in(double unit, std::span<const OptimizerParam> params, double p) {
+    double all = 0;
+    each_counted_grad(params, [&]<class T>(std::span<const T> grad) {
+        all += sum_of(grad, [&](double g) { return std::pow(std::abs(g) / unit, p); });
+    });
     return all;
 }
 

@@ -57,6 +57,10 @@ Tensor moment_like(const Tensor& value, std::string_view name) {
     return tensor;
 }
 
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+double root_of(double sum, double p) { return p == 1 ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p); }
+
 std::shared_ptr<std::byte> own_memory(size_t size) {
     std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(size, std::align_val_t{alignment})),
                                       [](std::byte* begin) { ::operator delete(begin, std::align_val_t{alignment}); });
@@ -262,11 +266,21 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
     refuse_if_others_step("its gradients cannot be clipped");
     if (before_clip_) before_clip_();
     double sum = on_device_ ? on_device_->power_sum(params_, p) : power_sum(params_, p);
-    if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // as the maximum over the ranks is, too
+    if (std::isnan(sum)) sum = infinite;  // as the maximum over the ranks is, too
     sum = joined(sum, std::isinf(p) ? Over::max : Over::sum);
-    const double norm = std::isinf(p) || p == 1 ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
+    double norm = std::isinf(p) ? sum : root_of(sum, p);
     constexpr double eps = 1e-6;  // PyTorch's
-    const double factor = max_norm / (norm + eps);
+    double factor = max_norm / (norm + eps);
+    // Finite gradients may have powers that overflow; every rank has the same norm so far. A device adds no others up.
+    if (std::isinf(norm) && !std::isinf(p) && !on_device_) {
+        double largest = power_sum(params_, infinite);
+        largest = joined(std::isnan(largest) ? infinite : largest, Over::max);
+        if (std::isfinite(largest)) {
+            const double root = root_of(joined(power_sum_in(largest, params_, p), Over::sum), p);
+            norm = std::min(largest * root, std::numeric_limits<double>::max());
+            factor = max_norm / largest / root;
+        }
+    }
     if (std::isfinite(norm) && factor < 1) {
         on_device_ ? on_device_->scale_grads(params_, factor) : scale_grads(params_, factor);
     }

@@ -75,7 +75,7 @@ class Optimizer {
 
     // Returns the p-norm (p from 1 to infinity) of all gradients, over all ranks that hold parts of them; if it is
     // above `max_norm`, the gradients are scaled to it. With infinities or NaN the norm is infinite and the gradients
-    // stay unchanged. Collective if ranks hold parts.
+    // stay unchanged; on a CUDA device, also if the powers of f64 gradients overflow. Collective if ranks hold parts.
     double clip_grad_norm(double max_norm, double p);
     void clip_grad_value(double most);
     // Divides all gradients by `scale`. Returns whether all results are finite, over all ranks that hold parts of them.

@@ -473,6 +473,25 @@ TEST(EngineInF32, NeverSkips) {
     }));
 }
 
+TEST(EngineInF64, GradientsWhoseNormOverflowsAreClipped) {
+    for (const int stage : {0, 1, 3}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            Params<double> params;
+            params.add(0, "w", {6});
+            Engine engine(shared(comm), params.in_units(),
+                          fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1,
+                          "optimizer": {{"type": "SGD", "params": {{"lr": 1}}}}, "zero_optimization": {{"stage": {}}}}})",
+                                      stage));
+            pass_with<double>(engine, [](size_t, std::span<double> grad) { grad[0] = 3e200, grad[5] = 4e200; });
+            EXPECT_TRUE(engine.step());
+            EXPECT_DOUBLE_EQ(engine.grad_norm().value(), 5e200);
+            const auto values = values_of<double>(engine, 0);
+            EXPECT_DOUBLE_EQ(values[0], -0.6);
+            EXPECT_DOUBLE_EQ(values[5], -0.8);
+        }));
+    }
+}
+
 // --- what is refused at the start
 
 TEST(EngineCreation, AFaultyConfigurationOfOneRankIsAnErrorOfAll) {

@@ -62,6 +62,41 @@ TEST(ClipGradNorm, WhatIsNotFiniteIsToldAndLeftAlone) {
     }
 }
 
+// Their squares overflow, and so may their norm.
+TEST(ClipGradNorm, LargeGradientsAreScaledAsWell) {
+    for (const double largest : {1e200, 1e308}) {
+        for (const double p : {1.0, 2.0, 3.0}) {
+            Two two;
+            two.b_grad = {largest, -largest, largest};
+            two.a_grad[0] = 1;
+            const double norm = two.optimizer.clip_grad_norm(6, p);
+            EXPECT_DOUBLE_EQ(norm, std::min(largest * std::pow(3, 1 / p), std::numeric_limits<double>::max()));
+            const double each = 6 / std::pow(3, 1 / p);
+            EXPECT_NEAR(two.b_grad[0], each, 1e-12);
+            EXPECT_NEAR(two.b_grad[1], -each, 1e-12);
+            EXPECT_EQ(two.a_grad[0], 0);
+        }
+    }
+}
+
+TEST(ClipGradNorm, OfPartsWhosePowersOverflowIsThatOfAll) {
+    std::vector<double> a(2, 0);
+    for (const bool is_finite : {true, false}) {  // on the other rank
+        std::vector<double> grad{3e200, 0};
+        Sgd optimizer({{"a", tensor_of(std::span(a), DType::f64), tensor_of(std::span(grad), DType::f64)}}, {});
+        std::vector<double> told;
+        optimizer.add_together({[&](double own, Optimizer::Over how) {
+            told.push_back(own);
+            if (how == Optimizer::Over::max) return is_finite ? 4e200 : infinite;
+            return told.size() == 1 ? infinite : own + 1;  // the other rank has a gradient of 4e200
+        }});
+        EXPECT_DOUBLE_EQ(optimizer.clip_grad_norm(10, 2), is_finite ? 5e200 : infinite);
+        EXPECT_DOUBLE_EQ(grad[0], is_finite ? 6 : 3e200);
+        ASSERT_EQ(told.size(), is_finite ? 3U : 2U);
+        EXPECT_EQ(told[1], 3e200);
+    }
+}
+
 TEST(ClipGradNorm, OfNothingIsNothing) {
     Two two;
     EXPECT_EQ(two.optimizer.clip_grad_norm(0, 2), 0);

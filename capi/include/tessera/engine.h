@@ -267,7 +267,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_engine_counters(const tsr_engine *engine, ts
 
 /** The norm of the gradients of all ranks at the last boundary, before they were clipped and without the loss scale.
  *  @param engine  borrowed for the call
- *  @param norm    out; NaN: there was no boundary yet, or "compute_grad_norm" is false; infinite: the step was skipped
+ *  @param norm    out; NaN: there was no boundary yet, or "compute_grad_norm" is false; infinite: a gradient was infinite
+ *                 or NaN
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_engine_grad_norm(const tsr_engine *engine, double *norm);
