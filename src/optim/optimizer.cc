@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "optim/clip.hpp"
+#include "tensor/overlap.hpp"
 
 namespace tsr {
 
@@ -77,15 +78,24 @@ Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<co
     left_out_.assign(params_.size(), 0);
     check_not_negative("lr", lr);
     std::unordered_set<std::string_view> names;
+    std::vector<Tensor> values;
     for (const OptimizerParam& param : params_) {
         check(param, params_[0].value.device);
         if (!names.insert(param.name).second) {
             throw Error(Code::invalid_argument, fmt::format("two parameters are named \"{}\"", param.name));
         }
+        values.push_back(param.value);
         for (const std::string_view name : moment_names) {
             moments_.push_back({param.name, std::string(name), moment_like(param.value, name),
                                 name == step_moment ? std::nullopt : param.held});
         }
+    }
+    if (const auto shared = find_overlap(values)) {
+        throw Error(
+            Code::invalid_argument,
+            fmt::format("parameters \"{}\" and \"{}\" share memory, which would be updated twice; give it to the "
+                        "optimizer once",
+                        params_[shared->first].name, params_[shared->second].name));
     }
     allocate_moments();
 }

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/error.hpp"
+#include "tensor/overlap.hpp"
 
 namespace tsr {
 
@@ -20,7 +21,7 @@ std::string without_wrappers(std::string name) {
     return name;
 }
 
-void check_names(std::span<const NamedTensor> params) {
+void check_distinct(std::span<const NamedTensor> params) {
     if (params.empty()) throw Error(Code::invalid_argument, "the model has no parameters");
     std::unordered_set<std::string_view> names;
     for (const NamedTensor& param : params) {
@@ -33,6 +34,16 @@ void check_names(std::span<const NamedTensor> params) {
                             "such as \"fc1.{0}\"",
                             name));
         }
+    }
+    std::vector<Tensor> tensors;
+    tensors.reserve(params.size());
+    for (const NamedTensor& param : params) tensors.push_back(param.tensor);
+    if (const auto shared = find_overlap(tensors)) {
+        throw Error(
+            Code::invalid_argument,
+            fmt::format("parameters \"{}\" and \"{}\" share memory; register memory once, also if the model uses it "
+                        "under several names",
+                        params[shared->first].name, params[shared->second].name));
     }
 }
 

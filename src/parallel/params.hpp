@@ -20,8 +20,8 @@ struct NamedTensor {
 // The name without leading "module." and "_orig_mod.", however many.
 [[nodiscard]] std::string without_wrappers(std::string name);
 
-// Throws INVALID_ARGUMENT unless the list is not empty and names are unique and not empty.
-void check_names(std::span<const NamedTensor> params);
+// Throws INVALID_ARGUMENT unless the list is not empty, names are unique and not empty, and no two tensors share memory.
+void check_distinct(std::span<const NamedTensor> params);
 
 // Throws INVALID_ARGUMENT unless the parameter can have a gradient, that is, is a floating-point tensor.
 void check_trained(const NamedTensor& param);

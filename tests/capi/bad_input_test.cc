@@ -45,6 +45,34 @@ TEST(BadInputApi, CountsThatDifferMoveNothing) {
     });
 }
 
+TEST(BadInputApi, MemoryUnderTwoNamesIsNamed) {
+    const auto comm = api::alone();
+    api::Array<float> memory({10}, 1.0F);
+    api::Array<float> other({2}, 1.0F);
+    tsr_tensor first = memory.tensor();
+    tsr_tensor last = first;  // from its element 8 on
+    const int64_t shape = 2;
+    last.shape = &shape;
+    last.byte_offset = 8 * sizeof(float);
+    const std::array<tsr_param, 3> params{{{"a", first}, {"b", other.tensor()}, {"c", last}}};
+    const char* const said = "parameters \"a\" and \"c\" share memory";
+    api::Owned<tsr_ddp> ddp;
+    EXPECT_FAILS(tsr_ddp_create(comm, params.data(), params.size(), nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT, said);
+    const std::array<tsr_fsdp_unit, 2> units{
+        {{"u", params.data(), 2, nullptr, 1, {}}, {"v", &params[2], 1, nullptr, 1, {}}}};
+    api::Owned<tsr_fsdp> fsdp;
+    EXPECT_FAILS(tsr_fsdp_create(comm, units.data(), units.size(), nullptr, fsdp.out()), TSR_E_INVALID_ARGUMENT, said);
+    const std::array<tsr_engine_unit, 2> layers{{{"u", params.data(), 2, 0}, {"v", &params[2], 1, 0}}};
+    for (const char* stage : {"0", "1", "3"}) {
+        const std::string config =
+            R"({"train_batch_size": 1, "optimizer": {"type": "SGD"}, "zero_optimization": {"stage": )" +
+            std::string(stage) + "}}";
+        api::Owned<tsr_engine> engine;
+        EXPECT_FAILS(tsr_engine_create(comm, layers.data(), layers.size(), config.c_str(), nullptr, engine.out()),
+                     TSR_E_INVALID_ARGUMENT, said);
+    }
+}
+
 TEST(BadInputApi, AMissingTokenIsPermissionWithAdvice) {
     for (const char* name : {"TESSERA_TOKEN", "TESSERA_TOKEN_FD", "TESSERA_TOKEN_FILE", "TESSERA_INSECURE"}) {
         ASSERT_EQ(getenv(name), nullptr) << name;  // NOLINT(concurrency-mt-unsafe): nobody sets it

@@ -402,6 +402,7 @@ TEST(Optimizer, BadParametersAreRefusedByName) {
     EXPECT_THAT(message({{"w", f32, f64}}), HasSubstr("\"w\" is f32, but its gradient is f64"));
     EXPECT_THAT(message({{"w", f32, matrix}}), HasSubstr("shape [2], but its gradient has shape [2, 1]"));
     EXPECT_THAT(message({{"w", f32, f32}, {"w", f64, f64}}), HasSubstr("two parameters are named \"w\""));
+    EXPECT_THAT(message({{"w", f32, f32}, {"v", f64, f64}}), HasSubstr("parameters \"w\" and \"v\" share memory"));
 }
 
 TEST(Optimizer, BadOptionsAreRefused) {

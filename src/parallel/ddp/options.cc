@@ -66,7 +66,7 @@ void check_model(const std::vector<NamedTensor>& params, const DdpOptions& optio
                                 options.power_sgd_rank, options.power_sgd_start_step));
     }
     if (options.share_params) check_shared(params, options);
-    check_names(params);
+    check_distinct(params);
     for (const NamedTensor& param : params) check_trained(param);
 }
 

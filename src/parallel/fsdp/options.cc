@@ -100,7 +100,7 @@ void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options,
             all.push_back(param);
         }
     }
-    check_names(all);
+    check_distinct(all);
 }
 
 Device device_of(const std::vector<FsdpUnit>& units, const std::optional<Device>& own) {

@@ -63,7 +63,7 @@ std::vector<TpParam> planned(const DeviceMesh& mesh, std::span<const NamedTensor
     std::vector<TpParam> plan = or_refuse_on_all_ranks(comm, Compared::models, [&] {
         std::vector<NamedTensor> params(registered.begin(), registered.end());
         for (NamedTensor& param : params) param.name = without_wrappers(std::move(param.name));
-        check_names(params);
+        check_distinct(params);
         for (const NamedTensor& param : params) check_whole(param);
         device = device_of(params, comm.device());
         return plan_slices(params, rules, comm.world_size(), options.sequence_parallel);
