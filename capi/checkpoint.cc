@@ -58,7 +58,7 @@ SaverOptions saver_options_in(const tsr_saver_options* options) {
     out.retention.every = o.keep_every;
     const bool higher = flag(o.best_is_higher, "best_is_higher");
     if (o.best_metric != nullptr) {
-        out.retention.rule = BestRule{o.best_metric, higher ? Better::higher : Better::lower};
+        out.retention.rule = BestRule{name_in(o.best_metric, "best_metric"), higher ? Better::higher : Better::lower};
     }
     const std::string_view format = o.format != nullptr ? o.format : "tessera";
     if (format == torch_dcp_format) {
@@ -117,12 +117,12 @@ LoadOptions load_options_in(const tsr_load_options& o) {
         throw Error(Code::invalid_argument, "only has no patterns; leave it out to load all names");
     }
     for (size_t i = 0; i < o.only_count; ++i) {
-        out.only.push_back(text((&required(o.only, "only"))[i], fmt::format("only[{}]", i).c_str()));
+        out.only.push_back(name_in((&required(o.only, "only"))[i], fmt::format("only[{}]", i).c_str()));
     }
     for (size_t i = 0; i < o.rule_count; ++i) {
         const tsr_name_rule& rule = (&required(o.rules, "rules"))[i];
-        out.rules.push_back({text(rule.saved, fmt::format("rules[{}].saved", i).c_str()),
-                             text(rule.here, fmt::format("rules[{}].here", i).c_str())});
+        out.rules.push_back({name_in(rule.saved, fmt::format("rules[{}].saved", i).c_str()),
+                             name_in(rule.here, fmt::format("rules[{}].here", i).c_str())});
     }
     return out;
 }
@@ -145,7 +145,7 @@ ExportOptions export_options_in(const tsr_export_options& o) {
     }
     out.format = *known;
     out.shard_bytes = o.max_file_bytes;
-    out.under = o.under != nullptr ? o.under : "";
+    out.under = o.under != nullptr ? name_in(o.under, "under") : "";
     out.progress = progress_in(o.progress, o.progress_data);
     return out;
 }
@@ -292,7 +292,7 @@ tsr_status tsr_checkpoint_tensor(const tsr_checkpoint* checkpoint, size_t index,
 tsr_status tsr_checkpoint_read(const tsr_checkpoint* checkpoint, const char* name, const tsr_tensor* tensor) {
     return guard([&] {
         const auto c = object_of(checkpoint, "checkpoint");
-        c->read(text(name, "name"), tensor_in(tensor, "tensor"));
+        c->read(name_in(name, "name"), tensor_in(tensor, "tensor"));
     });
 }
 

@@ -38,7 +38,7 @@ CommOptions options_over(CommOptions base, const tsr_comm_options* options) {
     base.heartbeat = milliseconds{given.heartbeat_timeout_ms};
     base.device = given.cuda_device;
     if (given.backend != nullptr) base.backend = given.backend;
-    if (given.name != nullptr) base.name = given.name;
+    if (given.name != nullptr) base.name = name_in(given.name, "the communicator's name");
     return base;
 }
 
@@ -156,7 +156,7 @@ tsr_status tsr_comm_finalize(tsr_comm* comm) {
 }
 
 tsr_status tsr_comm_abort(const tsr_comm* comm, const char* reason) {
-    return guard([&] { object_of(comm, "comm")->abort(reason == nullptr ? "" : reason); });
+    return guard([&] { object_of(comm, "comm")->abort(reason == nullptr ? "" : readable_utf8(reason)); });
 }
 
 void tsr_comm_destroy(tsr_comm* comm) {

@@ -96,7 +96,7 @@ std::vector<NamedTensor> params_in(const tsr_param* params, size_t n, const char
     std::vector<NamedTensor> out;
     out.reserve(n);
     for (size_t i = 0; i < n; ++i) {
-        const std::string name = text(params[i].name, fmt::format("a {}'s name", kind).c_str());
+        const std::string name = name_in(params[i].name, fmt::format("a {}'s name", kind).c_str());
         const std::string what = fmt::format("{} {} (\"{}\")", kind, i, name);
         out.push_back({name, tensor_in(&params[i].tensor, what.c_str())});
     }

@@ -18,14 +18,14 @@ namespace {
 
 EngineUnit unit_in(const tsr_engine_unit& unit, size_t index) {
     EngineUnit out;
-    out.name = text(unit.name, "a unit's name");
+    out.name = name_in(unit.name, "a unit's name");
     const std::string whose = fmt::format("unit {} (\"{}\")", index, out.name);
     if (unit.reserved != 0) {
         throw Error(Code::unsupported, fmt::format("the reserved field of {} is {}, not zero", whose, unit.reserved));
     }
     if (unit.n > 0) required(unit.params, ("the params of " + whose).c_str());
     for (size_t i = 0; i < unit.n; ++i) {
-        const std::string name = text(unit.params[i].name, "a parameter's name");
+        const std::string name = name_in(unit.params[i].name, "a parameter's name");
         const std::string what = fmt::format("parameter {} (\"{}\") of {}", i, name, whose);
         out.params.push_back({name, tensor_in(&unit.params[i].tensor, what.c_str())});
     }
@@ -118,7 +118,7 @@ tsr_status tsr_engine_param_name(const tsr_engine* engine, size_t index, const c
 tsr_status tsr_engine_find(const tsr_engine* engine, const char* name, size_t* index) {
     return guard([&] {
         const EngineModel& model = object_of(engine, "engine")->model();
-        required(index, "index") = model.find(text(name, "name"));
+        required(index, "index") = model.find(name_in(name, "name"));
     });
 }
 

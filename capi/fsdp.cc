@@ -45,13 +45,13 @@ FsdpOptions core_options(const tsr_fsdp_options* options) {
 }
 
 NamedTensor param_in(const tsr_param& param, const std::string& unit, size_t index) {
-    const std::string name = text(param.name, "a parameter's name");
+    const std::string name = name_in(param.name, "a parameter's name");
     return {name, described_in(param.tensor, fmt::format("parameter {} (\"{}\") of unit \"{}\"", index, name, unit))};
 }
 
 FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
     FsdpUnit out;
-    out.name = text(unit.name, "a unit's name");
+    out.name = name_in(unit.name, "a unit's name");
     if (unit.reserved != 0) {
         throw Error(Code::unsupported, fmt::format("the reserved field of unit {} (\"{}\") is {}, not zero", index,
                                                    out.name, unit.reserved));

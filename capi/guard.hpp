@@ -16,6 +16,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fork_mark.hpp"
+#include "base/json.hpp"
 #include "tensor/tensor.hpp"
 #include "tessera/tessera.h"
 
@@ -114,6 +115,12 @@ void destroy(H* handle) noexcept {
 
 // A C string argument: not NULL.
 inline std::string text(const char* value, const char* what) { return std::string(&required(value, what)); }
+// One that is a name, which messages and files show: also UTF-8.
+inline std::string name_in(const char* value, const char* what) {
+    std::string name = text(value, what);
+    if (is_utf8(name)) return name;
+    throw Error(Code::invalid_argument, fmt::format("{} is not UTF-8: \"{}\"", what, readable_utf8(name)));
+}
 
 // A flag of the options: 0 or 1.
 inline bool flag(int32_t value, const char* what) {

@@ -18,7 +18,7 @@ std::vector<std::string> names_in(const char* const* names, int32_t ndim) {
     }
     required(names, "names");
     std::vector<std::string> copied;
-    for (int32_t d = 0; d < ndim; ++d) copied.push_back(text(names[d], "a dimension's name"));
+    for (int32_t d = 0; d < ndim; ++d) copied.push_back(name_in(names[d], "a dimension's name"));
     return copied;
 }
 
@@ -51,7 +51,7 @@ tsr_status tsr_mesh_ndim(const tsr_mesh* mesh, int32_t* ndim) {
 tsr_status tsr_mesh_dim(const tsr_mesh* mesh, const char* name, int32_t* size, int32_t* coordinate) {
     return guard([&] {
         const DeviceMesh& m = object_of(mesh, "mesh")->mesh;
-        const int dim = m.shape().dim(text(name, "name"));
+        const int dim = m.shape().dim(name_in(name, "name"));
         if (size != nullptr) *size = m.shape().size(dim);
         if (coordinate != nullptr) *coordinate = m.coordinate(dim);
     });
@@ -62,7 +62,7 @@ tsr_status tsr_mesh_comm(const tsr_mesh* mesh, const char* name, tsr_comm** comm
         tsr_comm*& out = required(comm, "comm");
         out = nullptr;
         MeshObject& m = *object_of(mesh, "mesh");
-        out = m.handles[static_cast<size_t>(m.mesh.shape().dim(text(name, "name")))].get();
+        out = m.handles[static_cast<size_t>(m.mesh.shape().dim(name_in(name, "name")))].get();
     });
 }
 
@@ -81,7 +81,8 @@ tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* na
             if (comm == nullptr) (void)object_of(mesh, "mesh");  // if both are invalid, report the first
             Communicator& ranks = *object_of(comm, "comm");
             const auto whole = or_refuse_on_all_ranks(ranks, Compared::meshes, [&] { return object_of(mesh, "mesh"); });
-            return std::make_shared<MeshObject>(whole->mesh.flatten(ranks, name == nullptr ? "" : name));
+            return std::make_shared<MeshObject>(
+                whole->mesh.flatten(ranks, name == nullptr ? "" : name_in(name, "name")));
         });
     });
 }

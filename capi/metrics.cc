@@ -115,7 +115,7 @@ tsr_status tsr_metric_result(const tsr_metric* metric, const char* name, tsr_ten
     return guard([&] {
         const auto& m = *object_of(metric, "metric");
         tsr_tensor& out = required(array, "array");
-        const metrics::Result& found = m.result(text(name, "name"));
+        const metrics::Result& found = m.result(name_in(name, "name"));
         out = tensor_out(found.tensor(), found.shape);
     });
 }

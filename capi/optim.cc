@@ -27,7 +27,7 @@ std::vector<OptimizerParam> params_in(const tsr_param* params, const tsr_tensor*
     std::vector<OptimizerParam> out;
     out.reserve(n);
     for (size_t i = 0; i < n; ++i) {
-        const std::string name = text(params[i].name, "a parameter's name");
+        const std::string name = name_in(params[i].name, "a parameter's name");
         const std::string what = fmt::format("parameter {} (\"{}\")", i, name);
         out.push_back({name, tensor_in(&params[i].tensor, what.c_str()),
                        tensor_in(&grads[i], ("the gradient of " + what).c_str())});

@@ -113,7 +113,7 @@ Callbacks callbacks_in(const tsr_state_source* source) {
 }
 
 std::string prefix_in(const char* prefix) {
-    std::string out = text(prefix, "prefix");
+    std::string out = name_in(prefix, "prefix");
     check_name(out, "prefix");
     return out;
 }
@@ -127,7 +127,7 @@ tsr_status tsr_state_create(tsr_state** out) {
 }
 
 tsr_status tsr_state_add_tensor(tsr_state* state, const char* name, const tsr_tensor* tensor) {
-    return guard([&] { object_of(state, "state")->add_tensor(text(name, "name"), tensor_in(tensor, "tensor")); });
+    return guard([&] { object_of(state, "state")->add_tensor(name_in(name, "name"), tensor_in(tensor, "tensor")); });
 }
 
 tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_layout* layout, tsr_dtype dtype,
@@ -136,7 +136,7 @@ tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_l
         const auto& s = object_of(state, "state");
         const Layout& l = *object_of(layout, "layout");
         const auto list = tensors_in(pieces, l.boxes_of(rank).size(), "pieces");
-        s->add_sharded(text(name, "name"), l, static_cast<DType>(dtype), list, rank);
+        s->add_sharded(name_in(name, "name"), l, static_cast<DType>(dtype), list, rank);
     });
 }
 
@@ -229,24 +229,24 @@ tsr_status tsr_state_add_source(tsr_state* state, const char* prefix, const tsr_
 }
 
 tsr_status tsr_state_set_int64(tsr_state* state, const char* name, int64_t value) {
-    return guard([&] { object_of(state, "state")->set_value(text(name, "name"), Json(value)); });
+    return guard([&] { object_of(state, "state")->set_value(name_in(name, "name"), Json(value)); });
 }
 
 tsr_status tsr_state_get_int64(const tsr_state* state, const char* name, int64_t* value) {
     return guard([&] {
-        const std::string key = text(name, "name");
+        const std::string key = name_in(name, "name");
         const auto s = object_of(state, "state");
         required(value, "value") = int_of(s->value(key), fmt::format("value '{}'", key));
     });
 }
 
 tsr_status tsr_state_set_double(tsr_state* state, const char* name, double value) {
-    return guard([&] { object_of(state, "state")->set_value(text(name, "name"), double_value(value)); });
+    return guard([&] { object_of(state, "state")->set_value(name_in(name, "name"), double_value(value)); });
 }
 
 tsr_status tsr_state_get_double(const tsr_state* state, const char* name, double* value) {
     return guard([&] {
-        const std::string key = text(name, "name");
+        const std::string key = name_in(name, "name");
         const auto s = object_of(state, "state");
         required(value, "value") = double_of(s->value(key), fmt::format("value '{}'", key));
     });
@@ -254,7 +254,7 @@ tsr_status tsr_state_get_double(const tsr_state* state, const char* name, double
 
 tsr_status tsr_state_set_value(tsr_state* state, const char* name, const char* json) {
     return guard([&] {
-        const std::string key = text(name, "name");
+        const std::string key = name_in(name, "name");
         object_of(state, "state")->set_value(key, parse_value(text(json, "json"), fmt::format("value '{}'", key)));
     });
 }
@@ -262,7 +262,7 @@ tsr_status tsr_state_set_value(tsr_state* state, const char* name, const char* j
 tsr_status tsr_state_get_value(const tsr_state* state, const char* name, char* json, size_t capacity, size_t* size) {
     return guard([&] {
         const auto s = object_of(state, "state");
-        text_out(s->value(text(name, "name")).dump(), json, capacity, size);
+        text_out(s->value(name_in(name, "name")).dump(), json, capacity, size);
     });
 }
 
@@ -291,12 +291,12 @@ tsr_status tsr_state_gather(tsr_state* state, tsr_comm* comm, const char* name, 
     return guard([&] {
         const auto& s = object_of(state, "state");
         const auto& ranks = object_of(comm, "comm");
-        gather_tensor(*ranks, *s, text(name, "name"), root, [&] { return cpu_tensor_in(whole, "whole"); });
+        gather_tensor(*ranks, *s, name_in(name, "name"), root, [&] { return cpu_tensor_in(whole, "whole"); });
     });
 }
 
 tsr_status tsr_state_set_metric(tsr_state* state, const char* name, double value) {
-    return guard([&] { object_of(state, "state")->set_metric(text(name, "name"), value); });
+    return guard([&] { object_of(state, "state")->set_metric(name_in(name, "name"), value); });
 }
 
 void tsr_state_destroy(tsr_state* state) { destroy(state); }

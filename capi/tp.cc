@@ -59,7 +59,7 @@ auto parts_of(tsr_tp_part_fn compute, void* user_data) {
 
 TpRule rule_in(const tsr_tp_rule& rule, size_t index) {
     TpRule out;
-    out.pattern = text(rule.pattern, fmt::format("the pattern of rule {}", index).c_str());
+    out.pattern = name_in(rule.pattern, fmt::format("the pattern of rule {}", index).c_str());
     out.style = static_cast<TpStyle>(rule.style);
     out.dim = rule.dim;
     const auto refuse = [&](const std::string& why) {
@@ -93,7 +93,7 @@ Model model_in(const tsr_param* params, size_t n, const tsr_tp_rule* rules, size
     Model model;
     if (n > 0) required(params, "params");
     for (size_t i = 0; i < n; ++i) {
-        const std::string name = text(params[i].name, "a parameter's name");
+        const std::string name = name_in(params[i].name, "a parameter's name");
         const std::string what = fmt::format("parameter {} (\"{}\")", i, name);
         model.params.push_back({name, described_in(params[i].tensor, what)});
     }

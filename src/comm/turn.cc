@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 
 namespace tsr {
@@ -139,7 +140,7 @@ void Turn::listen() {
         show();
     } while (news_->kind == Kind::progress);
     if (news_->kind == Kind::failure) {
-        throw Error(Code::user, fmt::format("rank {} failed in its turn: {}", rank_, news_->text.data()))
+        throw Error(Code::user, fmt::format("rank {} failed in its turn: {}", rank_, readable_utf8(news_->text.data())))
             .with_rank(comm_->rank())
             .with_peer(rank_);
     }

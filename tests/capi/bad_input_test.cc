@@ -73,6 +73,55 @@ TEST(BadInputApi, MemoryUnderTwoNamesIsNamed) {
     }
 }
 
+TEST(BadInputApi, NamesThatAreNotUtf8AreRefused) {
+    const char* const bad = "a\xff";
+    const char* const said = "is not UTF-8: \"a?\"";
+    const auto comm = api::alone();
+    api::Array<float> memory({2}, 1.0F);
+    const tsr_tensor tensor = memory.tensor();
+    const tsr_param named{"w", tensor};
+    const tsr_param misnamed{bad, tensor};
+    const std::string config = R"({"train_batch_size": 1, "optimizer": {"type": "SGD"}})";
+    const auto refused = [&](tsr_status status, const std::string& what) {
+        EXPECT_EQ(status, TSR_E_INVALID_ARGUMENT) << what;
+        EXPECT_THAT(api::message(), HasSubstr(what + " " + said));
+    };
+    api::Owned<tsr_engine> engine;
+    for (const auto& [unit, what] : {std::pair{tsr_engine_unit{bad, &named, 1, 0}, "a unit's name"},
+                                     std::pair{tsr_engine_unit{"u", &misnamed, 1, 0}, "a parameter's name"}}) {
+        refused(tsr_engine_create(comm, &unit, 1, config.c_str(), nullptr, engine.out()), what);
+    }
+    api::Owned<tsr_fsdp> fsdp;
+    for (const auto& [unit, what] :
+         {std::pair{tsr_fsdp_unit{bad, &named, 1, nullptr, 1, {}}, "a unit's name"},
+          std::pair{tsr_fsdp_unit{"u", &misnamed, 1, nullptr, 1, {}}, "a parameter's name"}}) {
+        refused(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()), what);
+    }
+    api::Owned<tsr_ddp> ddp;
+    refused(tsr_ddp_create(comm, &misnamed, 1, nullptr, ddp.out()), "a parameter's name");
+    api::Owned<tsr_optimizer> sgd;
+    refused(tsr_sgd_create(&misnamed, &tensor, 1, nullptr, sgd.out()), "a parameter's name");
+
+    const tsr_engine_unit unit{"u", &named, 1, 0};
+    ASSERT_OK(tsr_engine_create(comm, &unit, 1, config.c_str(), nullptr, engine.out()));
+    size_t index = 0;
+    refused(tsr_engine_find(engine, bad, &index), "name");
+    const int32_t size = 1;
+    api::Owned<tsr_mesh> mesh;
+    refused(tsr_mesh_create(comm, &bad, &size, 1, mesh.out()), "a dimension's name");
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    refused(tsr_state_add_tensor(state, bad, &tensor), "name");
+    refused(tsr_state_set_int64(state, bad, 1), "name");
+    refused(tsr_state_set_metric(state, bad, 1), "name");
+    refused(tsr_state_add_engine(state, bad, engine), "prefix");
+    tsr_comm_options options;
+    ASSERT_OK(tsr_comm_options_init(&options, sizeof options));
+    options.name = bad;
+    api::Owned<tsr_comm> split;
+    refused(tsr_comm_split(comm, 0, 0, &options, split.out()), "the communicator's name");
+}
+
 TEST(BadInputApi, AMissingTokenIsPermissionWithAdvice) {
     for (const char* name : {"TESSERA_TOKEN", "TESSERA_TOKEN_FD", "TESSERA_TOKEN_FILE", "TESSERA_INSECURE"}) {
         ASSERT_EQ(getenv(name), nullptr) << name;  // NOLINT(concurrency-mt-unsafe): nobody sets it

@@ -18,6 +18,14 @@ TEST(TurnApi, TheOthersWaitAndHearOfAFailure) {
             }
             EXPECT_FAILS(tsr_turn_end(turn, nullptr), TSR_E_INVALID_STATE, "has ended already");
         }
+        const std::string cut = std::string(486, 'x') + "\u00e4";  // of whose last character one byte is left
+        api::Owned<tsr_turn> turn;
+        ASSERT_OK(tsr_turn_create(comm, 0, tsr::testing::patience_ms(20000), turn.out()));
+        if (rank == 0) {
+            EXPECT_OK(tsr_turn_end(turn, cut.c_str()));
+        } else {
+            EXPECT_FAILS(tsr_turn_end(turn, nullptr), TSR_E_USER, "x?");
+        }
     });
 }
 
