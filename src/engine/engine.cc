@@ -162,20 +162,23 @@ Engine::Engine(const std::shared_ptr<Communicator>& comm, std::vector<EngineUnit
 
 // --- a pass
 
-// With several ranks the operations do this, and report what ended the communicator.
-void Engine::check_usable() const {
+void Engine::check_not_failed() const {
     if (failed_) throw Error(*failed_);
-    if (comm_->world_size() == 1) comm_->check_usable();
 }
 
 void Engine::forward(size_t unit) {
-    check_usable();
+    check_not_failed();
+    const std::string& name = model_->name_of_unit(unit);
+    if (pass_ == Pass::begun) {
+        throw refusal(fmt::format(
+            "the forward of unit \"{}\" cannot begin during a backward pass; call backward_done() first", name));
+    }
     if (times_ && is_training_) times_->begin(StepTimes::forward);
     model_->forward(unit);
 }
 
 void Engine::forward_done(size_t unit) {
-    check_usable();
+    check_not_failed();
     model_->forward_done(unit, is_training_);
     if (times_) times_->end();
 }
@@ -224,24 +227,24 @@ void Engine::begin_pass() {
 }
 
 void Engine::backward(size_t unit) {
-    check_usable();
+    check_not_failed();
     model_->check_unit(unit);
     begin_pass();
     model_->backward(unit);
 }
 
 void Engine::ready(size_t param) {
-    check_usable();
+    check_not_failed();
     model_->ready(param);
 }
 
 void Engine::unit_ready(size_t unit) {
-    check_usable();
+    check_not_failed();
     model_->unit_ready(unit);
 }
 
 void Engine::backward_done() {
-    check_usable();
+    check_not_failed();
     if (pass_ != Pass::due && !config_.fills_missing) model_->check_all_ready();
     begin_pass();
     model_->end_pass();
@@ -266,7 +269,7 @@ bool Engine::is_boundary() const {
 }
 
 void Engine::check_between_passes(const char* what) const {
-    if (failed_) throw Error(*failed_);
+    check_not_failed();
     if (pass_ == Pass::none) return;
     throw refusal(fmt::format("{} {}", what,
                               pass_ == Pass::begun
@@ -319,7 +322,7 @@ void Engine::set_train_micro_batch_size(int64_t micro) {
 // --- a step
 
 bool Engine::step() {
-    check_usable();
+    check_not_failed();
     if (in_no_sync_) throw refusal("step() is not allowed inside no_sync; end no_sync first");
     if (pass_ == Pass::begun) throw refusal("step() in a backward pass; call backward_done() first");
     if (pass_ == Pass::none)

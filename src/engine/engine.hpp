@@ -112,7 +112,7 @@ class Engine {
     // `due`: a pass has ended whose step() did not come yet.
     enum class Pass { none, begun, due };
 
-    void check_usable() const;
+    void check_not_failed() const;
     [[nodiscard]] bool reduces() const;
     void begin_pass();
     [[nodiscard]] std::vector<std::string> settings() const;

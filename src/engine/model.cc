@@ -34,6 +34,11 @@ void EngineModel::check_unit(size_t unit) const {
     if (unit >= units()) throw no_such("unit", unit, units());
 }
 
+const std::string& EngineModel::name_of_unit(size_t unit) const {
+    check_unit(unit);
+    return unit_names_[unit];
+}
+
 const std::string& EngineModel::name_of_param(size_t param) const {
     (void)unit_of(param);
     return names_[param];
@@ -57,7 +62,6 @@ Error EngineModel::refusal(const std::string& why) const {
 // --- a pass
 
 void EngineModel::forget_pass() {
-    in_pass_ = false;
     begun_.assign(units(), 0);
     ready_.assign(params(), 0);
     missing_.clear();
@@ -74,11 +78,6 @@ Tensor EngineModel::grad(size_t index) const {
 
 void EngineModel::forward(size_t unit) {
     check_unit(unit);
-    if (in_pass_) {
-        throw refusal(
-            fmt::format("the forward of unit \"{}\" cannot begin during a backward pass; call backward_done() first",
-                        unit_names_[unit]));
-    }
     take_unit(unit);
 }
 
@@ -90,11 +89,6 @@ void EngineModel::forward_done(size_t unit, bool keeps) {
                         unit_names_[unit]));
     }
     leave_unit(unit, keeps);
-}
-
-void EngineModel::begin_pass(bool reduces, bool adds) {
-    start(reduces, adds);
-    in_pass_ = true;
 }
 
 void EngineModel::backward(size_t unit) {
@@ -187,6 +181,7 @@ class Replicated final : public EngineModel {
 
     [[nodiscard]] Tensor param(size_t index) const override { return ddp_->param(index).tensor; }
     void zero_grad() override { ddp_->zero_grad(); }
+    void begin_pass(bool reduces, bool /*adds*/) override { ddp_->set_sync(reduces); }
     void compare(uint64_t number) override { ddp_->compare(number); }
     [[nodiscard]] bool ranks_agreed() const override { return ddp_->ranks_agreed(); }
 
@@ -199,7 +194,6 @@ class Replicated final : public EngineModel {
     [[nodiscard]] Tensor grad_to_write(size_t param) const override { return ddp_->grad(param); }
     void take_unit(size_t) override {}
     void leave_unit(size_t, bool) override {}
-    void start(bool reduces, bool /*adds*/) override { ddp_->set_sync(reduces); }
     void begin_backward(size_t) override {}
     void mark_ready(size_t param, bool /*is_last*/) override { ddp_->ready(param); }
     void clear_missing(size_t) override {}  // zero already, or the sum of earlier passes
@@ -237,6 +231,11 @@ class Sharded final : public EngineModel {
 
     [[nodiscard]] Tensor param(size_t index) const override { return fsdp_->whole(index); }
     void zero_grad() override { fsdp_->zero_grad(); }
+    void begin_pass(bool reduces, bool adds) override {
+        fsdp_->set_sync(reduces);
+        fsdp_->set_accumulate(adds && accumulates_in_shards_);
+        clears_missing_ = reduces && (!adds || accumulates_in_shards_);
+    }
     void compare(uint64_t number) override { fsdp_->compare(number); }
     [[nodiscard]] bool ranks_agreed() const override { return fsdp_->ranks_agreed(); }
 
@@ -251,11 +250,6 @@ class Sharded final : public EngineModel {
     void leave_unit(size_t unit, bool keeps) override {
         fsdp_->forward_done(unit);
         if (!keeps) fsdp_->reshard(unit);
-    }
-    void start(bool reduces, bool adds) override {
-        fsdp_->set_sync(reduces);
-        fsdp_->set_accumulate(adds && accumulates_in_shards_);
-        clears_missing_ = reduces && (!adds || accumulates_in_shards_);
     }
     void begin_backward(size_t unit) override { fsdp_->backward(unit); }
     void mark_ready(size_t param, bool is_last) override {

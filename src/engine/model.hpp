@@ -35,12 +35,12 @@ class EngineModel {
     [[nodiscard]] virtual Tensor param(size_t index) const = 0;
     [[nodiscard]] Tensor grad(size_t index) const;
 
-    void forward(size_t unit);  // not in a pass
+    void forward(size_t unit);
     // `keeps`: a backward of the unit follows.
     void forward_done(size_t unit, bool keeps);
 
     // Begins a backward pass: whether it reduces the gradients, and whether there are gradients of earlier ones to add to.
-    void begin_pass(bool reduces, bool adds);
+    virtual void begin_pass(bool reduces, bool adds) = 0;
     // A unit has one backward in a pass: until all its gradients are ready. An interrupted call is made again.
     void backward(size_t unit);
     void ready(size_t param);
@@ -64,6 +64,7 @@ class EngineModel {
     [[nodiscard]] size_t units() const { return first_.size() - 1; }
     [[nodiscard]] size_t unit_of(size_t param) const;
     void check_unit(size_t unit) const;
+    [[nodiscard]] const std::string& name_of_unit(size_t unit) const;
     [[nodiscard]] const std::string& name_of_param(size_t param) const;
     [[nodiscard]] const Dims& shape_of_param(size_t param) const;
     // The parameter of this name; INVALID_ARGUMENT if there is none.
@@ -80,7 +81,6 @@ class EngineModel {
     [[nodiscard]] virtual Tensor grad_to_write(size_t param) const = 0;
     virtual void take_unit(size_t unit) = 0;
     virtual void leave_unit(size_t unit, bool keeps) = 0;
-    virtual void start(bool reduces, bool adds) = 0;
     virtual void begin_backward(size_t unit) = 0;
     // `is_last`: the others of its unit are ready.
     virtual void mark_ready(size_t param, bool is_last) = 0;
@@ -98,7 +98,6 @@ class EngineModel {
     std::vector<std::string> names_;
     std::vector<Dims> shapes_;
 
-    bool in_pass_ = false;
     std::vector<char> begun_;      // per unit: its backward has begun in this pass
     std::vector<size_t> missing_;  // per unit: gradients that are not ready
     std::vector<char> ready_;      // per parameter

@@ -611,7 +611,10 @@ void Fsdp::check_reduced_after(int64_t steps) const {
 
 Reentry Fsdp::enter(Among among) const {
     const int needed = among == Among::reduction && sync_ ? comm_->world_size() : shard_ranks();
-    if (needed > 1 && !failed_) comm_->refuse_in_turn("a call for the units of an FSDP model");
+    if (!failed_) {
+        comm_->check_usable();
+        if (needed > 1) comm_->refuse_in_turn("a call for the units of an FSDP model");
+    }
     return enter();
 }
 
