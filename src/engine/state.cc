@@ -38,8 +38,6 @@ class EngineValues final : public StateSource {
     void apply(const Values& values) override { engine_->restore(state_in(values)); }
 
    private:
-    std::string full(const char* name) const { return fmt::format("{}.{}", prefix_, name); }
-
     Engine::State state_in(const Values& values) const {
         const auto value = [&](const char* name) -> const Json& { return values.at(full(name)); };
         const auto integer = [&](const char* name) { return int_of(value(name), full(name)); };

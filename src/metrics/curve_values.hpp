@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/exact_sums.hpp"
 #include "metrics/curve_points.hpp"
-#include "metrics/exact_sums.hpp"
 #include "metrics/metric.hpp"
 
 namespace tsr::metrics {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/exact_sums.hpp"
 #include "metrics/bytes.hpp"
-#include "metrics/exact_sums.hpp"
 #include "metrics/ranks.hpp"
 
 namespace tsr::metrics {

@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "base/error.hpp"
+#include "base/exact_sums.hpp"
 #include "base/refuse.hpp"
-#include "metrics/exact_sums.hpp"
 #include "optim/kernels.hpp"
 
 namespace tsr {
@@ -64,7 +64,7 @@ double step_size(const LambOptions& options, double lr, int64_t step) {
 struct Norms {
     static constexpr size_t sums = 3;
 
-    metrics::ExactSums& all;
+    ExactSums& all;
     size_t first;
 
     [[nodiscard]] size_t weights() const { return first; }  // squares of the parameter
@@ -188,7 +188,7 @@ void Lamb::update(int64_t step, std::span<const ParamSlice> slices) {
         params()[slice.param].value.dtype == DType::f32 ? of(in_float) : of(in_double);
     };
 
-    metrics::ExactSums sums(slices.size() * Norms::sums);
+    ExactSums sums(slices.size() * Norms::sums);
     const auto norms = [&](size_t i) { return Norms{sums, i * Norms::sums}; };
     for (size_t i = 0; i < slices.size(); ++i) {
         if (!is_first_holder(params()[slices[i].param])) continue;

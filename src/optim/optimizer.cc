@@ -252,7 +252,7 @@ void Optimizer::count_elsewhere(std::span<const size_t> params) {
     counted_ = true;
 }
 
-void Optimizer::join_sums(metrics::ExactSums& sums) const {
+void Optimizer::join_sums(ExactSums& sums) const {
     for (const Together& together : together_) {
         if (together.of_params) together.of_params(sums);
     }

@@ -26,9 +26,7 @@
 
 namespace tsr {
 
-namespace metrics {
 class ExactSums;
-}
 
 // State that belongs to one parameter: "exp_avg" of "fc1.weight". `tensor` lives as long as the optimizer and covers
 // the same part as the parameter.
@@ -120,7 +118,7 @@ class Optimizer {
         std::function<void(FunctionRef<void()> body)> in_one_call = [](auto body) { body(); };
         // Each sum becomes that of all ranks, for sums over the elements of each parameter. None: the ranks have different
         // parameters.
-        std::function<void(metrics::ExactSums& sums)> of_params{};
+        std::function<void(ExactSums& sums)> of_params{};
     };
     void add_together(Together together) { together_.push_back(std::move(together)); }
     // A step needs norms of full parameters. It is then collective if ranks hold parts of them, and cannot run in the backward
@@ -182,7 +180,7 @@ class Optimizer {
     virtual void set_own_momentum(double momentum) = 0;
 
     // Sums over the elements that this rank holds become those over full parameters.
-    void join_sums(metrics::ExactSums& sums) const;
+    void join_sums(ExactSums& sums) const;
     // Whether no other rank counts this rank's elements of a parameter as well.
     [[nodiscard]] static bool is_first_holder(const OptimizerParam& param) {
         return !param.held || param.held->replica == 0;

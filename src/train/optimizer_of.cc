@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/exact_sums.hpp"
 #include "base/json.hpp"
 #include "comm/communicator.hpp"
 #include "comm/peers.hpp"
-#include "metrics/exact_sums.hpp"
 #include "metrics/ranks.hpp"
 #include "tensor/tensor.hpp"
 
@@ -54,7 +54,7 @@ void join_numbers(Optimizer& optimizer, const std::shared_ptr<Communicator>& com
     };
     Optimizer::Together together{of_ranks, [comm](FunctionRef<void()> body) { comm->in_one_call(body); }};
     if (parts == Parts::of_same_params) {
-        together.of_params = [comm](metrics::ExactSums& sums) {
+        together.of_params = [comm](ExactSums& sums) {
             metrics::Ranks ranks(comm, "norms of parameters");
             sums.reduce(ranks);
         };

@@ -136,8 +136,6 @@ class SamplerValues final : public StateSource {
     void apply(const Values& values) override { sampler_->load_state(merged(values)); }
 
    private:
-    std::string full(const char* name) const { return prefix_ + "." + name; }
-
     SamplerState merged(const Values& values) const {
         SamplerState state = sampler_->state();
         const auto take = [&](const char* name, auto&& set) { set(values.at(full(name)), full(name)); };
@@ -186,8 +184,8 @@ class MetricValues final : public StateSource {
         bytes.set("~", "bytes");
         bytes.set("v", to_base64(metric_->save()));
         Values values;
-        values.emplace(prefix_ + ".kind", metric_->description());
-        values.emplace(prefix_ + ".state", std::move(bytes));
+        values.emplace(full("kind"), metric_->description());
+        values.emplace(full("state"), std::move(bytes));
         return values;
     }
 
@@ -204,13 +202,13 @@ class MetricValues final : public StateSource {
 
    private:
     std::string bytes_of(const Values& values) const {
-        const Json& kind = values.at(prefix_ + ".kind");
+        const Json& kind = values.at(full("kind"));
         if (!kind.is(Json::Kind::string) || kind.as_string() != metric_->description()) {
             throw Error(Code::mismatch,
                         fmt::format("the checkpoint has samples of the metric {} as '{}', but this is a metric {}",
                                     kind.dump(), prefix_, metric_->description()));
         }
-        const Json& state = values.at(prefix_ + ".state");
+        const Json& state = values.at(full("state"));
         if (!state.is(Json::Kind::object) || state.find("v") == nullptr || !state.at("v").is(Json::Kind::string)) {
             throw Error(Code::mismatch, fmt::format("the saved '{}.state' is not the state of a metric", prefix_));
         }
@@ -243,8 +241,6 @@ class LrScheduleValues final : public StateSource {
     void apply(const Values& values) override { schedule_->load_state(state_in(values)); }
 
    private:
-    std::string full(const char* name) const { return prefix_ + "." + name; }
-
     LrScheduleState state_in(const Values& values) const {
         const Json& text = values.at(full("schedule"));
         if (!text.is(Json::Kind::string)) {

@@ -1,4 +1,4 @@
-#include "metrics/exact_sums.hpp"
+#include "base/exact_sums.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "checkpoint/model/value.hpp"
 
@@ -26,6 +27,10 @@ class StateSource {
     [[nodiscard]] virtual bool is_replicated() const { return true; }
     // Whether it also has tensors in the state that it depends on; then a load never leaves it alone.
     [[nodiscard]] virtual bool has_tensors() const { return false; }
+
+   protected:
+    // A value's full name.
+    [[nodiscard]] std::string full(std::string_view name) const { return prefix() + "." + std::string(name); }
 };
 
 }  // namespace tsr

@@ -1,4 +1,4 @@
-#include "metrics/exact_sums.hpp"
+#include "base/exact_sums.hpp"
 
 #include <algorithm>
 #include <array>
@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "metrics/ranks.hpp"
 
-namespace tsr::metrics {
+namespace tsr {
 
 namespace {
 
@@ -134,34 +133,6 @@ void ExactSums::clear() {
     pending_ = 0;
 }
 
-void ExactSums::agree_on_range(Ranks& ranks) {
-    std::array<int64_t, 2> range{-low_, high_};
-    ranks.max(range);
-    if (range[1] > 0) grow(static_cast<int>(-range[0]), static_cast<int>(range[1]));
-    carry();
-}
-
-void ExactSums::reduce(Ranks& ranks) {
-    if (ranks.size() == 1) return;
-    agree_on_range(ranks);
-    if (!is_used()) return;
-    ranks.sum(limbs_);
-    carry();
-}
-
-std::vector<ExactSums> ExactSums::gather(Ranks& ranks) {
-    agree_on_range(ranks);
-    std::vector<ExactSums> all(static_cast<size_t>(ranks.size()), ExactSums(count_));
-    if (!is_used()) return all;
-    const std::vector<int64_t> limbs = ranks.gather(std::span<const int64_t>(limbs_));
-    for (size_t r = 0; r < all.size(); ++r) {
-        all[r].grow(low_, high_);
-        std::copy_n(&limbs[r * limbs_.size()], limbs_.size(), all[r].limbs_.begin());
-        all[r].pending_ = 1;
-    }
-    return all;
-}
-
 ExactSums::Limbs ExactSums::limbs() const {
     if (!is_used()) return {0, 0, {}};
     Limbs out{low_, high_, limbs_};
@@ -185,4 +156,4 @@ void ExactSums::set_limbs(Limbs limbs) {
     carry();
 }
 
-}  // namespace tsr::metrics
+}  // namespace tsr

@@ -5,15 +5,15 @@
 // thread.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace tsr::metrics {
-
-class Ranks;
+namespace tsr {
 
 class ExactSums {
    public:
@@ -61,9 +61,11 @@ class ExactSums {
     void add_sum(size_t i, const ExactSums& other, size_t k);
     void merge(const ExactSums& other);  // of the same size
     void clear();
-    // Each sum becomes that of all ranks.
+    // Each sum becomes that of all ranks. `ranks` has size(), and sums, maxima and gather() of int64_t over them.
+    template <class Ranks>
     void reduce(Ranks& ranks);
     // The objects of all ranks, in their order.
+    template <class Ranks>
     [[nodiscard]] std::vector<ExactSums> gather(Ranks& ranks);
 
     // The range of limbs, and the limbs after all carries, sum after sum.
@@ -85,6 +87,7 @@ class ExactSums {
     [[nodiscard]] size_t width() const { return static_cast<size_t>(high_ - low_); }
     void grow(int low, int high);
     void carry();
+    template <class Ranks>
     void agree_on_range(Ranks& ranks);
 
     size_t count_;
@@ -94,4 +97,35 @@ class ExactSums {
     std::vector<int64_t> limbs_;
 };
 
-}  // namespace tsr::metrics
+template <class Ranks>
+void ExactSums::agree_on_range(Ranks& ranks) {
+    std::array<int64_t, 2> range{-low_, high_};
+    ranks.max(range);
+    if (range[1] > 0) grow(static_cast<int>(-range[0]), static_cast<int>(range[1]));
+    carry();
+}
+
+template <class Ranks>
+void ExactSums::reduce(Ranks& ranks) {
+    if (ranks.size() == 1) return;
+    agree_on_range(ranks);
+    if (!is_used()) return;
+    ranks.sum(limbs_);
+    carry();
+}
+
+template <class Ranks>
+std::vector<ExactSums> ExactSums::gather(Ranks& ranks) {
+    agree_on_range(ranks);
+    std::vector<ExactSums> all(static_cast<size_t>(ranks.size()), ExactSums(count_));
+    if (!is_used()) return all;
+    const std::vector<int64_t> limbs = ranks.gather(std::span<const int64_t>(limbs_));
+    for (size_t r = 0; r < all.size(); ++r) {
+        all[r].grow(low_, high_);
+        std::copy_n(&limbs[r * limbs_.size()], limbs_.size(), all[r].limbs_.begin());
+        all[r].pending_ = 1;
+    }
+    return all;
+}
+
+}  // namespace tsr
