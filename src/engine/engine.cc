@@ -166,6 +166,11 @@ void Engine::check_not_failed() const {
     if (failed_) throw Error(*failed_);
 }
 
+// A rank alone may evaluate, but not train.
+void Engine::refuse_in_turn(std::string_view what) const {
+    if (comm_->world_size() > 1) comm_->refuse_in_turn(what);
+}
+
 void Engine::forward(size_t unit) {
     check_not_failed();
     const std::string& name = model_->name_of_unit(unit);
@@ -219,6 +224,7 @@ void Engine::begin_pass() {
             "a backward pass begins, but step() was not called after the last one; call it after each pass, or "
             "run the earlier passes inside no_sync");
     }
+    refuse_in_turn("a backward pass of an engine");
     settings_ = settings();
     model_->compare(number_of(settings_));
     if (times_) times_->begin(StepTimes::backward);
@@ -327,6 +333,7 @@ bool Engine::step() {
     if (pass_ == Pass::begun) throw refusal("step() in a backward pass; call backward_done() first");
     if (pass_ == Pass::none)
         throw refusal("step() without a backward pass since the last one; run a backward pass first");
+    refuse_in_turn("a step of an engine");
     const bool is_last = is_boundary();
     if (is_last && schedule_) schedule_->check_step();  // nothing has changed yet
     const bool is_made = is_last && step_of_optimizer();

@@ -113,6 +113,7 @@ class Engine {
     enum class Pass { none, begun, due };
 
     void check_not_failed() const;
+    void refuse_in_turn(std::string_view what) const;
     [[nodiscard]] bool reduces() const;
     void begin_pass();
     [[nodiscard]] std::vector<std::string> settings() const;

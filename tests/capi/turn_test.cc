@@ -77,6 +77,8 @@ TEST(TurnApi, RefusesWhatNeedsTheOthersElsewhere) {
         EXPECT_FAILS(tsr_saver_resume(saver, state, &resumed), TSR_E_INVALID_STATE, advice);
         EXPECT_OK(tsr_engine_forward(replicated, 0)) << "it has all parameters";
         EXPECT_OK(tsr_engine_forward_done(replicated, 0));
+        EXPECT_FAILS(tsr_engine_backward(replicated, 0), TSR_E_INVALID_STATE,
+                     "a backward pass of an engine needs the ranks");
         EXPECT_OK(tsr_turn_end(turn, nullptr));
 
         ASSERT_OK(tsr_engine_forward(sharded, 0));

@@ -25,7 +25,7 @@ extern "C" {
  *  struct is frozen. */
 typedef struct tsr_engine_unit {
     const char *name; /* unique in the model */
-    /* n contiguous floating-point tensors on the CPU, each with a name that is unique in the model and memory of its own */
+    /* n contiguous floating-point tensors on the CPU, each with its own memory and a name that is unique in the model */
     const tsr_param *params;
     size_t n; /* at least 1 */
     uint64_t reserved;
