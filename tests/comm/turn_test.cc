@@ -84,20 +84,21 @@ TEST(Turn, ThatTakesTooLongIsATimeoutWithItsLastReport) {
 }
 
 TEST(Turn, ThatWaitsElsewhereForAWaitingRankIsNamed) {
-    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
         const auto other = comm.split(0, comm.rank(), comm.options());
         Turn turn(unowned(comm), 0, patience(milliseconds{300}));
         if (turn.is_own()) {
-            other->run({});
-        } else {
-            wait_until([&] { return !comm.doing_elsewhere(0).empty(); }, soon(), "rank 0's barrier");
-            turn.end(std::nullopt);
+            EXPECT_TRUE(attempt([&] { other->run({}); }));
+            return;
         }
-    });
-    ASSERT_TRUE(outcomes[1]);
-    EXPECT_EQ(outcomes[1]->code(), Code::timeout);
-    EXPECT_THAT(outcomes[1]->what(), HasSubstr("has not reported anything; it waits in barrier #"));
-    EXPECT_THAT(outcomes[1]->what(), HasSubstr("end the turn before what needs waiting ranks"));
+        wait_until([&] { return !comm.doing_elsewhere(0).empty(); }, soon(), "rank 0's barrier");
+        const auto error = attempt([&] { turn.end(std::nullopt); });
+        other->abort("the test has seen it");
+        ASSERT_TRUE(error);
+        EXPECT_EQ(error->code(), Code::timeout);
+        EXPECT_THAT(error->what(), HasSubstr("has not reported anything; it waits in barrier #"));
+        EXPECT_THAT(error->what(), HasSubstr("end the turn before what needs waiting ranks"));
+    }));
 }
 
 TEST(Turn, ThatFailsSaysWhyOnTheOthersAndTheCommunicatorGoesOn) {
