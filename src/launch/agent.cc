@@ -17,6 +17,7 @@
 #include <set>
 #include <utility>
 
+#include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/proc.hpp"
 #include "base/terminal.hpp"
@@ -26,6 +27,7 @@
 #include "launch/error_file.hpp"
 #include "launch/report.hpp"
 #include "launch/variables.hpp"
+#include "launch/worker_environment.hpp"
 
 namespace tsr {
 
@@ -56,10 +58,11 @@ Fd token_memory(const Token& token) {
     return reader;
 }
 
-Fd signal_descriptor() {
+Fd signal_descriptor(const std::vector<int>& stop_signals) {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) sigaddset(&set, signal);
+    for (const int signal : {SIGCHLD, SIGUSR1}) sigaddset(&set, signal);
+    for (const int signal : stop_signals) sigaddset(&set, signal);
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) throw os_error("pthread_sigmask", error);
     Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!fd.valid()) throw os_error("signalfd", errno);
@@ -96,9 +99,9 @@ Agent::Agent(RunOptions options, int guardian, const sigset_t& signal_mask)
       token_(Token::random()),
       job_id_(random_id()),
       token_file_(token_memory(token_)),
-      signals_(signal_descriptor()),
+      signals_(signal_descriptor(options_.stop_signals)),
       events_(options_.events_file),
-      logs_(STDOUT_FILENO, STDERR_FILENO, options_.prefix) {
+      logs_(STDOUT_FILENO, STDERR_FILENO) {
     if (options_.log_directory.empty()) own_directory_.emplace();
     error_directory_ = own_directory_ ? own_directory_->path() : options_.log_directory;
 }
@@ -131,7 +134,7 @@ bool Agent::open_events() {
         signalfd_siginfo info{};
         while (stop_signal_ == 0 && ::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
             const int signal = static_cast<int>(info.ssi_signo);
-            if (signal != SIGCHLD && signal != SIGUSR1) stop_signal_ = signal;
+            if (std::ranges::find(options_.stop_signals, signal) != options_.stop_signals.end()) stop_signal_ = signal;
         }
         if (polls[1].revents != 0) stop_signal_ = SIGKILL;
         if (stop_signal_ != 0) return false;
@@ -147,7 +150,8 @@ int Agent::run_rounds() {
         if (guardian_died_) return 128 + SIGKILL;
         if (outcome.failures.empty()) {
             const bool cut_short = is_ending();
-            return stop_signal_ != 0 && cut_short ? 128 + stop_signal_ : 0;
+            if (stop_signal_ == 0) return 0;
+            return cut_short ? 128 + stop_signal_ : options_.preempted_exit_code;
         }
         const int code = exit_code_of(outcome.failures);
         auto next = stop_signal_ != 0 ? std::nullopt
@@ -216,6 +220,18 @@ StoreOptions Agent::store_options() const {
 void Agent::start_workers(const std::vector<RankIdentity>& members) {
     round_directory_ = made_directory(error_directory_, round_name(round_));
     if (!options_.trace_directory.empty()) (void)made_directory(options_.trace_directory, round_name(round_));
+    for (const Stream stream : both_streams) {
+        const bool is_out = stream == Stream::out;
+        const auto& texts = is_out ? options_.output.out_filters : options_.output.err_filters;
+        if (!texts.empty()) {
+            logs_.duplicate(stream, texts, open_log(is_out ? "filtered_stdout.log" : "filtered_stderr.log"));
+        }
+    }
+    if (options_.bind != Bind::none) {
+        processors_ = processors_of_ranks(options_.bind, read_topology("", allowed_processors()),
+                                          static_cast<int>(members.size()),
+                                          nodes_of_devices("", env_text("CUDA_VISIBLE_DEVICES")));
+    }
     workers_.reserve(members.size());
     for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) start_worker(rank, members);
 }
@@ -231,13 +247,10 @@ void Agent::start_worker(int rank, const std::vector<RankIdentity>& members) {
     const std::string stem = fmt::format("{}/{}/rank-{}", error_directory_, round_name(round_), rank);
     worker.error_file = stem + ".error.json";
     worker.failure_file = stem + ".failure.json";
-    Fd log;
+    const int local_rank = rank;
+    RankOutput output = open_output(rank, local_rank, worker);
     if (!options_.log_directory.empty()) {
-        worker.log_file = stem + ".log";
         // Existing files are from an earlier job with the same directory.
-        const int opened = round_directory_.replace_file(file_name(worker.log_file), O_WRONLY | O_APPEND, 0644);
-        if (opened < 0) throw os_error(fmt::format("cannot open log file {}", worker.log_file), -opened);
-        log = Fd(opened);
         for (const std::string& file : {worker.error_file, worker.failure_file}) {
             (void)round_directory_.remove_file(file_name(file));
         }
@@ -246,7 +259,8 @@ void Agent::start_worker(int rank, const std::vector<RankIdentity>& members) {
     auto [err_read, err_write] = make_pipe();
     Spawn order;
     order.path = find_executable(program.command.front());
-    order.arguments = program.command;
+    order.arguments = program.command_of(local_rank);
+    if (!processors_.empty()) order.processors = processors_[static_cast<size_t>(local_rank)];
     order.environment = environment_of(rank, members, worker);
     order.input = rank == 0 ? STDIN_FILENO : -1;  // as mpirun does: one reader
     order.output = out_write.get();
@@ -256,7 +270,7 @@ void Agent::start_worker(int rank, const std::vector<RankIdentity>& members) {
     order.signal_mask = signal_mask_;
     order.open_files = open_files_;
     worker.pid = spawn(order);
-    logs_.add_rank(rank, program.name(), std::move(out_read), std::move(err_read), std::move(log));
+    logs_.add_rank(rank, std::move(out_read), std::move(err_read), std::move(output));
     events_.write("start", wall_time(),
                   {{"round", round_},
                    {"rank", rank},
@@ -265,6 +279,45 @@ void Agent::start_worker(int rank, const std::vector<RankIdentity>& members) {
                    {"program", program.name()},
                    {"world_size", static_cast<int64_t>(members.size())}});
     workers_.push_back(std::move(worker));
+}
+
+// A stream that --redirects or --tee names has its own file; others share the rank's log, if a directory is named.
+RankOutput Agent::open_output(int rank, int local_rank, Worker& worker) {
+    const Program& program = options_.programs[static_cast<size_t>(worker.member.program)];
+    const OutputOptions& wanted = options_.output;
+    RankOutput output;
+    if (!wanted.prefix_template.empty()) {
+        output.prefix = expand_prefix(wanted.prefix_template, {rank, local_rank, program.role, host_});
+        output.names_rank = wanted.prefix_template.find("${rank}") != std::string::npos;
+    } else if (wanted.prefix) {
+        output.prefix = fmt::format("[rank {} {}] ", rank, program.name());
+    }
+    std::map<std::string, SharedFile> files;  // by name
+    for (const Stream stream : both_streams) {
+        const auto index = static_cast<size_t>(stream);
+        output.shown[index] = wanted.shows(local_rank, stream);
+        if (options_.log_directory.empty()) continue;
+        const bool own = wanted.has_file(local_rank, stream);
+        const std::string name = fmt::format("rank-{}{}.log", rank,
+                                             !own                    ? ""
+                                             : stream == Stream::out ? ".stdout"
+                                                                     : ".stderr");
+        if (!files.contains(name)) files[name] = open_log(name);
+        output.files[index] = files[name];
+        // In the end that of standard error, for the report.
+        worker.log_file = fmt::format("{}/{}/{}", error_directory_, round_name(round_), name);
+    }
+    return output;
+}
+
+// An existing file is from an earlier job with the same directory.
+SharedFile Agent::open_log(const std::string& name) {
+    const int opened = round_directory_.replace_file(name, O_WRONLY | O_APPEND, 0644);
+    if (opened < 0) {
+        throw os_error(fmt::format("cannot open log file {}/{}/{}", error_directory_, round_name(round_), name),
+                       -opened);
+    }
+    return std::make_shared<Fd>(opened);
 }
 
 std::vector<std::string> Agent::environment_of(int rank, const std::vector<RankIdentity>& members,
@@ -277,22 +330,20 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<RankI
         v.erase(name);
     }
     // torchrun's. Programs for it, torch.distributed among them, run unchanged.
-    for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK", "TESSERA_RANK", "TESSERA_LOCAL_RANK"})
-        v.set(name, rank);
-    for (const char* name :
-         {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_WORLD_SIZE"}) {
+    for (const char* name : {"RANK", "LOCAL_RANK", "TESSERA_RANK", "TESSERA_LOCAL_RANK"}) v.set(name, rank);
+    for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_WORLD_SIZE"}) {
         v.set(name, world);
     }
     v.set("GROUP_RANK", 0);
     v.set("GROUP_WORLD_SIZE", 1);
-    v.set("ROLE_NAME", "default");
     v.set("MASTER_ADDR", "127.0.0.1");
     v.set("MASTER_PORT", master_port_->port());
-    v.set("TORCHELASTIC_RESTART_COUNT", round_);
+    v.set("TORCHELASTIC_RESTART_COUNT", restarts_);
     v.set("TORCHELASTIC_MAX_RESTARTS", options_.max_restarts);
     v.set("TORCHELASTIC_RUN_ID", job_id_);
     v.set("TORCHELASTIC_USE_AGENT_STORE", "False");
     v.set("TORCHELASTIC_ERROR_FILE", worker.error_file);
+    set_torchrun_variables(v, options_, members, rank, rank);
     if (world > 1) v.set_default("OMP_NUM_THREADS", "1");
     v.set_default("PYTHONUNBUFFERED", "1");  // keeps what a rank printed before it died
     // Tessera's own.
@@ -347,10 +398,10 @@ void Agent::take_signals() {
     signalfd_siginfo info{};
     while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
         const int signal = static_cast<int>(info.ssi_signo);
-        if (signal == SIGUSR1) {
-            ask_for_flights();
-        } else if (signal != SIGCHLD) {
+        if (std::ranges::find(options_.stop_signals, signal) != options_.stop_signals.end()) {
             asked_to_stop(signal);
+        } else if (signal == SIGUSR1) {
+            ask_for_flights();
         }
     }
     reap();  // one SIGCHLD may stand for many
@@ -460,7 +511,7 @@ void Agent::asked_to_stop(int signal) {
     }
     if (stage_ != Stage::running) return;
     grace_deadline_ = Deadline::in(options_.grace);
-    const bool listening = page_.somebody_listens();
+    const bool listening = pass_on(signal) > 0 || page_.somebody_listens();
     stage_ = listening ? Stage::saving : Stage::noticing;
     stage_deadline_ = listening ? grace_deadline_ : grace_deadline_.earlier(Deadline::in(notice_deadline));
     const std::string what =
@@ -468,6 +519,19 @@ void Agent::asked_to_stop(int signal) {
             ? fmt::format("waiting up to {:g} s for the ranks to save and exit (--grace-s)", seconds(options_.grace))
             : fmt::format("no rank polls for preemption; stopping in {:.1g} s", seconds(stage_deadline_.remaining()));
     logs_.say(fmt::format("{}: {}; send a second signal (Ctrl-C) to kill the ranks now", signal_name(signal), what));
+}
+
+// Passes a scheduler's signal on to the ranks that have a handler for it; others would die of it. Returns how many have.
+// The signals that end a program without a scheduler are not passed on: an interpreter may handle them in order to stop.
+int Agent::pass_on(int signal) {
+    if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT) return 0;
+    int handling = 0;
+    for (const Worker& worker : workers_) {
+        if (worker.end || !process_handles(worker.pid, signal)) continue;
+        ::kill(worker.pid, signal);
+        ++handling;
+    }
+    return handling;
 }
 
 // Records which ranks are already exiting: peers notice a rank's end, and fail, before it can be reaped.

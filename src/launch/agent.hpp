@@ -70,6 +70,9 @@ class Agent {
     void start_workers(const std::vector<RankIdentity>& members);
     [[nodiscard]] std::string trace_directory() const;  // of this round
     void start_worker(int rank, const std::vector<RankIdentity>& members);
+    [[nodiscard]] RankOutput open_output(int rank, int local_rank, Worker& worker);
+    [[nodiscard]] SharedFile open_log(const std::string& name);
+    [[nodiscard]] int pass_on(int signal);
     [[nodiscard]] std::vector<std::string> environment_of(int rank, const std::vector<RankIdentity>& members,
                                                           const Worker& worker) const;
     void turn();
@@ -119,7 +122,8 @@ class Agent {
     std::shared_ptr<Store> own_client_;  // of that server, once needed
     std::unique_ptr<PortReservation> master_port_;
     std::vector<Worker> workers_;
-    DirAt round_directory_;  // of the ranks' logs and error files
+    DirAt round_directory_;                     // of the ranks' logs and error files
+    std::vector<std::vector<int>> processors_;  // by local rank; empty: not bound
     Stage stage_ = Stage::running;
     Deadline stage_deadline_ = Deadline::in(milliseconds{0});
     Deadline grace_deadline_ = stage_deadline_;  // of the first signal
