@@ -7,18 +7,35 @@
 #include <cstdio>
 #include <memory>
 #include <span>
+#include <sstream>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+
+#include "base/env.hpp"
 
 namespace tsr::cli {
 
 namespace {
 
-// Appends to the usage line that CLI11 generates.
+// The names without those that have an underscore, which another name spells with a dash.
+std::vector<std::string> listed_names(const std::string& names) {
+    std::vector<std::string> listed;
+    std::istringstream all(names);
+    for (std::string name; std::getline(all, name, ',');) {
+        if (name.find('_') == std::string::npos) listed.push_back(name);
+    }
+    return listed;
+}
+
+// Appends to the usage line that CLI11 generates, and leaves out spellings with underscores.
 class LongerUsage : public CLI::Formatter {
    public:
     explicit LongerUsage(std::string end) : end_(std::move(end)) {}
+    std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+        const std::string names = CLI::Formatter::make_option_name(option, is_positional);
+        return is_positional ? names : fmt::format("{}", fmt::join(listed_names(names), ","));
+    }
     std::string make_usage(const CLI::App* app, std::string name) const override {
         std::string usage = CLI::Formatter::make_usage(app, std::move(name));
         while (usage.ends_with('\n')) usage.pop_back();
@@ -67,13 +84,27 @@ void tell_usage(const CLI::App& app, const std::exception& error) {
 template <class T>
 CLI::Option* add_number(CLI::App* app, const std::string& names, T& value, const std::string& what) {
     using Number = typename CLI::detail::wrapped_type<T, T>::type;
-    const char* const kind = std::is_integral_v<Number> ? "a whole number"
-                             : names.ends_with("-s")    ? "a number of seconds"
-                                                        : "a number";
+    const char* const kind = std::is_integral_v<Number>                         ? "a whole number"
+                             : names.substr(0, names.find(',')).ends_with("-s") ? "a number of seconds"
+                                                                                : "a number";
     return app->add_option(names, value, what)->check([kind](const std::string& text) {
         Number number{};
         return CLI::detail::lexical_cast(text, number) ? "" : fmt::format("expected {}, got '{}'", kind, text);
     });
+}
+
+// Throws CLI::ParseError or UsageError.
+void take_defaults(const Option::Variables& variables) {
+    for (const auto& [option, variable] : variables) {
+        const auto value = env_text(variable.c_str());
+        if (option->count() > 0 || !value || value->empty()) continue;
+        try {
+            option->add_result(*value);
+            option->run_callback();
+        } catch (const CLI::ParseError& error) {
+            throw UsageError(fmt::format("{}={}: {}", variable, *value, error.what()));
+        }
+    }
 }
 
 }  // namespace
@@ -133,42 +164,77 @@ Option& Option::size_with_unit(Kilo kilo) {
     return *this;
 }
 
+Option& Option::environment_default(const std::string& variable) {
+    variables_->emplace_back(option_, variable);
+    return *this;
+}
+
 Command Command::add_command(const std::string& name, const std::string& what) {
     return {app_->add_subcommand(name, what), call_};
+}
+
+Command Command::group(const std::string& heading) const {
+    Command same = *this;
+    same.heading_ = heading;
+    return same;
+}
+
+std::vector<std::string> Command::option_names() const {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app_->get_options()) {
+        for (std::string& name : listed_names(option->get_name(false, true))) names.push_back(std::move(name));
+    }
+    return names;
+}
+
+std::string Command::spellings(const std::string& names) const {
+    if (!underscores_) return names;
+    std::string all = names;
+    std::istringstream given(names);
+    for (std::string name; std::getline(given, name, ',');) {
+        std::ranges::replace(name.begin() + std::min<std::ptrdiff_t>(2, std::ssize(name)), name.end(), '-', '_');
+        if (name.find('_') != std::string::npos) all += "," + name;
+    }
+    return all;
+}
+
+Option Command::added(CLI::Option* option) const {
+    if (!heading_.empty()) option->group(heading_);
+    return {option, &call_->variables};
 }
 
 void Command::require_command() { app_->require_subcommand(1); }
 
 Option Command::add_option(const std::string& names, std::string& value, const std::string& what) {
-    return Option(app_->add_option(names, value, what));
+    return added(app_->add_option(spellings(names), value, what));
 }
 
 Option Command::add_option(const std::string& names, int& value, const std::string& what) {
-    return Option(add_number(app_, names, value, what));
+    return added(add_number(app_, spellings(names), value, what));
 }
 
 Option Command::add_option(const std::string& names, uint64_t& value, const std::string& what) {
-    return Option(add_number(app_, names, value, what));
+    return added(add_number(app_, spellings(names), value, what));
 }
 
 Option Command::add_option(const std::string& names, double& value, const std::string& what) {
-    return Option(add_number(app_, names, value, what));
+    return added(add_number(app_, spellings(names), value, what));
 }
 
 Option Command::add_option(const std::string& names, std::optional<std::string>& value, const std::string& what) {
-    return Option(app_->add_option(names, value, what));
+    return added(app_->add_option(spellings(names), value, what));
 }
 
 Option Command::add_option(const std::string& names, std::optional<double>& value, const std::string& what) {
-    return Option(add_number(app_, names, value, what));
+    return added(add_number(app_, spellings(names), value, what));
 }
 
 Option Command::add_option(const std::string& names, std::vector<std::string>& values, const std::string& what) {
-    return Option(app_->add_option(names, values, what));
+    return added(app_->add_option(spellings(names), values, what));
 }
 
-void Command::add_flag(const std::string& names, bool& value, const std::string& what) {
-    app_->add_flag(names, value, what);
+Option Command::add_flag(const std::string& names, bool& value, const std::string& what) {
+    return added(app_->add_flag(spellings(names), value, what));
 }
 
 void Command::take_program() { app_->prefix_command(); }
@@ -184,7 +250,10 @@ void Command::end_usage_with(const std::string& text) { app_->formatter(std::mak
 void Command::footer(const std::string& text) { app_->footer(text); }
 
 void Command::on_run(std::function<int()> run) {
-    app_->callback([run = std::move(run), call = call_] { call->exit_code = run(); });
+    app_->callback([run = std::move(run), call = call_] {
+        take_defaults(call->variables);
+        call->exit_code = run();
+    });
 }
 
 int run_command_line(const std::string& name, const std::string& what, const std::string& version, int argc,

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/function_ref.hpp"
@@ -28,7 +29,9 @@ class UsageError : public std::runtime_error {
 // An option or a positional argument of a command. Copies refer to the same one.
 class Option {
    public:
-    explicit Option(CLI::Option* option) : option_(option) {}
+    // Defaults from environment variables, by option.
+    using Variables = std::vector<std::pair<CLI::Option*, std::string>>;
+    Option(CLI::Option* option, Variables* variables) : option_(option), variables_(variables) {}
     Option& required();
     Option& one_value_each();  // a vector that gets one value each time the option is given
 
@@ -45,8 +48,12 @@ class Option {
     enum class Kilo { is_1000, is_1024 };
     Option& size_with_unit(Kilo kilo);  // "64M"; 1KiB is always 1024
 
+    // If the command line does not give the option, the environment variable does; the first that is set and not empty.
+    Option& environment_default(const std::string& variable);
+
    private:
     CLI::Option* option_;
+    Variables* variables_;
 };
 
 // A command with sub-commands or with a function to run. Copies refer to the same one.
@@ -56,11 +63,18 @@ class Command {
     struct Call {
         int exit_code = 0;
         std::vector<std::string> behind_dashes;  // including the `--`; empty if there is none
+        Option::Variables variables;
     };
     Command(CLI::App* app, Call* call) : app_(app), call_(call) {}
 
     Command add_command(const std::string& name, const std::string& what);
     void require_command();  // a call must name a sub-command
+
+    // The same command; the help lists the options that are added through it under this heading.
+    [[nodiscard]] Command group(const std::string& heading) const;
+    // Options added from now on can also be spelled with underscores: --log_dir. The help does not list that spelling.
+    void also_with_underscores() { underscores_ = true; }
+    [[nodiscard]] std::vector<std::string> option_names() const;  // as the help lists them: "-n", "--log-dir"
 
     // `names`: "-n,--ranks", or "path" for a positional argument.
     Option add_option(const std::string& names, std::string& value, const std::string& what);
@@ -70,7 +84,7 @@ class Command {
     Option add_option(const std::string& names, std::optional<std::string>& value, const std::string& what);
     Option add_option(const std::string& names, std::optional<double>& value, const std::string& what);
     Option add_option(const std::string& names, std::vector<std::string>& values, const std::string& what);
-    void add_flag(const std::string& names, bool& value, const std::string& what);
+    Option add_flag(const std::string& names, bool& value, const std::string& what);
 
     // The first word that is not an option, or `--`, begins a program's command line, which rest() returns (including a
     // `--`).
@@ -82,8 +96,13 @@ class Command {
     void on_run(std::function<int()> run);  // returns the exit code
 
    private:
+    [[nodiscard]] std::string spellings(const std::string& names) const;
+    Option added(CLI::Option* option) const;
+
     CLI::App* app_;
     Call* call_;
+    std::string heading_;
+    bool underscores_ = false;
 };
 
 // Runs the command that the arguments name and returns its exit code. Prints usage errors and returns 2.

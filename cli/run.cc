@@ -1,72 +1,26 @@
 // `tessera run`: reads the command line into RunOptions; src/launch does the rest.
 #include <fmt/core.h>
 
-#include <charconv>
-#include <filesystem>
-#include <iterator>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
-#include "comm/host.hpp"
 #include "commands.hpp"
 #include "launch/hosts.hpp"
 #include "launch/job.hpp"
 #include "launch/job_agent.hpp"
+#include "launch/job_directory.hpp"
 #include "launch/process.hpp"
+#include "run_program.hpp"
 #include "store/store.hpp"
+#include "torchrun_options.hpp"
 
 namespace tsr::cli {
 
 namespace {
-
-int gpus() {
-    std::error_code failure;
-    const std::filesystem::directory_iterator list("/proc/driver/nvidia/gpus", failure);
-    return failure ? 0 : static_cast<int>(std::distance(list, {}));
-}
-
-int number(std::string_view text, std::string_view option) {
-    int value = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (failure != std::errc{} || end != text.data() + text.size()) {
-        throw UsageError(fmt::format("{} '{}' is not a number", option, text));
-    }
-    return value;
-}
-
-// "4", "3:4", "auto", "cpu", "gpu".
-struct Count {
-    int least = 0;  // 0: not given
-    int ranks = 1;
-};
-
-Count count_of(const std::string& text) {
-    if (text == "auto" || text == "cpu") return {0, usable_cores()};
-    if (text == "gpu") {
-        if (gpus() == 0) throw UsageError("-n gpu: this machine has no NVIDIA GPU");
-        return {0, gpus()};
-    }
-    const size_t colon = text.find(':');
-    if (colon == std::string::npos) return {0, number(text, "-n")};
-    const Count count{number(std::string_view(text).substr(0, colon), "-n"),
-                      number(std::string_view(text).substr(colon + 1), "-n")};
-    if (count.least < 1 || count.least > count.ranks) {
-        throw UsageError(fmt::format("-n {}: expected MIN:MAX with 1 <= MIN <= MAX", text));
-    }
-    return count;
-}
-
-std::pair<std::string, std::string> variable(const std::string& text) {
-    const size_t equals = text.find('=');
-    if (equals == 0 || equals == std::string::npos)
-        throw UsageError(fmt::format("--env '{}': expected NAME=VALUE", text));
-    return {text.substr(0, equals), text.substr(equals + 1)};
-}
 
 OnLoss on_loss_of(const std::string& text) {
     if (text == "restart") return OnLoss::restart;
@@ -82,8 +36,8 @@ milliseconds span(double seconds, const char* option) {
 }
 
 struct Arguments {
-    std::string count = "1";
-    std::vector<std::string> environment;
+    ProgramArguments program;
+    TorchrunArguments torchrun;
     int min_ranks = 0;
     int max_restarts = 0;
     std::string on_loss = "restart";
@@ -95,37 +49,40 @@ struct Arguments {
     HostWords hosts;
     double grace = 30;
     double kill_grace = 5;
+    int preempted_exit_code = 0;
     std::optional<double> timeout;
+    std::string shell;  // whose completion to print
 };
 
-void add_program_options(Command& command, Arguments& arguments) {
-    command
-        .add_option("-n,--nproc-per-node,--nproc_per_node", arguments.count,
-                    "ranks: a number, MIN:MAX (elastic), auto or cpu (usable cores), gpu")
+void add_host_options(Command& group, HostWords& hosts) {
+    group.add_option("--nnodes", hosts.nodes, "hosts: a number or MIN:MAX (elastic); start the same command on each")
         .type_name("N")
-        .show_default();
-    command.add_option("--env", arguments.environment, "set a variable for these ranks (repeatable)")
-        .type_name("NAME=VALUE")
-        .one_value_each();
-}
-
-void add_host_options(Command& run, HostWords& hosts) {
-    run.add_option("--nnodes", hosts.nodes, "hosts: a number or MIN:MAX (elastic); start the same command on each")
-        .type_name("N")
-        .show_default();
-    run.add_option("--rdzv-endpoint,--rdzv_endpoint", hosts.endpoint,
-                   "where the agents of several hosts meet: HOST[:PORT], an address of one of them; under srun it is "
-                   "found automatically");
-    run.add_option("--rdzv-id,--rdzv_id", hosts.run_id, "a name that distinguishes jobs at one endpoint");
-    run.add_option("--rdzv-conf,--rdzv_conf", hosts.conf,
-                   "join_timeout=600,last_call_timeout=30,keep_alive_interval=2,keep_alive_max_attempt=3 (seconds), "
-                   "is_host=true|false");
-    run.add_option("--rdzv-backend,--rdzv_backend", hosts.backend, "static or c10d; both mean the same here");
-    run.add_option("--node-rank,--node_rank", hosts.node_rank, "this host's place among the hosts")
-        .default_text("the order of joining");
-    run.add_option("--master-addr,--master_addr", hosts.master_address, "torchrun's static form of --rdzv-endpoint");
-    run.add_option("--master-port,--master_port", hosts.master_port, "its port").default_text("29500");
-    run.add_flag("--standalone", hosts.standalone, "one host; accepted for compatibility with torchrun");
+        .show_default()
+        .environment_default("PET_NNODES");
+    group
+        .add_option("--rdzv-endpoint", hosts.endpoint,
+                    "where the agents of several hosts meet: HOST[:PORT], an address of one of them; under srun it is "
+                    "found automatically")
+        .environment_default("PET_RDZV_ENDPOINT");
+    group.add_option("--rdzv-id", hosts.run_id, "a name that distinguishes jobs at one endpoint")
+        .environment_default("PET_RDZV_ID");
+    group
+        .add_option("--rdzv-conf", hosts.conf,
+                    "join_timeout=600,last_call_timeout=30,keep_alive_interval=2,keep_alive_max_attempt=3 (seconds), "
+                    "is_host=true|false")
+        .environment_default("PET_RDZV_CONF");
+    group.add_option("--rdzv-backend", hosts.backend, "static or c10d; both mean the same here")
+        .environment_default("PET_RDZV_BACKEND");
+    group.add_option("--node-rank", hosts.node_rank, "this host's place among the hosts")
+        .default_text("the order of joining")
+        .environment_default("PET_NODE_RANK");
+    group.add_option("--master-addr", hosts.master_address, "torchrun's static form of --rdzv-endpoint")
+        .environment_default("PET_MASTER_ADDR");
+    group.add_option("--master-port", hosts.master_port, "its port")
+        .default_text("29500")
+        .environment_default("PET_MASTER_PORT");
+    group.add_flag("--standalone", hosts.standalone, "one host; accepted for compatibility with torchrun")
+        .environment_default("PET_STANDALONE");
 }
 
 // Splits "A … : -n 2 B …" at words that are a single colon. A word of several colons loses one and goes to the program.
@@ -142,26 +99,13 @@ std::vector<std::vector<std::string>> split(const std::vector<std::string>& word
     return parts;
 }
 
-Program program_of(const Arguments& arguments, std::vector<std::string> command) {
-    if (!command.empty() && command.front() == "--") command.erase(command.begin());
-    if (command.empty())
-        throw UsageError("no command; write `tessera run -n 4 CMD ARGS...`, with ` : ` between programs");
-    if (command.front().starts_with('-')) {
-        throw UsageError(
-            fmt::format("unknown option '{}'; options of `tessera run` come before the command", command.front()));
-    }
-    Program program;
-    program.command = std::move(command);
-    program.ranks = count_of(arguments.count).ranks;
-    for (const std::string& text : arguments.environment) program.environment.push_back(variable(text));
-    return program;
-}
-
 // A program after a colon: "-n 2 --env K=V CMD ARGS".
 Program parse_program(const std::vector<std::string>& words) {
-    Arguments arguments;
-    std::vector<std::string> command =
-        take_options(words, [&](Command& options) { add_program_options(options, arguments); });
+    ProgramArguments arguments;
+    std::vector<std::string> command = take_options(words, [&](Command& options) {
+        options.also_with_underscores();
+        add_program_options(options, arguments);
+    });
     if (arguments.count.find(':') != std::string::npos) {
         throw UsageError(fmt::format("-n {}: with several programs, set the minimum number of ranks with --min-ranks",
                                      arguments.count));
@@ -172,16 +116,16 @@ Program parse_program(const std::vector<std::string>& words) {
 RunOptions options_of(const Arguments& arguments, const std::vector<std::string>& words) {
     RunOptions options;
     std::vector<std::vector<std::string>> parts = split(words);
-    const Count count = count_of(arguments.count);
-    options.programs.push_back(program_of(arguments, parts.front()));
+    const std::string& given = arguments.program.count;
+    const Count count = count_of(given);
+    options.programs.push_back(program_of(arguments.program, parts.front()));
     for (size_t i = 1; i < parts.size(); ++i) options.programs.push_back(parse_program(parts[i]));
     if (count.least > 0 && options.programs.size() > 1) {
-        throw UsageError(fmt::format("-n {}: with several programs, set the minimum number of ranks with --min-ranks",
-                                     arguments.count));
+        throw UsageError(
+            fmt::format("-n {}: with several programs, set the minimum number of ranks with --min-ranks", given));
     }
     if (count.least > 0 && arguments.min_ranks > 0 && count.least != arguments.min_ranks) {
-        throw UsageError(
-            fmt::format("-n {} and --min-ranks {} contradict each other", arguments.count, arguments.min_ranks));
+        throw UsageError(fmt::format("-n {} and --min-ranks {} contradict each other", given, arguments.min_ranks));
     }
     options.min_ranks = count.least > 0 ? count.least : arguments.min_ranks;
     options.max_restarts = arguments.max_restarts;
@@ -190,13 +134,15 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
         throw UsageError(fmt::format("--on-loss {} requires a minimum number of ranks; add -n MIN:MAX or --min-ranks",
                                      arguments.on_loss));
     }
-    options.prefix = !arguments.no_prefix;
+    options.output.prefix = !arguments.no_prefix;
+    take(arguments.torchrun, options);
     options.insecure = arguments.insecure;
     options.log_directory = arguments.log_directory;
     options.events_file = arguments.events_file;
     options.trace_directory = arguments.trace_directory;
     options.grace = span(arguments.grace, "--grace-s");
     options.kill_grace = span(arguments.kill_grace, "--kill-grace-s");
+    options.preempted_exit_code = arguments.preempted_exit_code;
     if (arguments.timeout) {
         options.timeout = span(*arguments.timeout, "--timeout-s");
         if (options.timeout->count() == 0) throw UsageError("--timeout-s must be at least 0.001");
@@ -208,8 +154,7 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
             options.insecure = options.insecure || StoreOptions::from_environment().insecure;
         }
         if (options.hosts && count.least > 0) {
-            throw UsageError(
-                fmt::format("-n {}: on several hosts, use --nnodes MIN:MAX or --min-ranks", arguments.count));
+            throw UsageError(fmt::format("-n {}: on several hosts, use --nnodes MIN:MAX or --min-ranks", given));
         }
         options.check();
     } catch (const Error& error) {
@@ -226,41 +171,76 @@ void add_run(Command& tessera) {
     run.take_program();
     run.end_usage_with(" CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...");
     run.footer(
-        "\n  tessera run -n 4 python train.py\n"
+        "\n  tessera run -n 4 train.py\n"
         "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job; write :: to pass a "
         "colon\n"
-        "  tessera run -n 3:4 --on-loss shrink python train.py     continues with 3 ranks when one is lost");
-    add_program_options(run, *arguments);
-    run.add_option("--min-ranks", arguments->min_ranks, "minimum number of ranks with which the job may continue")
+        "  tessera run -n 3:4 --on-loss shrink train.py            continues with 3 ranks when one is lost\n\n"
+        "CMD is any program; a .py file runs under Python. torchrun's options have its defaults from the environment: "
+        "PET_TEE for --tee.");
+    run.also_with_underscores();
+    add_program_options(run, arguments->program);
+    Command loss = run.group("When a rank is lost");
+    loss.add_option("--max-restarts", arguments->max_restarts, "how often to restart all ranks after a failure")
+        .show_default()
+        .environment_default("PET_MAX_RESTARTS");
+    loss.add_option("--min-ranks", arguments->min_ranks, "minimum number of ranks with which the job may continue")
         .default_text("all");
-    run.add_option("--max-restarts", arguments->max_restarts, "how often to restart all ranks after a failure")
+    loss.add_option(
+            "--on-loss", arguments->on_loss,
+            "what to try first: restart (all ranks, while restarts are left), shrink (restart the remaining ranks) or "
+            "continue (the remaining ranks continue in the same processes)")
         .show_default();
-    run.add_option(
-           "--on-loss", arguments->on_loss,
-           "what to try first: restart (all ranks, while restarts are left), shrink (restart the remaining ranks) or "
-           "continue (the remaining ranks continue in the same processes)")
-        .show_default();
-    run.add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
-    run.add_option("--events", arguments->events_file, "write the job's events as JSON lines");
-    run.add_option("--trace-dir", arguments->trace_directory,
-                   "communicators write their last operations to DIR/round-R, for `tessera trace`");
-    run.add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
-    run.add_flag("--insecure", arguments->insecure,
-                 "no job token: every user of this machine can reach the job's store");
-    run.add_option("--grace-s", arguments->grace,
-                   "seconds to save after SIGTERM or Ctrl-C, for ranks that poll tsr_preempt_requested()")
-        .show_default();
-    run.add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank")
-        .show_default();
-    run.add_option("--timeout-s", arguments->timeout,
-                   "timeout of the ranks' collectives in seconds; sets TESSERA_TIMEOUT_MS")
+    Command output = run.group("Output");
+    output.add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log")
+        .environment_default("PET_LOG_DIR");
+    add_torchrun_output(output, arguments->torchrun);
+    output.add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
+    output.add_option("--events", arguments->events_file, "write the job's events as JSON lines");
+    output.add_option("--trace-dir", arguments->trace_directory,
+                      "communicators write their last operations to DIR/round-R, for `tessera trace`");
+    Command time = run.group("Time and signals");
+    time.add_option("--timeout-s", arguments->timeout,
+                    "timeout of the ranks' collectives in seconds; sets TESSERA_TIMEOUT_MS")
         .default_text("600");
-    add_host_options(run, arguments->hosts);
+    time.add_option("--grace-s", arguments->grace,
+                    "seconds to save after SIGTERM or Ctrl-C, for ranks that poll tsr_preempt_requested()")
+        .show_default();
+    time.add_option("--kill-grace-s,--shutdown-timeout", arguments->kill_grace,
+                    "seconds from SIGTERM to SIGKILL for a rank, at a restart and at the end")
+        .show_default()
+        .environment_default("PET_SHUTDOWN_TIMEOUT")
+        .environment_default("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+    add_signals(time, arguments->torchrun);
+    time.add_option("--preempted-exit-code", arguments->preempted_exit_code,
+                    "exit code of a job that was asked to end and whose ranks all exited with 0")
+        .show_default()
+        .in_range(0, 255);
+    Command placement = run.group("Placement");
+    add_placement(placement, arguments->torchrun);
+    Command hosts = run.group("Several hosts");
+    add_host_options(hosts, arguments->hosts);
+    Command other = run.group("Other");
+    other.add_flag("--insecure", arguments->insecure,
+                   "no job token: every user of this machine can reach the job's store");
+    other.add_option("--print-completion", arguments->shell, "print a script that completes these options in a shell")
+        .type_name("SHELL")
+        .one_of({"bash", "zsh", "tcsh"});
+    Command without_effect = run.group("Accepted from torchrun's command lines, without effect");
+    add_without_effect(without_effect, arguments->torchrun);
     run.on_run([run, arguments] {
-        const RunOptions options = options_of(*arguments, run.rest());
+        if (!arguments->shell.empty()) {
+            fmt::print("{}", completion_script(arguments->shell, run.option_names()));
+            return 0;
+        }
+        RunOptions options = options_of(*arguments, run.rest());
         for (const Program& program : options.programs) (void)find_executable(program.command.front());
+        if (options.output.writes_files() && options.log_directory.empty()) {
+            options.log_directory = temporary_directory("logs");
+            fmt::print(stderr, "tessera: the ranks' logs are in {} (--log-dir)\n", options.log_directory);
+        }
         return run_guarded(
-            [&](int guardian, const sigset_t& signal_mask) { return JobAgent(options, guardian, signal_mask).run(); });
+            [&](int guardian, const sigset_t& signal_mask) { return JobAgent(options, guardian, signal_mask).run(); },
+            options.stop_signals);
     });
 }
 

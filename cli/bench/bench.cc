@@ -153,7 +153,7 @@ int start_ranks(const Arguments& arguments, const BenchOptions& options) {
     program.ranks = arguments.ranks > 0 ? arguments.ranks : usable_cores();
     check_ranks(options, program.ranks);
     job.programs.push_back(std::move(program));
-    job.prefix = false;
+    job.output.prefix = false;
     job.check();
     return run_guarded(
         [&](int guardian, const sigset_t& signal_mask) { return JobAgent(job, guardian, signal_mask).run(); });

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
@@ -51,6 +52,16 @@ std::optional<uint64_t> process_start_time(int64_t pid) {
 bool process_is_gone(int64_t pid) {
     if (pid <= 0 || pid > INT32_MAX) return false;
     return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
+}
+
+bool process_handles(int64_t pid, int signal) {
+    std::ifstream file(fmt::format("/proc/{}/status", pid));
+    for (std::string line; std::getline(file, line);) {
+        if (!line.starts_with("SigCgt:")) continue;
+        const uint64_t handled = std::strtoull(line.c_str() + 7, nullptr, 16);
+        return (handled >> (signal - 1) & 1) != 0;
+    }
+    return false;
 }
 
 bool process_is_stopped(int64_t pid) {

@@ -25,6 +25,8 @@ struct ProcessStat {
 [[nodiscard]] std::optional<uint64_t> process_start_time(int64_t pid);
 // Whether no process has this pid. Works even if /proc hides processes (hidepid).
 [[nodiscard]] bool process_is_gone(int64_t pid);
+// Whether a process has a handler for a signal.
+[[nodiscard]] bool process_handles(int64_t pid, int signal);
 // Whether a process is stopped by a signal or a debugger.
 [[nodiscard]] bool process_is_stopped(int64_t pid);
 

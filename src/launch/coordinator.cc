@@ -378,17 +378,25 @@ void Coordinator::begin_round(Time now) {
     }
     StartRound start;
     start.round = round_;
+    start.restarts = restarts_;
     start.world_size = static_cast<int>(members_.size());
     start.group_size = static_cast<int>(chosen.size());
     const Hello& first = nodes_.at(chosen.front()).hello;
     start.master_address = first.address;
     start.master_port = first.master_port;
+    const auto role_of = [&](const RankIdentity& member) -> const std::string& {
+        return options_.programs.at(static_cast<size_t>(member.program)).role;
+    };
+    std::map<std::string, int> sizes;
+    for (const RankIdentity& member : members_) ++sizes[role_of(member)];
+    std::map<std::string, int> seated;
     int rank = 0;
     for (const Node node : chosen) {
         start.seats.clear();
         for (; rank < start.world_size && members_[static_cast<size_t>(rank)].node == node; ++rank) {
             const RankIdentity& identity = members_[static_cast<size_t>(rank)];
-            start.seats.push_back({rank, identity.program, identity.instance});
+            const std::string& role = role_of(identity);
+            start.seats.push_back({rank, identity.program, identity.instance, seated[role]++, sizes[role]});
         }
         order(node, start);
         ++start.group_rank;
@@ -428,7 +436,7 @@ void Coordinator::conclude(Time now) {
     const std::vector<RankEnd> failures = failures_and_lost(lost);
     if (stop_signal_ == 0 && reason_ == Reason::change) return conclude_without_failure(now);
     if (failures.empty()) {
-        const int code = stop_signal_ != 0 && cut_short_ ? 128 + stop_signal_ : 0;
+        const int code = stop_signal_ == 0 ? 0 : cut_short_ ? 128 + stop_signal_ : options_.preempted_exit_code;
         return finish(code, "", code == 0 ? "" : fmt::format("{} ended the job", signal_name(stop_signal_)));
     }
     if (stop_signal_ != 0) {

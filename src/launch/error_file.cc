@@ -48,7 +48,9 @@ RecordedError parse(const std::string& text, const std::string& path) {
                 error.rank = rank_in(facts->at("rank"));
                 if (const Json* number = facts->find("job_rank")) error.job_rank = rank_in(*number);
             }
-            if (const Json* stamp = extra->find("timestamp")) {
+            const Json* stamp = extra->find("tessera_timestamp");
+            if (stamp == nullptr) stamp = extra->find("timestamp");
+            if (stamp != nullptr) {
                 if (stamp->is(Json::Kind::string)) {
                     const std::string& digits = stamp->as_string();
                     std::from_chars(digits.data(), digits.data() + digits.size(), error.timestamp);
@@ -73,7 +75,9 @@ Json facts_of(const ErrorRecord& error) {
 void write(const std::string& path, std::string_view message, std::string_view traceback, const ErrorRecord* facts) {
     Json extra{Json::Object{}};
     extra.set("py_callstack", readable_text(traceback));
-    extra.set("timestamp", fmt::format("{:.6f}", wall_time()));
+    const std::string time = fmt::format("{:.6f}", wall_time());
+    extra.set("timestamp", time.substr(0, time.find('.')));  // torchrun fails on a fraction
+    extra.set("tessera_timestamp", time);
     if (facts != nullptr) extra.set("tessera", facts_of(*facts));
     Json body{Json::Object{}};
     body.set("message", readable_text(message));

@@ -11,13 +11,16 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <utility>
 
+#include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/proc.hpp"
 #include "base/write_whole.hpp"
 #include "launch/error_file.hpp"
 #include "launch/variables.hpp"
+#include "launch/worker_environment.hpp"
 
 namespace tsr {
 
@@ -84,6 +87,18 @@ void HostRanks::start(HostRound round) {
     const std::string name = round_name(round_.order.round);
     round_directory_ = made_directory(error_directory_, name);
     if (!options_.trace_directory.empty()) (void)made_directory(options_.trace_directory, name);
+    for (const Stream stream : both_streams) {
+        const bool is_out = stream == Stream::out;
+        const auto& texts = is_out ? options_.output.out_filters : options_.output.err_filters;
+        if (!texts.empty()) {
+            logs_.duplicate(stream, texts, open_log(is_out ? "filtered_stdout.log" : "filtered_stderr.log"));
+        }
+    }
+    if (options_.bind != Bind::none) {
+        processors_ = processors_of_ranks(options_.bind, read_topology("", allowed_processors()),
+                                          static_cast<int>(round_.order.seats.size()),
+                                          nodes_of_devices("", env_text("CUDA_VISIBLE_DEVICES")));
+    }
     workers_.reserve(round_.order.seats.size());
     for (const Seat& seat : round_.order.seats) start_worker(seat);
 }
@@ -100,13 +115,10 @@ void HostRanks::start_worker(const Seat& seat) {
     const std::string stem = fmt::format("{}/{}/rank-{}", error_directory_, round_name(round()), rank);
     worker.error_file = stem + ".error.json";
     worker.failure_file = stem + ".failure.json";
-    Fd log;
+    const int local_rank = rank - round_.order.seats.front().rank;
+    RankOutput output = open_output(local_rank, worker);
     if (!options_.log_directory.empty()) {
-        worker.log_file = stem + ".log";
         // Existing files are from an earlier job with the same directory.
-        const int opened = round_directory_.replace_file(file_name(worker.log_file), O_WRONLY | O_APPEND, 0644);
-        if (opened < 0) throw os_error(fmt::format("cannot open log file {}", worker.log_file), -opened);
-        log = Fd(opened);
         for (const std::string& file : {worker.error_file, worker.failure_file}) {
             (void)round_directory_.remove_file(file_name(file));
         }
@@ -115,7 +127,8 @@ void HostRanks::start_worker(const Seat& seat) {
     auto [err_read, err_write] = make_pipe();
     Spawn order;
     order.path = find_executable(program.command.front());
-    order.arguments = program.command;
+    order.arguments = program.command_of(local_rank);
+    if (!processors_.empty()) order.processors = processors_[static_cast<size_t>(local_rank)];
     order.environment = environment_of(worker);
     order.input = rank == 0 ? STDIN_FILENO : -1;  // as mpirun does: one reader
     order.output = out_write.get();
@@ -125,7 +138,7 @@ void HostRanks::start_worker(const Seat& seat) {
     order.signal_mask = signal_mask_;
     order.open_files = open_files_;
     worker.pid = spawn(order);
-    logs_.add_rank(rank, program.name(), std::move(out_read), std::move(err_read), std::move(log));
+    logs_.add_rank(rank, std::move(out_read), std::move(err_read), std::move(output));
     events_.write("start", wall_time(),
                   {{"round", round()},
                    {"rank", rank},
@@ -134,6 +147,46 @@ void HostRanks::start_worker(const Seat& seat) {
                    {"program", program.name()},
                    {"world_size", static_cast<int64_t>(round_.order.world_size)}});
     workers_.push_back(std::move(worker));
+}
+
+// A stream that --redirects or --tee names has its own file; others share the rank's log, if a directory is named.
+RankOutput HostRanks::open_output(int local_rank, Worker& worker) {
+    const int rank = worker.seat.rank;
+    const Program& program = options_.programs.at(static_cast<size_t>(worker.seat.program));
+    const OutputOptions& wanted = options_.output;
+    RankOutput output;
+    if (!wanted.prefix_template.empty()) {
+        output.prefix = expand_prefix(wanted.prefix_template, {rank, local_rank, program.role, host_});
+        output.names_rank = wanted.prefix_template.find("${rank}") != std::string::npos;
+    } else if (wanted.prefix) {
+        output.prefix = fmt::format("[rank {} {}] ", rank, program.name());
+    }
+    std::map<std::string, SharedFile> files;  // by name
+    for (const Stream stream : both_streams) {
+        const auto index = static_cast<size_t>(stream);
+        output.shown[index] = wanted.shows(local_rank, stream);
+        if (options_.log_directory.empty()) continue;
+        const bool own = wanted.has_file(local_rank, stream);
+        const std::string name = fmt::format("rank-{}{}.log", rank,
+                                             !own                    ? ""
+                                             : stream == Stream::out ? ".stdout"
+                                                                     : ".stderr");
+        if (!files.contains(name)) files[name] = open_log(name);
+        output.files[index] = files[name];
+        // In the end that of standard error, for the report.
+        worker.log_file = fmt::format("{}/{}/{}", error_directory_, round_name(round()), name);
+    }
+    return output;
+}
+
+// An existing file is from an earlier job with the same directory.
+SharedFile HostRanks::open_log(const std::string& name) {
+    const int opened = round_directory_.replace_file(name, O_WRONLY | O_APPEND, 0644);
+    if (opened < 0) {
+        throw os_error(fmt::format("cannot open log file {}/{}/{}", error_directory_, round_name(round()), name),
+                       -opened);
+    }
+    return std::make_shared<Fd>(opened);
 }
 
 std::vector<std::string> HostRanks::environment_of(const Worker& worker) const {
@@ -149,20 +202,20 @@ std::vector<std::string> HostRanks::environment_of(const Worker& worker) const {
         v.erase(name);
     }
     // torchrun's. Programs for it, torch.distributed among them, run unchanged.
-    for (const char* name : {"RANK", "ROLE_RANK", "TESSERA_RANK"}) v.set(name, rank);
+    for (const char* name : {"RANK", "TESSERA_RANK"}) v.set(name, rank);
     for (const char* name : {"LOCAL_RANK", "TESSERA_LOCAL_RANK"}) v.set(name, local_rank);
-    for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE", "TESSERA_WORLD_SIZE"}) v.set(name, world);
+    for (const char* name : {"WORLD_SIZE", "TESSERA_WORLD_SIZE"}) v.set(name, world);
     for (const char* name : {"LOCAL_WORLD_SIZE", "TESSERA_LOCAL_WORLD_SIZE"}) v.set(name, local_world);
     v.set("GROUP_RANK", order.group_rank);
     v.set("GROUP_WORLD_SIZE", order.group_size);
-    v.set("ROLE_NAME", "default");
     v.set("MASTER_ADDR", order.master_address);
     v.set("MASTER_PORT", order.master_port);
-    v.set("TORCHELASTIC_RESTART_COUNT", round());
+    v.set("TORCHELASTIC_RESTART_COUNT", order.restarts);
     v.set("TORCHELASTIC_MAX_RESTARTS", options_.max_restarts);
     v.set("TORCHELASTIC_RUN_ID", round_.run_id);
     v.set("TORCHELASTIC_USE_AGENT_STORE", "False");
     v.set("TORCHELASTIC_ERROR_FILE", worker.error_file);
+    set_torchrun_variables(v, options_, worker.seat, local_rank);
     if (local_world > 1) v.set_default("OMP_NUM_THREADS", "1");
     v.set_default("PYTHONUNBUFFERED", "1");  // keeps what a rank printed before it died
     // Tessera's own.
@@ -265,18 +318,31 @@ void HostRanks::stop(int signal) {
         return kill_workers();
     }
     if (stage_ != Stage::running) return;
-    ask_to_save(signal_name(signal), "; send a second signal (Ctrl-C) to kill the ranks now");
+    ask_to_save(pass_on(signal) > 0 || somebody_listens(), signal_name(signal),
+                "; send a second signal (Ctrl-C) to kill the ranks now");
 }
 
 void HostRanks::change() {
     if (stage_ != Stage::running) return;
     page_.request_preemption();
-    ask_to_save("a new round", "");
+    ask_to_save(somebody_listens(), "a new round", "");
 }
 
-void HostRanks::ask_to_save(const std::string& who, const std::string& then) {
+// Passes a scheduler's signal on to the ranks that have a handler for it; others would die of it. Returns how many have.
+// The signals that end a program without a scheduler are not passed on: an interpreter may handle them in order to stop.
+int HostRanks::pass_on(int signal) {
+    if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT) return 0;
+    int handling = 0;
+    for (const Worker& worker : workers_) {
+        if (worker.end || !process_handles(worker.pid, signal)) continue;
+        ::kill(worker.pid, signal);
+        ++handling;
+    }
+    return handling;
+}
+
+void HostRanks::ask_to_save(bool listening, const std::string& who, const std::string& then) {
     grace_deadline_ = Deadline::in(options_.grace);
-    const bool listening = somebody_listens();
     stage_ = listening ? Stage::saving : Stage::noticing;
     stage_deadline_ = listening ? grace_deadline_ : grace_deadline_.earlier(Deadline::in(notice_deadline));
     const std::string what =

@@ -91,10 +91,13 @@ class HostRanks {
 
     [[nodiscard]] std::string trace_directory() const;  // of this round
     void start_worker(const Seat& seat);
+    [[nodiscard]] RankOutput open_output(int local_rank, Worker& worker);
+    [[nodiscard]] SharedFile open_log(const std::string& name);
     [[nodiscard]] std::vector<std::string> environment_of(const Worker& worker) const;
     void note_exit(Worker& worker, int status);
-    void ask_to_save(const std::string& who, const std::string& then);
+    void ask_to_save(bool listening, const std::string& who, const std::string& then);
     void note_who_is_ending();
+    [[nodiscard]] int pass_on(int signal);
     void end_workers();   // SIGTERM to all living ranks
     void kill_workers();  // SIGKILL
     void signal_workers(int signal);
@@ -116,8 +119,9 @@ class HostRanks {
     // Of the round.
     bool in_round_ = false;
     HostRound round_;
-    std::vector<Worker> workers_;  // by local rank
-    DirAt round_directory_;        // of the ranks' logs and error files
+    std::vector<Worker> workers_;               // by local rank
+    DirAt round_directory_;                     // of the ranks' logs and error files
+    std::vector<std::vector<int>> processors_;  // by local rank; empty: not bound
     Stage stage_ = Stage::running;
     Deadline stage_deadline_ = Deadline::in(milliseconds{0});
     Deadline grace_deadline_ = stage_deadline_;  // of the first signal

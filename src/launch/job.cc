@@ -21,8 +21,17 @@ std::vector<int> ranks_left(const std::vector<RankIdentity>& members, const std:
 }  // namespace
 
 std::string Program::name() const {
-    const std::string& path = command.front();
+    const std::string& path = title.empty() ? command.front() : title;
     return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+}
+
+std::vector<std::string> Program::command_of(int local_rank) const {
+    std::vector<std::string> words = command;
+    if (!local_rank_argument.empty()) {
+        words.insert(words.begin() + static_cast<std::ptrdiff_t>(own_arguments),
+                     fmt::format("{}={}", local_rank_argument, local_rank));
+    }
+    return words;
 }
 
 int RunOptions::ranks() const {
@@ -49,6 +58,7 @@ void RunOptions::check() const {
     }
     if (max_restarts < 0)
         throw wrong(fmt::format("the number of restarts is {}; it must not be negative", max_restarts));
+    output.check(ranks());
 }
 
 std::vector<RankIdentity> ranks_of_host(const std::vector<int>& ranks, int node) {

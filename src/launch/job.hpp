@@ -1,6 +1,8 @@
 // The options of `tessera run`, and the ranks of the next round: plain values and pure functions.
 #pragma once
 
+#include <signal.h>
+
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -9,6 +11,8 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "launch/binding.hpp"
+#include "launch/rank_output.hpp"
 
 namespace tsr {
 
@@ -17,8 +21,13 @@ struct Program {
     std::vector<std::string> command;
     int ranks = 1;
     std::vector<std::pair<std::string, std::string>> environment;
+    std::string title;                // of what an interpreter runs; empty: the executable
+    std::string role = "default";     // torchrun's: ROLE_RANK and ROLE_WORLD_SIZE count the ranks with the same role
+    size_t own_arguments = 1;         // the index in `command` of the first argument that is the program's own
+    std::string local_rank_argument;  // "--local-rank": ranks get --local-rank=N as first own argument; empty: none
 
-    [[nodiscard]] std::string name() const;  // of the executable, without directories
+    [[nodiscard]] std::string name() const;  // without directories
+    [[nodiscard]] std::vector<std::string> command_of(int local_rank) const;
 };
 
 enum class OnLoss {
@@ -50,14 +59,18 @@ struct RunOptions {
     int min_ranks = 0;                 // fewer end the job; 0: all ranks are required
     int max_restarts = 0;
     OnLoss on_loss = OnLoss::restart;
-    bool prefix = true;
     bool insecure = false;
+    OutputOptions output;
     std::string log_directory;            // empty: no files
     std::string events_file;              // empty: none
     std::string trace_directory;          // of the communicators' flight records; empty: none
     milliseconds grace{30000};            // from the first signal until the ranks are stopped
     milliseconds kill_grace{5000};        // from SIGTERM to SIGKILL
     std::optional<milliseconds> timeout;  // of the ranks' collectives
+    std::vector<int> stop_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  // ask the job to save and end
+    int preempted_exit_code = 0;      // of a job that was asked to end, and whose ranks all exited with 0
+    bool virtual_local_rank = false;  // LOCAL_RANK=0 and one visible device for each rank
+    Bind bind = Bind::none;
 
     [[nodiscard]] int ranks() const;
     // Throws INVALID_ARGUMENT for an invalid job.

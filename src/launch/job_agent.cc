@@ -37,10 +37,11 @@ constexpr size_t max_peers = 4096;
 
 std::string random_id() { return Token::random().hex().substr(0, 16); }
 
-Fd signal_descriptor() {
+Fd signal_descriptor(const std::vector<int>& stop_signals) {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) sigaddset(&set, signal);
+    for (const int signal : {SIGCHLD, SIGUSR1}) sigaddset(&set, signal);
+    for (const int signal : stop_signals) sigaddset(&set, signal);
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) throw os_error("pthread_sigmask", error);
     Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!fd.valid()) throw os_error("signalfd", errno);
@@ -63,6 +64,7 @@ std::vector<std::string> agreed_by(const RunOptions& options) {
     agreed.push_back(fmt::format("--on-loss {}", words.at(static_cast<size_t>(options.on_loss))));
     for (const Program& program : options.programs) {
         agreed.push_back(fmt::format("the command `{}`", fmt::join(program.command, " ")));
+        agreed.push_back(fmt::format("--role {}", program.role));
     }
     return agreed;
 }
@@ -98,9 +100,9 @@ JobAgent::JobAgent(RunOptions options, int guardian, const sigset_t& signal_mask
       token_(!options_.hosts || options_.insecure
                  ? Token::random()
                  : find_token("", is_loopback(options_.hosts->endpoint_host), endpoint())),
-      signals_(signal_descriptor()),
+      signals_(signal_descriptor(options_.stop_signals)),
       events_(options_.events_file),
-      logs_(STDOUT_FILENO, STDERR_FILENO, options_.prefix),
+      logs_(STDOUT_FILENO, STDERR_FILENO),
       ranks_(options_, host_, token_, signal_mask, logs_, events_),
       master_port_(std::make_unique<PortReservation>()),
       job_id_(random_id()),
@@ -154,7 +156,9 @@ bool JobAgent::open_events() {
         while (signal_while_idle_ == 0 &&
                ::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
             const int signal = static_cast<int>(info.ssi_signo);
-            if (signal != SIGCHLD && signal != SIGUSR1) signal_while_idle_ = signal;
+            if (std::ranges::find(options_.stop_signals, signal) != options_.stop_signals.end()) {
+                signal_while_idle_ = signal;
+            }
         }
         if (polls[1].revents != 0) signal_while_idle_ = SIGKILL;
         if (signal_while_idle_ != 0) return false;
@@ -375,7 +379,7 @@ void JobAgent::take_signals() {
     while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
         const int signal = static_cast<int>(info.ssi_signo);
         if (signal == SIGCHLD) continue;
-        if (signal == SIGUSR1) {
+        if (std::ranges::find(options_.stop_signals, signal) == options_.stop_signals.end()) {  // SIGUSR1
             report(FlightsAsked{});
         } else if (!coordinator_ && !ranks_.in_round() &&
                    (!takes_part_ || !coordinator_link_ || signal_while_idle_ != 0)) {

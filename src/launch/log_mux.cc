@@ -20,11 +20,12 @@ namespace {
 // Any pipe or terminal that poll() calls writable takes this much without blocking.
 constexpr size_t safe_write = 4096;
 
-std::string prefix_of(int rank, const std::string& program, bool colours) {
-    const std::string text = fmt::format("[rank {} {}]", rank, program);
+// The prefix in the colour of its rank, without the blank at its end.
+std::string coloured(int rank, std::string_view prefix) {
     constexpr std::array<int, 6> palette = {36, 33, 32, 35, 34, 31};
-    if (!colours) return text + " ";
-    return fmt::format("\x1b[{}m{}\x1b[0m ", palette[static_cast<size_t>(rank) % palette.size()], text);
+    const size_t text = prefix.find_last_not_of(' ') + 1;
+    return fmt::format("\x1b[{}m{}\x1b[0m{}", palette[static_cast<size_t>(rank) % palette.size()],
+                       prefix.substr(0, text), prefix.substr(text));
 }
 
 }  // namespace
@@ -93,22 +94,31 @@ std::string OutputQueue::loss(const std::string& what) const {
     return empty() ? "" : what + ": nobody reads it";
 }
 
-LogMux::LogMux(int out, int err, bool prefix) : out_(out), err_(err), prefix_(prefix) {}
+LogMux::LogMux(int out, int err) : out_(out), err_(err) {}
 
-void LogMux::add_rank(int rank, const std::string& program, Fd out, Fd err, Fd file) {
-    const auto shared = file.valid() ? std::make_shared<Fd>(std::move(file)) : nullptr;
+void LogMux::add_rank(int rank, Fd out, Fd err, RankOutput output) {
     tails_[rank] = {};
-    for (auto& [pipe, output] : {std::pair<Fd*, OutputQueue*>{&out, &out_}, {&err, &err_}}) {
-        ::fcntl(pipe->get(), F_SETFL, O_NONBLOCK);  // only our end: the rank's end is another description
-        const std::string prefix = prefix_ ? prefix_of(rank, program, wants_colours(output->fd())) : "";
-        streams_.push_back({std::move(*pipe),
-                            output,
-                            prefix,
-                            prefix_ ? fmt::format("[rank{}]:", rank) : "",
-                            {},
-                            shared,
-                            output == &err_ ? &tails_[rank] : nullptr});
+    for (const Stream stream : both_streams) {
+        const auto index = static_cast<size_t>(stream);
+        const bool is_out = stream == Stream::out;
+        Source source{};
+        source.pipe = std::move(is_out ? out : err);
+        ::fcntl(source.pipe.get(), F_SETFL, O_NONBLOCK);  // only our end: the rank's end is another description
+        source.output = is_out ? &out_ : &err_;
+        source.shown = output.shown[index];
+        source.plain_prefix = output.prefix;
+        source.prefix = !output.prefix.empty() && wants_colours(source.output->fd()) ? coloured(rank, output.prefix)
+                                                                                     : output.prefix;
+        source.said_twice = output.prefix.empty() || !output.names_rank ? "" : fmt::format("[rank{}]:", rank);
+        source.file = output.files[index];
+        source.duplicate = duplicates_[index];
+        source.tail = is_out ? nullptr : &tails_[rank];
+        sources_.push_back(std::move(source));
     }
+}
+
+void LogMux::duplicate(Stream stream, std::vector<std::string> texts, SharedFile file) {
+    duplicates_[static_cast<size_t>(stream)] = {std::move(texts), std::move(file)};
 }
 
 std::vector<std::string> LogMux::last_error_lines(int rank) const {
@@ -125,61 +135,68 @@ void LogMux::append_polls(std::vector<pollfd>& polls) const {
     if (!out_.empty()) polls.push_back({out_.fd(), POLLOUT, 0});
     if (!err_.empty()) polls.push_back({err_.fd(), POLLOUT, 0});
     if (congested()) return;
-    for (const Stream& stream : streams_) polls.push_back({stream.pipe.get(), POLLIN, 0});
+    for (const Source& source : sources_) polls.push_back({source.pipe.get(), POLLIN, 0});
 }
 
 void LogMux::handle_polls(const pollfd* polls, size_t count) {
     for (size_t i = 0; i < count; ++i) {
         if (polls[i].revents == 0) continue;
-        const auto stream = std::find_if(streams_.begin(), streams_.end(),
-                                         [&](const Stream& s) { return s.pipe.get() == polls[i].fd; });
-        if (stream != streams_.end() && !read_some(*stream)) streams_.erase(stream);
+        const auto source =
+            std::ranges::find_if(sources_, [&](const Source& s) { return s.pipe.get() == polls[i].fd; });
+        if (source != sources_.end() && !read_some(*source)) sources_.erase(source);
     }
     out_.write_some();
     err_.write_some();
 }
 
-bool LogMux::read_some(Stream& stream) {
+bool LogMux::read_some(Source& source) {
     std::array<char, 65536> chunk;
-    const ssize_t got = ::read(stream.pipe.get(), chunk.data(), chunk.size());
+    const ssize_t got = ::read(source.pipe.get(), chunk.data(), chunk.size());
     if (got < 0) return errno == EAGAIN || errno == EINTR;
-    const auto print = [&](std::string_view line) { emit(stream, line); };
+    const auto print = [&](std::string_view line) { emit(source, line); };
     if (got == 0) {
-        stream.lines.finish(print);
+        source.lines.finish(print);
         return false;
     }
     const std::string_view bytes(chunk.data(), static_cast<size_t>(got));
-    if (stream.file && stream.file->valid() && !write_whole(stream.file->get(), bytes)) {
-        lost_file_ = os_error("cannot write a rank's log file", errno).what();
-        say(lost_file_ + "; the log ends here");
-        stream.file->reset();  // for both of the rank's streams
-    }
-    stream.lines.feed(bytes, print);
+    write(source.file, bytes);
+    source.lines.feed(bytes, print);
     return true;
 }
 
-void LogMux::emit(Stream& stream, std::string_view line) {
-    if (!stream.said_twice.empty() && line.starts_with(stream.said_twice)) {
-        line.remove_prefix(stream.said_twice.size());
+void LogMux::emit(Source& source, std::string_view line) {
+    if (!source.said_twice.empty() && line.starts_with(source.said_twice)) {
+        line.remove_prefix(source.said_twice.size());
         if (line.starts_with(' ')) line.remove_prefix(1);
     }
-    if (stream.tail != nullptr) stream.tail->add(line);
-    stream.output->push(stream.prefix);
-    stream.output->push(line);
-    stream.output->push("\n");
+    if (source.tail != nullptr) source.tail->add(line);
+    const auto& [texts, file] = source.duplicate;
+    const auto in_line = [&](const std::string& text) { return line.find(text) != std::string_view::npos; };
+    if (file && std::ranges::any_of(texts, in_line)) write(file, fmt::format("{}{}\n", source.plain_prefix, line));
+    if (!source.shown) return;
+    source.output->push(source.prefix);
+    source.output->push(line);
+    source.output->push("\n");
+}
+
+void LogMux::write(const SharedFile& file, std::string_view bytes) {
+    if (!file || !file->valid() || write_whole(file->get(), bytes)) return;
+    lost_file_ = os_error("cannot write a rank's log file", errno).what();
+    say(lost_file_ + "; the log ends here");
+    file->reset();
 }
 
 void LogMux::drain(Deadline deadline) {
-    while (!streams_.empty() && !deadline.expired()) {
+    while (!sources_.empty() && !deadline.expired()) {
         std::vector<pollfd> polls;
         append_polls(polls);
         if (::poll(polls.data(), polls.size(), static_cast<int>(deadline.slice().count())) < 0 && errno != EINTR) break;
         handle_polls(polls.data(), polls.size());
     }
-    for (Stream& stream : streams_) {
-        stream.lines.finish([&](std::string_view line) { emit(stream, line); });
+    for (Source& source : sources_) {
+        source.lines.finish([&](std::string_view line) { emit(source, line); });
     }
-    streams_.clear();
+    sources_.clear();
     out_.write_all(deadline);
     err_.write_all(deadline);
 }

@@ -1,10 +1,11 @@
 // Merges the output of the ranks: complete lines, each prefixed with its rank, to the agent's own output, and raw bytes
-// to one file per rank. Owned by the agent's thread, which polls the descriptors. Memory is bounded: when the terminal
+// to files. Owned by the agent's thread, which polls the descriptors. Memory is bounded: when the terminal
 // does not accept the output, the ranks' pipes are no longer read, and the ranks block as they would on the terminal.
 #pragma once
 
 #include <poll.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -17,6 +18,7 @@
 
 #include "base/clock.hpp"
 #include "base/fd.hpp"
+#include "launch/rank_output.hpp"
 
 namespace tsr {
 
@@ -69,12 +71,26 @@ class OutputQueue {
     int failure_ = 0;  // errno of a failed write: further output is dropped, and the job continues
 };
 
+// A file that ranks or streams may share. On an error it is closed, for all of them.
+using SharedFile = std::shared_ptr<Fd>;
+
+// What becomes of a rank's output, by stream.
+struct RankOutput {
+    std::string prefix;      // before each printed line
+    bool names_rank = true;  // the prefix does, so PyTorch's own "[rank3]:" before a line is left out
+    std::array<SharedFile, 2> files;
+    std::array<bool, 2> shown{true, true};  // printed to the agent's own output
+};
+
 class LogMux {
    public:
-    LogMux(int out, int err, bool prefix);
+    LogMux(int out, int err);
 
-    // Takes ownership of the reading ends of a rank's pipes. `file` may be invalid.
-    void add_rank(int rank, const std::string& program, Fd out, Fd err, Fd file);
+    // Takes ownership of the reading ends of a rank's pipes.
+    void add_rank(int rank, Fd out, Fd err, RankOutput output);
+    // Lines of this stream of ranks that are added later also go to `file`, with their prefix, if they contain one of
+    // the texts.
+    void duplicate(Stream stream, std::vector<std::string> texts, SharedFile file);
     // The last lines that the most recently added rank `rank` printed to its standard error.
     [[nodiscard]] std::vector<std::string> last_error_lines(int rank) const;
     // Prints a line of the agent to its standard error.
@@ -91,24 +107,32 @@ class LogMux {
     [[nodiscard]] std::string losses() const;
 
    private:
-    struct Stream {
+    struct Duplicate {
+        std::vector<std::string> texts;
+        SharedFile file;
+    };
+    struct Source {
         Fd pipe;
         OutputQueue* output;
-        std::string prefix;
-        std::string said_twice;  // "[rank3]:", which PyTorch puts before the lines of a traceback
+        bool shown;
+        std::string prefix;        // as printed, perhaps in colour
+        std::string plain_prefix;  // as in files
+        std::string said_twice;    // "[rank3]:", which PyTorch puts before the lines of a traceback
         LineBuffer lines;
-        std::shared_ptr<Fd> file;
+        SharedFile file;
+        Duplicate duplicate;
         Tail* tail;  // of standard error; nullptr for standard output
     };
 
-    bool read_some(Stream& stream);  // false at the end
-    void emit(Stream& stream, std::string_view line);
+    bool read_some(Source& source);  // false at the end
+    void emit(Source& source, std::string_view line);
+    void write(const SharedFile& file, std::string_view bytes);
     [[nodiscard]] bool congested() const { return out_.full() || err_.full(); }
 
     OutputQueue out_;
     OutputQueue err_;
-    bool prefix_;
-    std::list<Stream> streams_;
+    std::array<Duplicate, 2> duplicates_;  // by stream
+    std::list<Source> sources_;
     std::map<int, Tail> tails_;  // by rank
     std::string lost_file_;      // the error of the first log file that could not be written
 };

@@ -183,9 +183,11 @@ std::string encode(const Order& order) {
             [](const StartRound& start) {
                 Json::Array seats;
                 for (const Seat& seat : start.seats) {
-                    seats.emplace_back(Json::Array{Json(seat.rank), Json(seat.program), Json(seat.instance)});
+                    seats.emplace_back(Json::Array{Json(seat.rank), Json(seat.program), Json(seat.instance),
+                                                   Json(seat.role_rank), Json(seat.role_size)});
                 }
                 return text_of("start", {{"round", start.round},
+                                         {"restarts", start.restarts},
                                          {"world_size", start.world_size},
                                          {"group_rank", start.group_rank},
                                          {"group_size", start.group_size},
@@ -248,15 +250,18 @@ Order decode_order(const Json& message) {
     if (kind == "start") {
         StartRound start;
         start.round = number_at(message, "round");
+        start.restarts = number_at(message, "restarts");
         start.world_size = number_at(message, "world_size", 1, max_ranks);
         start.group_size = number_at(message, "group_size", 1, max_ranks);
         start.group_rank = number_at(message, "group_rank", 0, start.group_size - 1);
         for (const Json& entry : message.at("seats").as_array()) {
             const Json::Array& seat = entry.as_array();
-            if (seat.size() != 3) throw Error(Code::corrupt, "a seat has other than three numbers");
+            if (seat.size() != 5) throw Error(Code::corrupt, "a seat has other than five numbers");
             start.seats.push_back({number(seat[0], 0, start.world_size - 1, "a rank"),
                                    number(seat[1], 0, max_ranks, "a program"),
-                                   number(seat[2], 0, max_ranks, "an instance")});
+                                   number(seat[2], 0, max_ranks, "an instance"),
+                                   number(seat[3], 0, start.world_size - 1, "a role's rank"),
+                                   number(seat[4], 1, start.world_size, "a role's size")});
         }
         start.master_address = message.at("master_address").as_string();
         start.master_port = port_at(message, "master_port");

@@ -84,12 +84,15 @@ struct Refused {
 struct Seat {
     int rank = 0;
     int program = 0;
-    int instance = 0;  // of that program, on that host
+    int instance = 0;   // of that program, on that host
+    int role_rank = 0;  // among the ranks whose programs have the same role
+    int role_size = 1;
     friend bool operator==(const Seat&, const Seat&) = default;
 };
 
 struct StartRound {
     int round = 0;
+    int restarts = 0;  // of those that --max-restarts counts
     int world_size = 1;
     int group_rank = 0;  // of this host
     int group_size = 1;

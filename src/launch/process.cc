@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -34,9 +35,21 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
     return out;
 }
 
+// The bits of an affinity mask as the kernel reads them.
+std::vector<unsigned long> mask_of(const std::vector<int>& processors) {
+    constexpr size_t bits = 8 * sizeof(unsigned long);
+    std::vector<unsigned long> mask;
+    for (const int id : processors) {
+        const auto at = static_cast<size_t>(id);
+        if (mask.size() <= at / bits) mask.resize(at / bits + 1);
+        mask[at / bits] |= 1UL << at % bits;
+    }
+    return mask;
+}
+
 // After fork in a process with threads: only async-signal-safe calls, no allocation.
-[[noreturn]] void become(const Spawn& spawn, char* const* arguments, char* const* environment, pid_t parent,
-                         int report) {
+[[noreturn]] void become(const Spawn& spawn, char* const* arguments, char* const* environment,
+                         const std::vector<unsigned long>& processors, pid_t parent, int report) {
     const auto give_up = [&] {
         const int failure = errno;
         (void)!::write(report, &failure, sizeof failure);
@@ -52,6 +65,10 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
     if (rlimit limit{}; spawn.open_files != 0 && ::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
         limit.rlim_cur = spawn.open_files;
         (void)::setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (!processors.empty()) {
+        const auto* mask = reinterpret_cast<const cpu_set_t*>(processors.data());
+        if (::sched_setaffinity(0, processors.size() * sizeof(unsigned long), mask) != 0) give_up();
     }
     for (int signal = 1; signal < NSIG; ++signal) {
         struct sigaction action{};
@@ -82,13 +99,15 @@ std::vector<pid_t> children() {
 
 // SIGCHLD, SIGUSR1 (requests flight records) and the signals that end the job, except those that this process ignores
 // because of nohup or because it is a background job.
-sigset_t guardian_signals() {
+sigset_t guardian_signals(const std::vector<int>& stop_signals) {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGTERM, SIGUSR1}) sigaddset(&set, signal);
-    for (const int signal : {SIGINT, SIGHUP, SIGQUIT}) {
+    for (const int signal : {SIGCHLD, SIGUSR1}) sigaddset(&set, signal);
+    for (const int signal : stop_signals) {
+        const bool may_be_ignored = signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
         struct sigaction action{};
-        if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, signal);
+        const bool ignored = ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+        if (!may_be_ignored || !ignored) sigaddset(&set, signal);
     }
     return set;
 }
@@ -180,6 +199,7 @@ std::string find_executable(const std::string& command) {
 pid_t spawn(const Spawn& spawn) {
     const std::vector<char*> arguments = pointers(spawn.arguments);
     const std::vector<char*> environment = pointers(spawn.environment);
+    const std::vector<unsigned long> processors = mask_of(spawn.processors);
     auto [report_in, report_out] = make_pipe();
     Spawn ready = spawn;
     Fd null;
@@ -191,7 +211,7 @@ pid_t spawn(const Spawn& spawn) {
     const pid_t self = ::getpid();
     const pid_t pid = ::fork();
     if (pid < 0) throw os_error(fmt::format("cannot start '{}'", spawn.path), errno);
-    if (pid == 0) become(ready, arguments.data(), environment.data(), self, report_out.get());
+    if (pid == 0) become(ready, arguments.data(), environment.data(), processors, self, report_out.get());
     report_out.reset();
     int failure = 0;
     ssize_t got = 0;
@@ -242,10 +262,11 @@ void become_subreaper() {
     if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw os_error("prctl(PR_SET_CHILD_SUBREAPER)", errno);
 }
 
-int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent) {
+int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent,
+                const std::vector<int>& stop_signals) {
     become_subreaper();
     ignore_signals_of_writes();
-    const sigset_t signals = guardian_signals();
+    const sigset_t signals = guardian_signals(stop_signals);
     sigset_t former;
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &signals, &former)) throw os_error("pthread_sigmask", error);
     auto [alive_in, alive_out] = make_pipe();  // alive_out stays open only in the guardian, and closes with it

@@ -48,9 +48,10 @@ struct Spawn {
     int input = -1;                        // -1: /dev/null
     int output = -1;
     int error = -1;
-    std::vector<int> inherited;  // descriptors that stay open under their numbers
-    sigset_t signal_mask;        // the process starts with it
-    rlim_t open_files = 0;       // its limit of open files; 0: this process's
+    std::vector<int> inherited;   // descriptors that stay open under their numbers
+    sigset_t signal_mask;         // the process starts with it
+    rlim_t open_files = 0;        // its limit of open files; 0: this process's
+    std::vector<int> processors;  // that it may run on; empty: this process's
 };
 
 // Starts a process in a new session; it is killed when this process dies. The calling thread must live as long as this
@@ -67,9 +68,10 @@ void kill_all_children(Deadline deadline);
 // Makes this process adopt orphaned descendants.
 void become_subreaper();
 
-// Runs `agent` in a child process with its own session and forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 to it.
-// Returns its exit code after all descendants are dead. `agent` gets a descriptor that becomes readable when the
+// Runs `agent` in a child process with its own session and forwards SIGUSR1 and `stop_signals` to it, except SIGINT,
+// SIGHUP and SIGQUIT where this process ignores them. Returns its exit code after all descendants are dead. `agent` gets a descriptor that becomes readable when the
 // guardian dies, and the signal mask for its children. Must be called while the process has a single thread.
-[[nodiscard]] int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent);
+[[nodiscard]] int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent,
+                              const std::vector<int>& stop_signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT});
 
 }  // namespace tsr

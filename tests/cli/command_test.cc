@@ -88,9 +88,9 @@ TEST(Command, WrongUsageIsToldWithTheUsage) {
 TEST(Command, HelpTellsDefaults) {
     const Result result = tessera("run --help");
     EXPECT_EQ(result.code, 0);
-    EXPECT_THAT(result.out,
-                AllOf(ContainsRegex("--grace-s FLOAT[= []+30"), ContainsRegex("--kill-grace-s FLOAT[= []+5"),
-                      ContainsRegex("--on-loss TEXT[= []+restart"), ContainsRegex("N[= []+1")));
+    EXPECT_THAT(result.out, AllOf(ContainsRegex("--grace-s FLOAT[= []+30"),
+                                  ContainsRegex("--kill-grace-s,--shutdown-timeout FLOAT[= []+5"),
+                                  ContainsRegex("--on-loss TEXT[= []+restart"), ContainsRegex("N[= []+1")));
 }
 
 TEST(Command, EnvTriesTransportsAndDirectIo) {

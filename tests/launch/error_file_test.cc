@@ -32,6 +32,21 @@ TEST_F(ErrorFile, FirstErrorOfAProcessIsReadBack) {
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1) << "no draft is left";
 }
 
+// torchrun's agent ends with an exception when it reads a fraction; one second would not tell ranks apart.
+TEST_F(ErrorFile, TimeIsWholeForTorchrunAndExactForTheReport) {
+    testing::Child child = testing::in_child({{"TORCHELASTIC_ERROR_FILE", path_}}, [] { record_error("x", ""); });
+    ASSERT_EQ(child.wait(), 0);
+    std::stringstream text;
+    text << std::ifstream(path_).rdbuf();
+    const Json document = Json::parse(text.str(), path_);
+    const Json& extra = document.at("message").at("extraInfo");
+    const std::string whole = extra.at("timestamp").as_string();
+    EXPECT_EQ(whole.find_first_not_of("0123456789"), std::string::npos) << whole;
+    const std::string exact = extra.at("tessera_timestamp").as_string();
+    EXPECT_EQ(exact.substr(0, exact.find('.')), whole);
+    EXPECT_EQ(read_error_file(path_)->timestamp, std::stod(exact));
+}
+
 TEST_F(ErrorFile, FactsOfTheErrorAreReadBack) {
     testing::Child child = testing::in_child({{"TESSERA_ERROR_FILE", path_}}, [] {
         const Error error(Code::timeout, "late");
