@@ -62,7 +62,7 @@ void Coordinator::take(Node node, const Report& report, Time now) {
     } else if (const auto* over = std::get_if<RoundOver>(&report)) {
         if (over->round == round_) note_over(node, *over, now);
     } else if (const auto* stop = std::get_if<StopAsked>(&report)) {
-        asked_to_stop(node, stop->signal, now);
+        asked_to_stop(node, stop->signal);
     } else if (std::holds_alternative<FlightsAsked>(report)) {
         order_round(WriteFlights{});
     } else if (std::holds_alternative<Listening>(report)) {
@@ -82,6 +82,7 @@ void Coordinator::join(Node node, const Hello& hello, Time now) {
         lose(other, "its agent has connected again", now);
         break;
     }
+    if (state_ == State::finished) return order(node, Refused{"the job has ended"});
     if (const std::string why = why_refused(hello); !why.empty()) {
         order(node, Refused{why});
         // Before the job has begun, whoever starts it is there to see it; later, a stray host must not end it.
@@ -99,10 +100,6 @@ void Coordinator::join(Node node, const Hello& hello, Time now) {
 }
 
 std::string Coordinator::why_refused(const Hello& hello) const {
-    if (hello.ranks.size() != options_.programs.size()) {
-        return fmt::format("it has {}, but this host has {}", plural(hello.ranks.size(), "program"),
-                           plural(options_.programs.size(), "program"));
-    }
     if (hello.node_rank >= hosts_.max_nodes) {
         return fmt::format("--node-rank {} is not below the number of hosts, {} (--nnodes)", hello.node_rank,
                            hosts_.max_nodes);
@@ -133,6 +130,10 @@ std::string Coordinator::why_refused(const Hello& hello) const {
                                hello.host);
         }
         for (const int count : other.ranks) ranks += static_cast<size_t>(count);
+    }
+    if (hello.ranks.size() != options_.programs.size()) {
+        return fmt::format("host {} has {}, but the job has {}", hello.host, plural(hello.ranks.size(), "program"),
+                           plural(options_.programs.size(), "program"));
     }
     if (ranks > static_cast<size_t>(max_ranks)) {
         return fmt::format("the job would have {} ranks; at most {} are allowed", ranks, max_ranks);
@@ -230,8 +231,7 @@ void Coordinator::lose(Node node, const std::string& why, Time now) {
     if (all) conclude(now);
 }
 
-void Coordinator::asked_to_stop(Node node, int signal, Time now) {
-    (void)now;
+void Coordinator::asked_to_stop(Node node, int signal) {
     if (stop_signal_ == 0) stop_signal_ = signal;
     if (state_ == State::gathering) {
         const std::string text =
@@ -305,16 +305,16 @@ std::optional<Coordinator::Time> Coordinator::next_tick() const {
 void Coordinator::tick(Time now) {
     if (state_ != State::gathering) return;
     const int present = static_cast<int>(nodes_.size());
-    if (present >= hosts_.max_nodes) return begin_round(now);
+    if (present >= hosts_.max_nodes) return begin_round();
     if (present < hosts_.min_nodes) last_call_.reset();
     if (present >= hosts_.min_nodes && !last_call_) last_call_ = now + hosts_.last_call;
-    if (last_call_ && now >= *last_call_) return begin_round(now);
+    if (last_call_ && now >= *last_call_) return begin_round();
     if (!told_waiting_ && now >= gathering_since_ + patience) {
         told_waiting_ = true;
         say(fmt::format("waiting for more hosts: {}", missing_hosts()));
     }
     if (now < gathering_since_ + hosts_.join_timeout) return;
-    if (present >= hosts_.min_nodes) return begin_round(now);
+    if (present >= hosts_.min_nodes) return begin_round();
     const std::string text =
         fmt::format("the job cannot start: after {:g} s, {}", seconds(hosts_.join_timeout), missing_hosts());
     finish(1, text, text);
@@ -355,8 +355,7 @@ size_t Coordinator::ranks_of(const std::vector<Node>& nodes) const {
     return ranks;
 }
 
-void Coordinator::begin_round(Time now) {
-    (void)now;
+void Coordinator::begin_round() {
     const std::vector<Node> chosen = chosen_nodes();
     std::vector<RankIdentity> members;
     for (const Node node : chosen) {
@@ -455,7 +454,7 @@ void Coordinator::conclude_without_failure(Time now) {
     if (static_cast<int>(nodes_.size()) < hosts_.min_nodes || ranks == 0) return gather(now);
     announce("the hosts of the job have changed", ranks, members_.size(),
              fmt::format(" on {}", plural(nodes.size(), "host")), {});
-    begin_round(now);
+    begin_round();
 }
 
 void Coordinator::announce(const std::string& reason, size_t ranks, size_t former, const std::string& how,
@@ -480,7 +479,7 @@ void Coordinator::go_on_after_loss(const std::vector<RankEnd>& failures, const s
                         static_cast<int>(ranks) >= options_.min_ranks;
     if (enough) {
         announce(reason, ranks, members_.size(), fmt::format(" on {}", plural(nodes.size(), "host")), lost);
-        return begin_round(now);
+        return begin_round();
     }
     const std::string left =
         fmt::format("{} left, fewer than {} (--nnodes)", plural(nodes_.size(), "host"), hosts_.min_nodes);
@@ -515,7 +514,7 @@ void Coordinator::go_on_after_failure(const std::vector<RankEnd>& failures, cons
         return gather(now);
     }
     announce(reason, ranks, former, how, lost);
-    begin_round(now);
+    begin_round();
 }
 
 void Coordinator::give_up(const std::vector<RankEnd>& failures, const std::string& why) {

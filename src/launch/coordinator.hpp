@@ -66,7 +66,7 @@ class Coordinator {
     void note_ended(Node node, RankEnd end, Time now);
     void note_details(Node node, RankEnd end);
     void note_over(Node node, const RoundOver& over, Time now);
-    void asked_to_stop(Node node, int signal, Time now);
+    void asked_to_stop(Node node, int signal);
     void stop_round(Reason reason, const EndRanks& how);
     void consider_late_nodes();
     void gather(Time now);
@@ -77,7 +77,7 @@ class Coordinator {
     void announce(const std::string& reason, size_t ranks, size_t former, const std::string& how,
                   const std::vector<int>& lost);
     void give_up(const std::vector<RankEnd>& failures, const std::string& why);
-    void begin_round(Time now);
+    void begin_round();
     [[nodiscard]] std::vector<Node> chosen_nodes() const;  // for the next round, in order of their ranks
     [[nodiscard]] std::vector<RankIdentity> seats_of(Node node) const;
     [[nodiscard]] size_t ranks_of(const std::vector<Node>& nodes) const;

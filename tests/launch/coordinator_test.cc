@@ -110,8 +110,8 @@ TEST(Coordinator, RanksFollowTheOrderOfJoiningOrOfNodeRanks) {
     job.join(0, hello_of(0, 2));
     EXPECT_TRUE(job.starts.empty());
     job.join(1, hello_of(1, 3));
-    EXPECT_EQ(job.starts.at(0).seats, (std::vector<Seat>{{0, 0, 0}, {1, 0, 1}}));
-    EXPECT_EQ(job.starts.at(1).seats, (std::vector<Seat>{{2, 0, 0}, {3, 0, 1}, {4, 0, 2}}));
+    EXPECT_EQ(job.starts.at(0).seats, (std::vector<Seat>{{0, 0, 0, 0, 5}, {1, 0, 1, 1, 5}}));
+    EXPECT_EQ(job.starts.at(1).seats, (std::vector<Seat>{{2, 0, 0, 2, 5}, {3, 0, 1, 3, 5}, {4, 0, 2, 4, 5}}));
     EXPECT_EQ(job.starts.at(1).world_size, 5);
     EXPECT_EQ(job.starts.at(1).group_rank, 1);
     EXPECT_EQ(job.starts.at(1).master_address, "10.0.0.0");
@@ -120,6 +120,20 @@ TEST(Coordinator, RanksFollowTheOrderOfJoiningOrOfNodeRanks) {
     given.join(1, hello_of(1, 1, 0));
     EXPECT_EQ(given.starts.at(0).group_rank, 1);
     EXPECT_EQ(given.starts.at(0).master_address, "10.0.0.1") << "rank 0's host";
+}
+
+TEST(Coordinator, RolesAreCountedOverAllHosts) {
+    RunOptions options = options_of(2, 2);
+    options.programs.resize(2, options.programs.front());
+    options.programs[1].role = "reader";
+    Job job(options);
+    for (const int node : {0, 1}) {
+        Hello hello = hello_of(node, 2);
+        hello.ranks.push_back(1);
+        job.join(node, hello);
+    }
+    EXPECT_EQ(job.starts.at(0).seats, (std::vector<Seat>{{0, 0, 0, 0, 4}, {1, 0, 1, 1, 4}, {2, 1, 0, 0, 2}}));
+    EXPECT_EQ(job.starts.at(1).seats, (std::vector<Seat>{{3, 0, 0, 2, 4}, {4, 0, 1, 3, 4}, {5, 1, 0, 1, 2}}));
 }
 
 TEST(Coordinator, TheLastCallEndsTheWaitForMoreHosts) {
@@ -236,7 +250,9 @@ TEST(Coordinator, AnAgentThatConnectsAgainReplacesItsOldConnection) {
     job.join(1, hello_of(1, 1));
     job.join(5, hello_of(1, 1));
     job.end_all(0, 15, true);
-    EXPECT_EQ(job.starts.at(5).round, 2) << "the first without it, the second with it";
+    EXPECT_EQ(job.starts.at(5).round, 1);
+    EXPECT_EQ(job.starts.at(5).group_size, 2);
+    EXPECT_EQ(job.coordinator.restarts(), 0);
 }
 
 TEST(Coordinator, AThousandHostsFormARound) {

@@ -126,10 +126,12 @@ TEST(NodeMessage, SurvivesTheJourney) {
     start.world_size = 4;
     start.group_size = 2;
     start.group_rank = 1;
-    start.seats = {{2, 0, 0}, {3, 1, 0}};
+    start.seats = {{2, 0, 0, 1, 3}, {3, 1, 0, 0, 1}};
+    start.restarts = 2;
     start.store_port = 77;
     EXPECT_EQ(std::get<StartRound>(order_again(start)).seats, start.seats);
     EXPECT_EQ(std::get<StartRound>(order_again(start)).store_port, 77);
+    EXPECT_EQ(std::get<StartRound>(order_again(start)).restarts, 2);
     EXPECT_EQ(std::get<Say>(order_again(Say{"t", "restart", {{"round", 3}}})).fields.at(0).value.as_int(), 3);
 }
 
