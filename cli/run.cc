@@ -14,9 +14,11 @@
 #include "base/error.hpp"
 #include "comm/host.hpp"
 #include "commands.hpp"
-#include "launch/agent.hpp"
+#include "launch/hosts.hpp"
 #include "launch/job.hpp"
+#include "launch/job_agent.hpp"
 #include "launch/process.hpp"
+#include "store/store.hpp"
 
 namespace tsr::cli {
 
@@ -90,8 +92,7 @@ struct Arguments {
     std::string trace_directory;
     bool no_prefix = false;
     bool insecure = false;
-    bool standalone = false;
-    std::string nodes = "1";
+    HostWords hosts;
     double grace = 30;
     double kill_grace = 5;
     std::optional<double> timeout;
@@ -106,6 +107,25 @@ void add_program_options(Command& command, Arguments& arguments) {
     command.add_option("--env", arguments.environment, "set a variable for these ranks (repeatable)")
         .type_name("NAME=VALUE")
         .one_value_each();
+}
+
+void add_host_options(Command& run, HostWords& hosts) {
+    run.add_option("--nnodes", hosts.nodes, "hosts: a number or MIN:MAX (elastic); start the same command on each")
+        .type_name("N")
+        .show_default();
+    run.add_option("--rdzv-endpoint,--rdzv_endpoint", hosts.endpoint,
+                   "where the agents of several hosts meet: HOST[:PORT], an address of one of them; under srun it is "
+                   "found automatically");
+    run.add_option("--rdzv-id,--rdzv_id", hosts.run_id, "a name that distinguishes jobs at one endpoint");
+    run.add_option("--rdzv-conf,--rdzv_conf", hosts.conf,
+                   "join_timeout=600,last_call_timeout=30,keep_alive_interval=2,keep_alive_max_attempt=3 (seconds), "
+                   "is_host=true|false");
+    run.add_option("--rdzv-backend,--rdzv_backend", hosts.backend, "static or c10d; both mean the same here");
+    run.add_option("--node-rank,--node_rank", hosts.node_rank, "this host's place among the hosts")
+        .default_text("the order of joining");
+    run.add_option("--master-addr,--master_addr", hosts.master_address, "torchrun's static form of --rdzv-endpoint");
+    run.add_option("--master-port,--master_port", hosts.master_port, "its port").default_text("29500");
+    run.add_flag("--standalone", hosts.standalone, "one host; accepted for compatibility with torchrun");
 }
 
 // Splits "A … : -n 2 B …" at words that are a single colon. A word of several colons loses one and goes to the program.
@@ -150,9 +170,6 @@ Program parse_program(const std::vector<std::string>& words) {
 }
 
 RunOptions options_of(const Arguments& arguments, const std::vector<std::string>& words) {
-    if (arguments.nodes != "1" && arguments.nodes != "1:1") {
-        throw UsageError(fmt::format("--nnodes {}: this version runs jobs on one host", arguments.nodes));
-    }
     RunOptions options;
     std::vector<std::vector<std::string>> parts = split(words);
     const Count count = count_of(arguments.count);
@@ -185,6 +202,15 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
         if (options.timeout->count() == 0) throw UsageError("--timeout-s must be at least 0.001");
     }
     try {
+        options.hosts = hosts_of(arguments.hosts);
+        if (options.hosts) {
+            options.hosts->version = TESSERA_VERSION;
+            options.insecure = options.insecure || StoreOptions::from_environment().insecure;
+        }
+        if (options.hosts && count.least > 0) {
+            throw UsageError(
+                fmt::format("-n {}: on several hosts, use --nnodes MIN:MAX or --min-ranks", arguments.count));
+        }
         options.check();
     } catch (const Error& error) {
         throw UsageError(error.what());
@@ -229,14 +255,12 @@ void add_run(Command& tessera) {
     run.add_option("--timeout-s", arguments->timeout,
                    "timeout of the ranks' collectives in seconds; sets TESSERA_TIMEOUT_MS")
         .default_text("600");
-    run.add_flag("--standalone", arguments->standalone,
-                 "accepted for compatibility with torchrun; jobs run on one host");
-    run.add_option("--nnodes", arguments->nodes, "jobs run on one host").show_default();
+    add_host_options(run, arguments->hosts);
     run.on_run([run, arguments] {
         const RunOptions options = options_of(*arguments, run.rest());
         for (const Program& program : options.programs) (void)find_executable(program.command.front());
         return run_guarded(
-            [&](int guardian, const sigset_t& signal_mask) { return Agent(options, guardian, signal_mask).run(); });
+            [&](int guardian, const sigset_t& signal_mask) { return JobAgent(options, guardian, signal_mask).run(); });
     });
 }
 

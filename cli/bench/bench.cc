@@ -15,10 +15,10 @@
 #include "bench/cases.hpp"
 #include "comm/host.hpp"
 #include "commands.hpp"
-#include "launch/agent.hpp"
 #include "launch/environment.hpp"
 #include "launch/from_environment.hpp"
 #include "launch/job.hpp"
+#include "launch/job_agent.hpp"
 #include "launch/process.hpp"
 
 namespace tsr::cli {
@@ -156,7 +156,7 @@ int start_ranks(const Arguments& arguments, const BenchOptions& options) {
     job.prefix = false;
     job.check();
     return run_guarded(
-        [&](int guardian, const sigset_t& signal_mask) { return Agent(job, guardian, signal_mask).run(); });
+        [&](int guardian, const sigset_t& signal_mask) { return JobAgent(job, guardian, signal_mask).run(); });
 }
 
 }  // namespace

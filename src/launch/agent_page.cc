@@ -80,6 +80,7 @@ AgentPage::AgentPage()
 AgentPage::~AgentPage() { ::munmap(words_, page_size); }
 
 void AgentPage::begin_round() {
+    words_->preempt.store(0, std::memory_order_relaxed);
     if (::ftruncate(asked_.get(), 1) != 0) throw os_error("cannot reset the agent's page", errno);
 }
 

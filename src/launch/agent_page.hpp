@@ -35,7 +35,7 @@ class AgentPage {
     // A read-only descriptor of the page, close-on-exec; its holders cannot write.
     [[nodiscard]] int fd() const { return reader_.get(); }
 
-    // somebody_listens() tells whether a rank has polled for preemption since the last begin_round().
+    // Takes a request for preemption back; from then on somebody_listens() shows whether a rank has polled for one.
     void begin_round();
     [[nodiscard]] bool somebody_listens() const;
     [[nodiscard]] int asked_fd() const { return asked_.get(); }

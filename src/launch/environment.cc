@@ -71,13 +71,6 @@ std::vector<Address> candidates_at(const std::string& host, int64_t base_port) {
     return candidates;
 }
 
-// A port from 20000 to 31999, below the range of ephemeral ports, from a launcher's job id.
-int64_t port_from(std::string_view id) {
-    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: ranks must agree on it over versions, so it is not std::hash
-    for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-    return 20000 + static_cast<int64_t>(hash % 12000);
-}
-
 std::string master_address(const JobEnvironment& job) {
     if (on_one_host(job)) return "127.0.0.1";
     if (const auto address = env_text("MASTER_ADDR")) return *address;
@@ -199,6 +192,12 @@ JobEnvironment JobEnvironment::detect() {
         if (const auto epoch = env_number("TESSERA_EPOCH", 0, INT64_MAX)) job.epoch = static_cast<uint64_t>(*epoch);
     }
     return job;
+}
+
+uint16_t port_from(std::string_view id) {
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+    for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    return static_cast<uint16_t>(20000 + hash % 12000);
 }
 
 std::string first_host(std::string_view node_list) {

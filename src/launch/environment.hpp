@@ -40,4 +40,7 @@ struct JobEnvironment {
 // The first host of a Slurm node list: "node[07-09,12],x" -> "node07".
 [[nodiscard]] std::string first_host(std::string_view node_list);
 
+// A port from 20000 to 31999, below the range of ephemeral ports, from a launcher's job id; the same in all versions.
+[[nodiscard]] uint16_t port_from(std::string_view id);
+
 }  // namespace tsr

@@ -10,8 +10,6 @@ namespace tsr {
 
 namespace {
 
-constexpr int max_ranks = 4096;
-
 std::vector<int> ranks_left(const std::vector<RankIdentity>& members, const std::vector<int>& lost) {
     std::vector<int> left;
     for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) {
@@ -53,10 +51,10 @@ void RunOptions::check() const {
         throw wrong(fmt::format("the number of restarts is {}; it must not be negative", max_restarts));
 }
 
-std::vector<RankIdentity> first_round(const RunOptions& options) {
+std::vector<RankIdentity> ranks_of_host(const std::vector<int>& ranks, int node) {
     std::vector<RankIdentity> members;
-    for (size_t p = 0; p < options.programs.size(); ++p) {
-        for (int i = 0; i < options.programs[p].ranks; ++i) members.push_back({static_cast<int>(p), i});
+    for (size_t p = 0; p < ranks.size(); ++p) {
+        for (int i = 0; i < ranks[p]; ++i) members.push_back({static_cast<int>(p), i, node});
     }
     return members;
 }
@@ -65,7 +63,7 @@ std::optional<NextRound> next_round(const RunOptions& options, const std::vector
                                     const std::vector<int>& lost, int restarts_left) {
     std::vector<RankIdentity> left;
     for (const int rank : ranks_left(members, lost)) left.push_back(members[static_cast<size_t>(rank)]);
-    const int least = options.min_ranks == 0 ? options.ranks() : options.min_ranks;
+    const int least = options.min_ranks == 0 ? static_cast<int>(members.size()) : options.min_ranks;
     const bool enough = !left.empty() && static_cast<int>(left.size()) >= least;
     const bool again = restarts_left > 0;
     if (enough && (options.on_loss == OnLoss::shrink || !again)) return NextRound{std::move(left), false};

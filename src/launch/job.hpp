@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -26,9 +27,27 @@ enum class OnLoss {
     go_on,   // the same round: the remaining ranks continue on their own (tsr_comm_shrink)
 };
 
+inline constexpr int max_ranks = 4096;  // of a job
+
+// A job of several hosts: one agent on each, all started with the same command.
+struct HostOptions {
+    int min_nodes = 1;
+    int max_nodes = 1;
+    std::string endpoint_host;  // where the agents meet
+    uint16_t endpoint_port = 29400;
+    std::string version;                // of Tessera
+    std::string run_id = "none";        // distinguishes jobs at one endpoint
+    int node_rank = -1;                 // -1: in the order in which hosts join
+    std::optional<bool> is_host;        // whether this agent owns the endpoint; nullopt: if it can listen there
+    milliseconds join_timeout{600000};  // until enough hosts have joined
+    milliseconds last_call{30000};      // for more, once there are enough
+    milliseconds silence{6000};         // after which an agent counts as lost
+};
+
 struct RunOptions {
     std::vector<Program> programs;
-    int min_ranks = 0;  // fewer end the job; 0: all ranks are required
+    std::optional<HostOptions> hosts;  // nullopt: this host alone
+    int min_ranks = 0;                 // fewer end the job; 0: all ranks are required
     int max_restarts = 0;
     OnLoss on_loss = OnLoss::restart;
     bool prefix = true;
@@ -49,10 +68,12 @@ struct RunOptions {
 struct RankIdentity {
     int program = 0;
     int instance = 0;  // of that program
+    int node = 0;      // the host that runs it, as the coordinator numbers them
     friend bool operator==(const RankIdentity&, const RankIdentity&) = default;
 };
 
-[[nodiscard]] std::vector<RankIdentity> first_round(const RunOptions& options);
+// All ranks of a host that runs so many of each program.
+[[nodiscard]] std::vector<RankIdentity> ranks_of_host(const std::vector<int>& ranks, int node);
 
 struct NextRound {
     std::vector<RankIdentity> members;

@@ -41,6 +41,7 @@ std::string clock_time(double seconds) {
 }
 
 std::string ending(const RankEnd& end) {
+    if (!end.gone.empty()) return "(lost)";
     if (end.by_agent) return "(ended)";
     return WIFSIGNALED(end.wait_status) ? signal_name(WTERMSIG(end.wait_status))
                                         : fmt::format("exit {}", WEXITSTATUS(end.wait_status));
@@ -213,8 +214,9 @@ std::string report_of(const std::vector<RankEnd>& failures, const std::vector<Ra
     const RankEnd& root = failures.front();
     std::string text = fmt::format("the job failed: {}", root.cause());
     if (!root.message().empty()) text += fmt::format(": {}{}", kind_of(root), root.message());
-    text += fmt::format("\n\n  root cause: rank {} (pid {} on {}) at {}\n", root.rank, root.pid, root.host,
-                        clock_time(root.when()));
+    const std::string pid = root.pid != 0 ? fmt::format("pid {} ", root.pid) : "";
+    text +=
+        fmt::format("\n\n  root cause: rank {} ({}on {}) at {}\n", root.rank, pid, root.host, clock_time(root.when()));
     text += details_of(root);
     text += others_of(root, failures, ends, width);
     text.pop_back();  // the caller ends the line

@@ -208,6 +208,7 @@ std::string RankEnd::message() const {
 
 std::string RankEnd::cause() const {
     if (!late.empty()) return fmt::format("rank {} was late and other ranks timed out waiting for it", rank);
+    if (!gone.empty()) return fmt::format("rank {} was lost with its host {}: {}", rank, host, gone);
     if (by_agent) return fmt::format("rank {} failed or left first, and was stopped with the others", rank);
     const std::string meaning = meaning_of(wait_status);
     return fmt::format("rank {} {}{}", rank, describe_status(wait_status),

@@ -26,6 +26,7 @@ struct RankEnd {
     std::vector<std::string> last_lines;        // of its standard error
     std::optional<RecordedError> failure = {};  // of its communicators, the first
     bool survived = false;                      // it was killed, and the others continued without it
+    std::string gone = {};                      // its host was lost with it; why
     std::vector<int> missed = {};  // set by failures_of(): ranks that did not join PyTorch's store, in order
     std::string late = {};         // set by failures_of(): the report of a rank that timed out waiting for this one
 

@@ -61,6 +61,19 @@ bool loopback(const sockaddr* address) {
     return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }
 
+std::string numeric(const sockaddr* address, socklen_t size) {
+    std::array<char, NI_MAXHOST> text{};
+    const int failure = getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+    return failure == 0 ? text.data() : "";
+}
+
+std::string numeric_end_of(int socket, int (*name)(int, sockaddr*, socklen_t*)) {
+    sockaddr_storage end{};
+    socklen_t size = sizeof end;
+    auto* address = reinterpret_cast<sockaddr*>(&end);
+    return name(socket, address, &size) == 0 ? numeric(address, size) : "";
+}
+
 }  // namespace
 
 Address Address::parse(std::string_view uri) {
@@ -107,6 +120,15 @@ bool is_loopback(const std::string& host) {
 
 void check_host(const std::string& host) { (void)resolve({host, 0}, 0); }
 
+std::vector<std::string> numeric_addresses(const std::string& host) {
+    const AddressList list = resolve({host, 0}, 0);
+    std::vector<std::string> addresses;
+    for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+        addresses.push_back(numeric(entry->ai_addr, entry->ai_addrlen));
+    }
+    return addresses;
+}
+
 Fd listen_on(Address& address) {
     if (address.host.empty()) {
         throw Error(Code::invalid_argument, "the store server needs an address to listen on, such as 127.0.0.1");
@@ -137,17 +159,9 @@ Fd listen_on(Address& address) {
     throw os_error(fmt::format("the store server cannot listen on {}", address.uri()), failure);
 }
 
-std::string local_address_of(int socket) {
-    sockaddr_storage own{};
-    socklen_t size = sizeof own;
-    std::array<char, NI_MAXHOST> text{};
-    if (::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) != 0) return {};
-    if (getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) !=
-        0) {
-        return {};
-    }
-    return text.data();
-}
+std::string local_address_of(int socket) { return numeric_end_of(socket, ::getsockname); }
+
+std::string remote_address_of(int socket) { return numeric_end_of(socket, ::getpeername); }
 
 std::string peer_address_of(int socket) {
     sockaddr_storage peer{};

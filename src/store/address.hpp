@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/fd.hpp"
@@ -26,6 +27,9 @@ struct Address {
 // Throws IO if the name cannot be resolved.
 void check_host(const std::string& host);
 
+// The numeric addresses of a host, in the order in which to try them. Throws IO if the name cannot be resolved.
+[[nodiscard]] std::vector<std::string> numeric_addresses(const std::string& host);
+
 // A listening, non-blocking socket on exactly this address. If address.port is 0, sets it to the chosen port.
 [[nodiscard]] Fd listen_on(Address& address);
 
@@ -35,6 +39,9 @@ void check_host(const std::string& host);
 
 // The numeric local address of a connected socket; empty if unknown.
 [[nodiscard]] std::string local_address_of(int socket);
+
+// The numeric address of its peer; empty if unknown.
+[[nodiscard]] std::string remote_address_of(int socket);
 
 // The address of its peer, for messages: "10.0.0.7 (port 40112)".
 [[nodiscard]] std::string peer_address_of(int socket);

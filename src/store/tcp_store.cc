@@ -104,26 +104,7 @@ class TcpStore final : public Store {
         std::string payload;
     };
 
-    // Connects and performs the handshake. Transient IO errors are marked retriable.
-    Fd connect(Deadline deadline) {
-        Fd socket = connect_to(address_, deadline);
-        const std::string what = fmt::format("handshake with the store at {}", uri_);
-        handshake::Client client(party_, uri_);
-        try {
-            send_all(socket.get(), client.hello(), deadline, what);
-            char answer[handshake::answer_size];
-            receive_all(socket.get(), answer, sizeof answer, deadline, what);
-            send_all(socket.get(), client.prove({answer, sizeof answer}), deadline, what);
-            char verdict[handshake::verdict_size];
-            receive_all(socket.get(), verdict, sizeof verdict, deadline, what);
-            client.accept({verdict, sizeof verdict});
-        } catch (const Error& error) {
-            if (error.code() == Code::io)
-                throw error.retry_may_help();  // a full server dropped this connection for others
-            throw;
-        }
-        return socket;
-    }
+    Fd connect(Deadline deadline) { return connect_with_handshake(address_, party_, deadline); }
 
     Fd take_connection(Deadline deadline) {
         {
@@ -207,6 +188,26 @@ std::shared_ptr<Store> open_tcp_store(const Address& address, const StoreOptions
     auto store = std::make_shared<TcpStore>(address, options);
     store->connect_first();
     return store;
+}
+
+Fd connect_with_handshake(const Address& address, const handshake::Party& party, Deadline deadline) {
+    Fd socket = connect_to(address, deadline);
+    const std::string uri = address.uri();
+    const std::string what = fmt::format("handshake with the store at {}", uri);
+    handshake::Client client(party, uri);
+    try {
+        send_all(socket.get(), client.hello(), deadline, what);
+        char answer[handshake::answer_size];
+        receive_all(socket.get(), answer, sizeof answer, deadline, what);
+        send_all(socket.get(), client.prove({answer, sizeof answer}), deadline, what);
+        char verdict[handshake::verdict_size];
+        receive_all(socket.get(), verdict, sizeof verdict, deadline, what);
+        client.accept({verdict, sizeof verdict});
+    } catch (const Error& error) {
+        if (error.code() == Code::io) throw error.retry_may_help();  // a full server dropped this connection for others
+        throw;
+    }
+    return socket;
 }
 
 std::shared_ptr<Store> connect_tcp_store(const Address& address, const StoreOptions& options, Deadline deadline) {

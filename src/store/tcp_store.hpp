@@ -4,7 +4,9 @@
 
 #include <memory>
 
+#include "base/fd.hpp"
 #include "store/address.hpp"
+#include "store/handshake.hpp"
 #include "store/store.hpp"
 
 namespace tsr {
@@ -15,5 +17,9 @@ namespace tsr {
 // Makes one attempt, for callers that try several addresses. Also throws IO if nobody listens there.
 [[nodiscard]] std::shared_ptr<Store> connect_tcp_store(const Address& address, const StoreOptions& options,
                                                        Deadline deadline);
+
+// One connection whose handshake is complete, for other protocols behind it. Throws IO, TIMEOUT, PERMISSION, VERSION,
+// INTERRUPTED; errors that may pass are marked retriable.
+[[nodiscard]] Fd connect_with_handshake(const Address& address, const handshake::Party& party, Deadline deadline);
 
 }  // namespace tsr

@@ -36,6 +36,12 @@ RunOptions job(int ranks, int min_ranks, OnLoss on_loss) {
     return options;
 }
 
+std::vector<RankIdentity> first_round(const RunOptions& options) {
+    std::vector<int> ranks;
+    for (const Program& program : options.programs) ranks.push_back(program.ranks);
+    return ranks_of_host(ranks, 0);
+}
+
 TEST(NextRound, RestartKeepsTheSizeWhileRestartsLastThenShrinks) {
     const RunOptions options = job(4, 3, OnLoss::restart);
     const auto members = first_round(options);

@@ -187,7 +187,7 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     for (const char* timeout : {"0", "-1", "nan", "1e9"}) told({"--timeout-s", timeout, "true"}, 2, "--timeout-s");
     told({"--env", "NAME", "true"}, 2, "NAME=VALUE");
     told({"--frobnicate", "true"}, 2, "--frobnicate");
-    told({"--nnodes", "2", "true"}, 2, "one host");
+    told({"--nnodes", "2", "true"}, 2, "--rdzv-endpoint HOST:PORT");
     told({"true", ":"}, 2, "no command");
     told({"tessera-no-such-program"}, 127, "program 'tessera-no-such-program' is not in PATH");
     told({"/no/such/program"}, 127, "program '/no/such/program' does not exist");

@@ -1,0 +1,119 @@
+// The launcher's agent, one on each host: a poll loop around the ranks of this host (HostRanks), the job's decisions
+// (Coordinator, in the agent that owns the endpoint) and the connections between the agents (Channel). What happens here
+// becomes a report to the coordinator, in this process or in another; what the coordinator orders is done here.
+//
+// The coordinating agent also serves the ranks' store, a new one for each round, and writes into it which ranks ended.
+//
+// Single-threaded. It runs in the process that run_guarded() creates.
+#pragma once
+
+#include <signal.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "launch/coordinator.hpp"
+#include "launch/events.hpp"
+#include "launch/host_ranks.hpp"
+#include "launch/job.hpp"
+#include "launch/log_mux.hpp"
+#include "launch/node_link.hpp"
+#include "launch/port.hpp"
+#include "store/handshake.hpp"
+#include "store/server.hpp"
+#include "store/token.hpp"
+
+namespace tsr {
+
+class JobAgent {
+   public:
+    // `guardian` becomes readable when the guardian has died; ranks start with `signal_mask`.
+    JobAgent(RunOptions options, int guardian, const sigset_t& signal_mask);
+
+    // Runs the job to completion. Returns the exit code for the shell; 1 instead of 0 if some output of the job was
+    // lost.
+    [[nodiscard]] int run();
+
+   private:
+    struct Peer {  // an agent that the coordinating one is connected to
+        explicit Peer(Fd socket) : channel(std::move(socket)) {}
+        Channel channel;
+        std::optional<double> clock_ahead;  // of its clock, in seconds
+    };
+
+    [[nodiscard]] bool open_events();
+    [[nodiscard]] int run_job();
+    [[nodiscard]] Hello hello();
+    void coordinate(const std::string& bind_host);
+    [[nodiscard]] std::optional<std::string> listen_at_endpoint();
+    void join();
+    void join_once(Deadline deadline);
+    void rejoin_or_end();
+
+    void turn();
+    void take_signals();
+    void end_round_if_over();
+    void tend_peers();
+    void tend_coordinator();
+    void beat();
+    [[nodiscard]] int timeout_ms() const;
+
+    void report(Report report);
+    void pump();  // lets the coordinator take reports, and its orders be done, until there are none
+    void obey(Order order);
+    void start_round(StartRound order);
+    void serve_store(StartRound& order);
+    void tell_ranks_of_departures();
+    void hear(Coordinator::Node node, Peer& peer, Report report);
+    void fail(const Error& error);
+
+    [[nodiscard]] StoreOptions store_options() const;
+    [[nodiscard]] std::string endpoint() const;
+
+    const RunOptions options_;
+    const int guardian_;
+    const std::string host_;
+    const std::string agent_id_;
+    Token token_;
+    handshake::Party party_;  // of the agents' connections; several hosts only
+    Fd signals_;
+    EventLog events_;
+    LogMux logs_;
+    HostRanks ranks_;
+    std::unique_ptr<PortReservation> master_port_;
+
+    std::string job_id_;
+    std::string run_id_;
+    int signal_while_idle_ = 0;  // asked to stop while this host had no ranks
+    bool guardian_died_ = false;
+    std::optional<int> exit_code_;  // the job has ended
+    bool told_of_listener_ = false;
+    Clock::time_point last_beat_ = Clock::now();
+
+    // Of the coordinating agent.
+    std::unique_ptr<Coordinator> coordinator_;
+    std::deque<std::pair<Coordinator::Node, Report>> reports_;
+    std::string bind_host_ = "127.0.0.1";
+    std::optional<NodeListener> listener_;
+    std::map<Coordinator::Node, Peer> peers_;
+    Coordinator::Node next_node_ = 1;
+    std::shared_ptr<StoreServer> store_;
+    std::shared_ptr<Store> own_client_;  // of that server, once needed
+    int store_round_ = -1;
+    bool departures_changed_ = false;
+    int refusals_told_ = 0;
+
+    // Of the others.
+    std::optional<Channel> coordinator_link_;
+    std::string coordinator_address_;
+    std::string lost_link_;  // why there is none any more; empty: there is one
+    bool welcome_ = false;
+    bool takes_part_ = false;  // it has been in a round
+};
+
+}  // namespace tsr

@@ -1,0 +1,136 @@
+// What the agents of a job tell the coordinating one (reports), and what that one tells them (orders). On one host both
+// stay inside the process; between hosts each is a JSON object in a frame of a Channel. What arrives is checked as if a
+// stranger had sent it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/json.hpp"
+#include "launch/summary.hpp"
+
+namespace tsr {
+
+// --- reports
+
+// An agent introduces its host.
+struct Hello {
+    std::string agent;                // random: another agent of the same host has another one
+    std::string host;                 // its name
+    std::string address;              // of the host, on its way to the coordinating agent
+    std::string version;              // of Tessera
+    std::string architecture;         // as `uname -m` names it
+    int node_rank = -1;               // as the user gave it; -1: not given
+    std::vector<int> ranks;           // of each program
+    std::vector<std::string> agreed;  // what has to be the same on all hosts, one line for each
+    uint16_t master_port = 0;         // free on that host
+};
+
+// A rank has ended; what it left is not read yet.
+struct RankEnded {
+    int round = 0;
+    RankEnd end;
+};
+
+// All that is known about a rank's end; sent after every process of the round is dead.
+struct RankDetails {
+    int round = 0;
+    RankEnd end;
+};
+
+// Every process of the round is dead on this host.
+struct RoundOver {
+    int round = 0;
+    bool cut_short = false;    // the agent had begun to stop the ranks
+    uint16_t master_port = 0;  // for the next round
+};
+
+struct StopAsked {
+    int signal = 0;
+};
+
+struct FlightsAsked {};
+
+// A rank polls for preemption. As an order: a rank of another host does.
+struct Listening {};
+
+// The agent cannot go on.
+struct NodeFailed {
+    std::string message;
+    int exit_code = 1;
+};
+
+struct Beat {
+    double time = 0;  // the sender's clock: seconds since 1970
+};
+
+using Report =
+    std::variant<Hello, RankEnded, RankDetails, RoundOver, StopAsked, FlightsAsked, Listening, NodeFailed, Beat>;
+
+// --- orders
+
+struct Welcome {
+    std::string job;  // this job's identity, different for each start of it
+    std::string run;  // the user's name for it
+};
+
+struct Refused {
+    std::string why;
+};
+
+// A rank that the host is to run.
+struct Seat {
+    int rank = 0;
+    int program = 0;
+    int instance = 0;  // of that program, on that host
+    friend bool operator==(const Seat&, const Seat&) = default;
+};
+
+struct StartRound {
+    int round = 0;
+    int world_size = 1;
+    int group_rank = 0;  // of this host
+    int group_size = 1;
+    std::vector<Seat> seats;     // in order of rank
+    std::string master_address;  // of the host of rank 0
+    uint16_t master_port = 0;
+    uint16_t store_port = 0;  // at the coordinating agent's host
+};
+
+struct EndRanks {
+    enum class Manner {
+        failure,  // soon, after those that wait for a failed rank have noticed
+        stop,     // `signal` asks for the end of the job
+        change,   // a host joins: the ranks may save
+    };
+    Manner manner = Manner::failure;
+    int signal = 0;
+};
+
+struct WriteFlights {};
+
+// A line to print, and the event that goes with it, if any.
+struct Say {
+    std::string text;
+    std::string event;  // empty: none
+    Json::Object fields;
+};
+
+// The job has ended.
+struct Finish {
+    int exit_code = 0;
+    std::string text;  // to print; may be empty
+};
+
+using Order = std::variant<Welcome, Refused, StartRound, EndRanks, WriteFlights, Listening, Say, Finish, Beat>;
+
+// The text of a frame. Long texts of ranks are cut, so that it fits.
+[[nodiscard]] std::string encode(const Report& report);
+[[nodiscard]] std::string encode(const Order& order);
+// Throw CORRUPT.
+[[nodiscard]] Report decode_report(const Json& message);
+[[nodiscard]] Order decode_order(const Json& message);
+
+}  // namespace tsr

@@ -1,0 +1,419 @@
+// The job's decisions as a state machine: single cases, and a simulation with random failures.
+#include "launch/coordinator.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <random>
+#include <set>
+
+#include "sampling.hpp"
+#include "seed.hpp"
+
+namespace tsr {
+namespace {
+
+using ::testing::HasSubstr;
+using Node = Coordinator::Node;
+
+RunOptions options_of(int least, int most, int ranks_of_a_host = 2) {
+    RunOptions options;
+    options.programs.push_back({.command = {"true"}, .ranks = ranks_of_a_host, .environment = {}});
+    options.hosts = HostOptions{};
+    options.hosts->min_nodes = least;
+    options.hosts->max_nodes = most;
+    options.hosts->join_timeout = milliseconds{1000};
+    options.hosts->last_call = milliseconds{100};
+    return options;
+}
+
+Hello hello_of(int number, int ranks, int node_rank = -1) {
+    Hello hello;
+    hello.agent = fmt::format("agent {}", number);
+    hello.host = fmt::format("h{}", number);
+    hello.address = fmt::format("10.0.0.{}", number);
+    hello.node_rank = node_rank;
+    hello.ranks = {ranks};
+    hello.master_port = 1;
+    return hello;
+}
+
+RankEnd end_of(const Seat& seat, int status, bool by_agent = false, int turn = 1) {
+    RankEnd end;
+    end.rank = seat.rank;
+    end.host = "h";
+    end.pid = 100 + seat.rank;
+    end.wait_status = status;
+    end.by_agent = by_agent;
+    end.order = turn;
+    return end;
+}
+
+// Takes the orders; remembers the last start of each node, and the end.
+class Job {
+   public:
+    explicit Job(const RunOptions& options) : coordinator(options, "job", 0, now) { read(); }
+
+    void join(Node node, const Hello& hello) {
+        coordinator.take(node, hello, now);
+        read();
+    }
+    void take(Node node, const Report& report) {
+        coordinator.take(node, report, now);
+        read();
+    }
+    void lose(Node node) {
+        coordinator.lose(node, "silence", now);
+        read();
+    }
+    void pass(milliseconds span) {
+        now += span;
+        coordinator.tick(now);
+        read();
+    }
+    // All ranks of a node end like this, and the round is over there.
+    void end_all(Node node, int status, bool by_agent) {
+        const StartRound start = starts.at(node);
+        for (const Seat& seat : start.seats) take(node, RankEnded{start.round, end_of(seat, status, by_agent)});
+        over(node);
+    }
+    void over(Node node) {
+        take(node, RoundOver{.round = starts.at(node).round, .cut_short = false, .master_port = 1});
+    }
+
+    Coordinator::Time now;
+    Coordinator coordinator;
+    std::map<Node, StartRound> starts;
+    std::map<Node, Finish> finishes;
+    std::map<Node, std::string> refusals;
+    std::map<Node, std::vector<EndRanks>> ends;
+    std::string said;
+
+   private:
+    void read() {
+        for (const auto& [node, order] : coordinator.take_orders()) {
+            if (const auto* start = std::get_if<StartRound>(&order)) starts[node] = *start;
+            if (const auto* finish = std::get_if<Finish>(&order)) finishes[node] = *finish;
+            if (const auto* refused = std::get_if<Refused>(&order)) refusals[node] = refused->why;
+            if (const auto* end = std::get_if<EndRanks>(&order)) ends[node].push_back(*end);
+            if (const auto* say = std::get_if<Say>(&order)) said += say->text + "\n";
+        }
+    }
+};
+
+TEST(Coordinator, RanksFollowTheOrderOfJoiningOrOfNodeRanks) {
+    Job job(options_of(2, 2));
+    job.join(0, hello_of(0, 2));
+    EXPECT_TRUE(job.starts.empty());
+    job.join(1, hello_of(1, 3));
+    EXPECT_EQ(job.starts.at(0).seats, (std::vector<Seat>{{0, 0, 0}, {1, 0, 1}}));
+    EXPECT_EQ(job.starts.at(1).seats, (std::vector<Seat>{{2, 0, 0}, {3, 0, 1}, {4, 0, 2}}));
+    EXPECT_EQ(job.starts.at(1).world_size, 5);
+    EXPECT_EQ(job.starts.at(1).group_rank, 1);
+    EXPECT_EQ(job.starts.at(1).master_address, "10.0.0.0");
+    Job given(options_of(2, 2));
+    given.join(0, hello_of(0, 1, 1));
+    given.join(1, hello_of(1, 1, 0));
+    EXPECT_EQ(given.starts.at(0).group_rank, 1);
+    EXPECT_EQ(given.starts.at(0).master_address, "10.0.0.1") << "rank 0's host";
+}
+
+TEST(Coordinator, TheLastCallEndsTheWaitForMoreHosts) {
+    Job job(options_of(1, 3));
+    job.join(0, hello_of(0, 1));
+    job.pass(milliseconds{99});
+    EXPECT_TRUE(job.starts.empty());
+    job.join(1, hello_of(1, 1));
+    job.pass(milliseconds{1});
+    EXPECT_EQ(job.starts.at(1).world_size, 2);
+    EXPECT_FALSE(job.coordinator.next_tick());
+}
+
+TEST(Coordinator, ARestartWaitsForEveryHostAndIsCountedOnce) {
+    RunOptions options = options_of(2, 2);
+    options.max_restarts = 1;
+    Job job(options);
+    job.join(0, hello_of(0, 2));
+    job.join(1, hello_of(1, 2));
+    // Two ranks fail on two hosts.
+    job.take(0, RankEnded{0, end_of({0, 0, 0}, 1 << 8)});
+    job.take(1, RankEnded{0, end_of({2, 0, 0}, 1 << 8)});
+    ASSERT_EQ(job.ends[1].size(), 1U);
+    EXPECT_EQ(job.ends[1][0].manner, EndRanks::Manner::failure);
+    job.end_all(0, 15, true);
+    EXPECT_EQ(job.starts.at(0).round, 0) << "host 1 is not done";
+    job.take(1, RoundOver{.round = 7, .cut_short = false, .master_port = 1});
+    EXPECT_EQ(job.starts.at(0).round, 0) << "a zombie's word";
+    job.end_all(1, 15, true);
+    EXPECT_EQ(job.starts.at(1).round, 1);
+    EXPECT_EQ(job.coordinator.restarts(), 1);
+    job.end_all(0, 9 << 8, false);
+    job.end_all(1, 15, true);
+    EXPECT_EQ(job.finishes.at(0).exit_code, 9);
+    EXPECT_EQ(job.finishes.at(1).exit_code, 9);
+    EXPECT_THAT(job.finishes.at(0).text, HasSubstr("1 of 1 restarts used"));
+    EXPECT_THAT(job.finishes.at(1).text, HasSubstr("the agent on h0 prints the report"));
+}
+
+TEST(Coordinator, ALostHostCostsNoRestartWhileEnoughAreLeft) {
+    Job job(options_of(1, 3));
+    for (int node = 0; node < 3; ++node) job.join(node, hello_of(node, 2));
+    job.lose(1);
+    EXPECT_EQ(job.ends[2].size(), 1U);
+    job.end_all(0, 15, true);
+    job.end_all(2, 15, true);
+    EXPECT_EQ(job.starts.at(2).round, 1);
+    EXPECT_EQ(job.starts.at(2).world_size, 4);
+    EXPECT_EQ(job.starts.at(2).group_rank, 1);
+    EXPECT_EQ(job.coordinator.restarts(), 0);
+    EXPECT_THAT(job.said,
+                HasSubstr("rank 2 was lost with its host h1: silence; starting round 1 with 4 ranks on 2 hosts"));
+}
+
+TEST(Coordinator, AHostThatIsNeededIsWaitedForAtThePriceOfARestart) {
+    RunOptions options = options_of(2, 2);
+    options.max_restarts = 1;
+    Job job(options);
+    job.join(0, hello_of(0, 1));
+    job.join(1, hello_of(1, 1));
+    job.lose(1);
+    job.end_all(0, 15, true);
+    EXPECT_EQ(job.starts.at(0).round, 0);
+    EXPECT_EQ(job.coordinator.restarts(), 1);
+    job.join(2, hello_of(2, 1));
+    EXPECT_EQ(job.starts.at(2).round, 1);
+    job.lose(2);
+    job.end_all(0, 15, true);
+    EXPECT_EQ(job.finishes.at(0).exit_code, 1);
+    EXPECT_THAT(job.finishes.at(0).text, HasSubstr("1 host left, fewer than 2 (--nnodes); 1 of 1 restarts used"));
+}
+
+TEST(Coordinator, TheCauseIsTheFirstWhateverTheClocksSay) {
+    Job job(options_of(2, 2, 1));
+    job.join(0, hello_of(0, 1));
+    job.join(1, hello_of(1, 1));
+    RankEnd first = end_of({1, 0, 0}, 7 << 8);
+    first.time = 2000;  // its clock is ahead
+    job.take(1, RankEnded{0, first});
+    job.over(1);
+    job.now += milliseconds{500};
+    RankEnd second = end_of({0, 0, 0}, 8 << 8, false, 90);
+    second.time = 1000;
+    job.take(0, RankEnded{0, second});
+    job.over(0);
+    EXPECT_EQ(job.finishes.at(0).exit_code, 7);
+}
+
+TEST(Coordinator, ALateHostBeginsARoundUnlessTheJobIsAboutToEnd) {
+    Job job(options_of(1, 2));
+    job.join(0, hello_of(0, 2));
+    job.pass(milliseconds{100});
+    job.take(0, RankEnded{0, end_of({0, 0, 0}, 0)});
+    job.join(1, hello_of(1, 2));
+    EXPECT_TRUE(job.ends[0].empty());
+    job.take(0, RankEnded{0, end_of({1, 0, 1}, 0)});
+    job.over(0);
+    EXPECT_EQ(job.finishes.at(0).exit_code, 0);
+    EXPECT_EQ(job.finishes.at(1).exit_code, 0) << "the host that waits hears of it";
+    Job other(options_of(1, 2));
+    other.join(0, hello_of(0, 2));
+    other.pass(milliseconds{100});
+    other.join(1, hello_of(1, 2));
+    ASSERT_EQ(other.ends[0].size(), 1U);
+    EXPECT_EQ(other.ends[0][0].manner, EndRanks::Manner::change);
+    other.end_all(0, 0, false);
+    EXPECT_EQ(other.starts.at(1).world_size, 4);
+    EXPECT_EQ(other.coordinator.restarts(), 0);
+}
+
+TEST(Coordinator, AnAgentThatConnectsAgainReplacesItsOldConnection) {
+    Job job(options_of(1, 2));
+    job.join(0, hello_of(0, 1));
+    job.join(1, hello_of(1, 1));
+    job.join(5, hello_of(1, 1));
+    job.end_all(0, 15, true);
+    EXPECT_EQ(job.starts.at(5).round, 1);
+    EXPECT_EQ(job.starts.at(5).group_size, 2);
+    EXPECT_EQ(job.coordinator.restarts(), 0);
+}
+
+TEST(Coordinator, AThousandHostsFormARound) {
+    Job job(options_of(1024, 1024, 4));
+    for (int node = 0; node < 1024; ++node) job.join(node, hello_of(node, 4));
+    EXPECT_EQ(job.starts.size(), 1024U);
+    EXPECT_EQ(job.starts.at(1023).seats.back().rank, 4095);
+    job.join(2000, hello_of(2000, 1));
+    EXPECT_THAT(job.refusals.at(2000), HasSubstr("4097 ranks"));
+}
+
+// --- the simulation
+
+// A host as its agent would be: its orders and reports wait in queues of their own, so that hosts overtake each other.
+struct Host {
+    Hello hello;
+    std::deque<Order> orders;
+    std::deque<Report> reports;
+    std::optional<StartRound> round;
+    std::set<int> alive;
+};
+
+class Simulation {
+   public:
+    explicit Simulation(unsigned seed) : random_(seed) {
+        const int least = 1 + below(3);
+        options_ = options_of(least, least + below(3), 1 + below(3));
+        options_.max_restarts = below(4);
+        const int modes = below(3);
+        if (modes == 1) {
+            options_.on_loss = OnLoss::shrink;
+            options_.min_ranks = 1;
+        } else if (modes == 2) {
+            options_.on_loss = OnLoss::go_on;
+            options_.min_ranks = 1;
+        }
+        coordinator_.emplace(options_, "job", 0, now_);
+    }
+
+    void run() {
+        connect();
+        for (int step = 0; step < 5000 && !coordinator_->finished(); ++step) {
+            act(step);
+            deliver_orders();
+        }
+        EXPECT_TRUE(coordinator_->finished()) << "it never ends";
+        EXPECT_LE(coordinator_->restarts(), options_.max_restarts);
+        EXPECT_EQ(starts_.size(), static_cast<size_t>(last_round_ + 1));
+        for (const auto& [round, seats] : starts_) check_round(round, seats);
+    }
+
+   private:
+    struct Started {
+        Node node;
+        StartRound start;
+    };
+
+    int below(int bound) { return static_cast<int>(random_() % static_cast<unsigned>(bound)); }
+
+    void connect() {
+        const Node node = next_++;
+        Host& host = hosts_[node];
+        host.hello = hello_of(node, options_.ranks());
+        host.reports.emplace_back(host.hello);
+    }
+
+    void act(int step) {
+        const int what = below(100);
+        const bool late = step > 1500;  // faults stop at some time
+        if (what < 2 && !late && hosts_.size() < 8) return connect();
+        if (late && hosts_.size() < static_cast<size_t>(options_.hosts->min_nodes)) return connect();
+        if (what < 4) {
+            now_ += milliseconds{1 + below(300)};
+            return coordinator_->tick(now_);
+        }
+        const auto host = std::next(hosts_.begin(), below(static_cast<int>(hosts_.size())));
+        if (what == 4 && !late && host->first != 0 && below(4) == 0) {
+            const Node node = host->first;
+            hosts_.erase(host);
+            return coordinator_->lose(node, "silence", now_);
+        }
+        if (what == 5 && below(50) == 0) {
+            if (host->second.round || host->first == 0) host->second.reports.emplace_back(StopAsked{SIGTERM});
+            return;
+        }
+        if (what < 50) return hear(host->first, host->second);
+        if (what < 90) return obey(host->second);
+        if (what < 92 || late) end_a_rank(host->second, late);
+    }
+
+    void hear(Node node, Host& host) {
+        if (host.reports.empty()) return;
+        const Report report = host.reports.front();
+        host.reports.pop_front();
+        coordinator_->take(node, report, now_);
+    }
+
+    void obey(Host& host) {
+        if (host.orders.empty()) return;
+        const Order order = host.orders.front();
+        host.orders.pop_front();
+        if (const auto* start = std::get_if<StartRound>(&order)) {
+            EXPECT_TRUE(host.alive.empty()) << "ranks of two rounds on one host";
+            host.round = *start;
+            for (const Seat& seat : start->seats) host.alive.insert(seat.rank);
+        } else if (std::holds_alternative<EndRanks>(order)) {
+            while (!host.alive.empty()) end(host, 15, true);
+        }
+    }
+
+    void end_a_rank(Host& host, bool well) {
+        if (host.alive.empty()) return;
+        const int way = well ? 0 : below(4);
+        end(host, way == 3 ? 9 : way == 2 ? 1 << 8 : 0, false);
+    }
+
+    void end(Host& host, int status, bool by_agent) {
+        const int rank = *host.alive.begin();
+        host.alive.erase(host.alive.begin());
+        host.reports.emplace_back(RankEnded{host.round->round, end_of({rank, 0, 0}, status, by_agent, ++turn_)});
+        if (!host.alive.empty()) return;
+        host.reports.emplace_back(RoundOver{host.round->round, by_agent, 1});
+    }
+
+    void deliver_orders() {
+        for (auto& [node, order] : coordinator_->take_orders()) {
+            if (const auto* start = std::get_if<StartRound>(&order)) {
+                for (const auto& [other, host] : hosts_) {
+                    EXPECT_TRUE(host.alive.empty()) << "a round begins while ranks of the previous one live";
+                }
+                EXPECT_GE(start->round, last_round_) << "epochs count up";
+                EXPECT_LE(start->round, last_round_ + 1);
+                last_round_ = start->round;
+                starts_[start->round].push_back({node, *start});
+            }
+            if (const auto host = hosts_.find(node); host != hosts_.end()) host->second.orders.push_back(order);
+        }
+    }
+
+    void check_round(int round, const std::vector<Started>& started) {
+        std::set<int> ranks;
+        std::set<int> groups;
+        for (const Started& one : started) {
+            groups.insert(one.start.group_rank);
+            for (const Seat& seat : one.start.seats) ranks.insert(seat.rank);
+            EXPECT_EQ(one.start.world_size, started.front().start.world_size) << round;
+            EXPECT_EQ(one.start.group_size, static_cast<int>(started.size())) << round;
+            EXPECT_EQ(one.start.master_address, started.front().start.master_address) << round;
+        }
+        EXPECT_EQ(groups.size(), started.size()) << round;
+        EXPECT_EQ(static_cast<int>(ranks.size()), started.front().start.world_size) << round;
+        EXPECT_EQ(*ranks.rbegin(), started.front().start.world_size - 1) << round;
+        EXPECT_LE(static_cast<int>(started.size()), options_.hosts->max_nodes);
+    }
+
+    std::mt19937 random_;
+    RunOptions options_;
+    Coordinator::Time now_;
+    std::optional<Coordinator> coordinator_;
+    std::map<Node, Host> hosts_;
+    std::map<int, std::vector<Started>> starts_;
+    Node next_ = 0;
+    int last_round_ = -1;
+    int turn_ = 0;
+};
+
+TEST(Coordinator, KeepsItsPromisesWhateverHappens) {
+    const testing::Seed seed;
+    const unsigned count = testing::takes_all() ? 10000 : 300;
+    for (unsigned i = 0; i < count; ++i) {
+        SCOPED_TRACE(fmt::format("simulation {}", seed + i));
+        Simulation(seed + i).run();
+        if (HasFailure()) return;
+    }
+}
+
+}  // namespace
+}  // namespace tsr

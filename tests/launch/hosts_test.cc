@@ -1,0 +1,261 @@
+// One agent for each host of a job, on loopback: TESSERA_HOST_ID makes this machine several hosts. tests/netns has the
+// same on networks that can be cut.
+#include "launch/hosts.hpp"
+
+#include <algorithm>
+
+#include "launch/agents.hpp"
+
+namespace tsr {
+namespace {
+
+using testing::Agents;
+using ::testing::AllOf;
+using testing::Child;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using testing::lines_of;
+using ::testing::Not;
+
+const std::vector<std::string> two_hosts = {"--nnodes", "2", "-n", "2"};
+
+std::vector<std::string> with(std::vector<std::string> options, const std::vector<std::string>& more) {
+    options.insert(options.end(), more.begin(), more.end());
+    return options;
+}
+
+TEST_F(Agents, RanksOfTwoHostsAreOneJob) {
+    Child a = start_on("a", two_hosts, {meets_});
+    Child b = start_on("b", two_hosts, {meets_});
+    EXPECT_EQ(a.wait(), 0) << said("a");
+    EXPECT_EQ(b.wait(), 0) << said("b");
+    const std::string both = said("a") + said("b");
+    for (int rank = 0; rank < 4; ++rank) {
+        EXPECT_THAT(both,
+                    HasSubstr(fmt::format("[rank {0} meets] rank {0} of 4, local {1} of 2, host {2} of 2, epoch 0\n",
+                                          rank, rank % 2, rank / 2)));
+    }
+    const std::vector<std::string> lines = lines_of(both);
+    EXPECT_EQ(std::ranges::count_if(lines, [](const std::string& line) { return line.starts_with("[rank "); }), 4);
+    EXPECT_EQ(leftover_directories(), 0);
+}
+
+TEST_F(Agents, NodeRanksAreHonouredWhoeverOwnsTheEndpoint) {
+    const std::vector<std::string> command = {"/bin/sh", "-c", "echo $HOST $RANK $GROUP_RANK $MASTER_PORT > $D/$HOST"};
+    Child b = start_on("b", {"--nnodes=2", "--node-rank=1"}, command);
+    await_said("b", "waiting for more hosts: 1 of 2 hosts have joined");
+    Child a = start_on("a", {"--nnodes=2", "--node_rank", "0"}, command);
+    EXPECT_EQ(a.wait(), 0) << said("a");
+    EXPECT_EQ(b.wait(), 0) << said("b");
+    EXPECT_THAT(file("a"), HasSubstr("a 0 0 "));
+    EXPECT_EQ(file("b").substr(6), file("a").substr(6)) << "they have one MASTER_PORT";
+    EXPECT_THAT(file("b"), HasSubstr("b 1 1 "));
+}
+
+TEST_F(Agents, AKilledRankRestartsAllAndTheRestartCountsOnce) {
+    const auto options = with(two_hosts, {"--max-restarts", "1"});
+    Child a = start_on("a", options, {meets_, "on"});
+    Child b = start_on("b", options, {meets_, "on"});
+    const std::vector<pid_t> first = await_met(0, 4);
+    ::kill(first[3], SIGKILL);
+    const std::vector<pid_t> second = await_met(1, 4);
+    for (const pid_t pid : first) expect_dies(pid);
+    EXPECT_THAT(said("a"), HasSubstr("rank 3 was killed by SIGKILL"));
+    EXPECT_THAT(said("b"), HasSubstr("starting round 1 with 4 ranks, restart 1 of 1"));
+    ::kill(second[0], SIGKILL);
+    EXPECT_EQ(a.wait(), 128 + SIGKILL) << said("a");
+    EXPECT_EQ(b.wait(), 128 + SIGKILL) << said("b");
+    const std::string both = said("a") + said("b");
+    EXPECT_THAT(both, AllOf(HasSubstr("the job failed: rank 0 was killed by SIGKILL"),
+                            HasSubstr(fmt::format("root cause: rank 0 (pid {} on ", second[0])),
+                            HasSubstr("1 of 1 restarts used (--max-restarts)"), HasSubstr(" prints the report")));
+}
+
+TEST_F(Agents, AFailureIsReportedOnceWithItsHostAndItsCodeIsEveryAgents) {
+    const std::vector<std::string> command = {"/bin/sh", "-c",
+                                              "echo $$ > $D/rank$RANK; [ $RANK = 1 ] || exec sleep 600;"
+                                              "until [ -s $D/rank0 ]; do :; done; echo it broke >&2; exit 9"};
+    Child a = start_on("a", {"--nnodes", "2", "--node-rank", "0"}, command);
+    await_said("a", "waiting for more hosts");
+    Child b = start_on("b", {"--nnodes", "2", "--node-rank", "1"}, command);
+    EXPECT_EQ(a.wait(), 9);
+    EXPECT_EQ(b.wait(), 9);
+    expect_dies(pid_in("rank0"));
+    EXPECT_THAT(said("a"), AllOf(HasSubstr("the job failed: rank 1 ended with exit code 9: last stderr line: it broke"),
+                                 HasSubstr("root cause: rank 1 (pid ")));
+    EXPECT_THAT(said("b"), AllOf(HasSubstr("[rank 1 sh] it broke\n"),
+                                 HasSubstr("the job failed: rank 1 ended with exit code 9 (pid "),
+                                 HasSubstr("prints the report"), Not(HasSubstr("root cause"))));
+}
+
+TEST_F(Agents, AKilledAgentIsLostAndItsRanksDie) {
+    Child a = start_on("a", two_hosts, {meets_, "on"});
+    await_said("a", "waiting for more hosts");
+    Child b = start_on("b", two_hosts, {meets_, "on"});
+    const std::vector<pid_t> pids = await_met(0, 4);
+    ::kill(child_of(b.pid()), SIGKILL);
+    EXPECT_EQ(a.wait(), 1) << said("a");
+    EXPECT_NE(b.wait(), 0);
+    for (const pid_t pid : pids) expect_dies(pid);
+    EXPECT_THAT(said("a"), AllOf(HasSubstr("was lost with its host"), HasSubstr("its agent has ended"),
+                                 HasSubstr("1 host left, fewer than 2 (--nnodes)")));
+}
+
+TEST_F(Agents, TheOthersEndWhenTheCoordinatingAgentIsKilled) {
+    Child a = start_on("a", two_hosts, {meets_, "on"});
+    await_said("a", "waiting for more hosts");
+    Child b = start_on("b", two_hosts, {meets_, "on"});
+    const std::vector<pid_t> pids = await_met(0, 4);
+    ::kill(child_of(a.pid()), SIGKILL);
+    EXPECT_EQ(b.wait(), 1) << said("b");
+    for (const pid_t pid : pids) expect_dies(pid);
+    EXPECT_THAT(said("b"), HasSubstr("lost the coordinating agent at tcp://127.0.0.1:"));
+}
+
+TEST_F(Agents, AJobShrinksWithAHostAndGrowsWithALateOne) {
+    const std::vector<std::string> options = {"--nnodes",  "1:2", "-n", "2", "--rdzv-conf", "last_call_timeout=0.1",
+                                              "--grace-s", "0.2"};
+    Child a = start_on("a", options, {meets_, "on"});
+    (void)await_met(0, 2);
+    Child b = start_on("b", options, {meets_, "on"});
+    (void)await_met(1, 4);
+    EXPECT_THAT(said("a"),
+                AllOf(HasSubstr("a host has joined"),
+                      HasSubstr("the hosts of the job have changed; starting round 1 with 4 ranks on 2 hosts")));
+    ::kill(b.pid(), SIGKILL);  // the guardian
+    const auto last = await_met(2, 2);
+    EXPECT_THAT(said("a"), HasSubstr("starting round 2 with 2 ranks on 1 host"));
+    let_go();
+    EXPECT_EQ(a.wait(), 0) << said("a");
+}
+
+TEST_F(Agents, ASignalToAnyAgentStopsTheJobEverywhere) {
+    Child a = start_on("a", two_hosts, {meets_, "on"});
+    await_said("a", "waiting for more hosts");
+    Child b = start_on("b", two_hosts, {meets_, "on"});
+    const std::vector<pid_t> pids = await_met(0, 4);
+    ::kill(b.pid(), SIGTERM);
+    await_said("a", "SIGTERM: no rank polls for preemption");
+    EXPECT_THAT(said("a"), HasSubstr("asks the job to stop"));
+    ::kill(a.pid(), SIGTERM);
+    EXPECT_EQ(a.wait(), 128 + SIGTERM) << said("a");
+    EXPECT_EQ(b.wait(), 128 + SIGTERM) << said("b");
+    for (const pid_t pid : pids) expect_dies(pid);
+}
+
+TEST_F(Agents, AHostThatCannotBelongToTheJobIsTold) {
+    const auto differs = [&](std::vector<std::string> options, const std::vector<std::string>& command,
+                             const std::string& part) {
+        port_ = testing::free_port();
+        Child a = start_on("a", {"--nnodes", "3", "--node-rank", "0"}, {"/bin/true"});
+        await_said("a", "waiting for more hosts");
+        Child b = start_on("b", std::move(options), command);
+        EXPECT_EQ(b.wait(), 1) << part;
+        EXPECT_EQ(a.wait(), 1) << part;
+        EXPECT_THAT(said("a"), HasSubstr(part));
+        EXPECT_THAT(said("b"), HasSubstr("this host cannot join the job: "));
+        EXPECT_THAT(said("b"), HasSubstr(part));
+    };
+    differs({"--nnodes", "3", "--node-rank", "0"}, {"/bin/true"}, "--node-rank 0 is given on two hosts: ");
+    differs({"--nnodes", "3"}, {"/bin/true"}, " has --node-rank 0, but host ");
+    differs({"--nnodes", "3", "--node-rank", "1"}, {"/bin/echo", "x"}, " has the command `/bin/echo x`, but host ");
+    differs({"--nnodes", "3:4", "--node-rank", "1"}, {"/bin/true"}, " has --nnodes 3:4, but host ");
+}
+
+TEST_F(Agents, AWrongTokenIsRefusedAndNobodyElseIsDisturbed) {
+    const std::vector<std::string> options = {"--nnodes", "2"};
+    Child a = start_on("a", options, {"/bin/true"});
+    await_said("a", "waiting for more hosts");
+    Child stranger = start_on("s", options, {"/bin/true"}, {}, std::string(64, 'b'));
+    EXPECT_EQ(stranger.wait(), 126) << said("s");
+    EXPECT_THAT(said("s"), AllOf(HasSubstr("cannot join the job"), HasSubstr("job token")));
+    Child b = start_on("b", options, {"/bin/true"});
+    EXPECT_EQ(b.wait(), 0) << said("b");
+    EXPECT_EQ(a.wait(), 0) << said("a");
+}
+
+TEST_F(Agents, HostsThatDoNotComeAreNamed) {
+    Child a = start_on("a", {"--nnodes", "2", "--node-rank", "1", "--rdzv-conf", "join_timeout=0.3"}, {"/bin/true"});
+    EXPECT_EQ(a.wait(), 1);
+    EXPECT_THAT(said("a"), AllOf(HasSubstr("after 0.3 s, 1 of 2 hosts have joined: "),
+                                 HasSubstr(" (node rank 1); missing: node rank 0")));
+    endpoint_ = "127.0.0.1:" + std::to_string(port_);
+    Child b = start_on("b", {"--nnodes", "2", "--rdzv-conf", "join_timeout=0.3,is_host=false"}, {"/bin/true"});
+    EXPECT_EQ(b.wait(), 1);
+    EXPECT_THAT(said("b"),
+                AllOf(HasSubstr("found no agent of the job at tcp://127.0.0.1:"), HasSubstr("within 0.3 s")));
+}
+
+// --- the words of the command line
+
+HostOptions of_endpoint(const std::string& endpoint) { return hosts_of({.nodes = "2", .endpoint = endpoint}).value(); }
+
+TEST(Hosts, AJobOfOneHostHasNone) {
+    EXPECT_FALSE(hosts_of({}));
+    EXPECT_FALSE(hosts_of({.nodes = "1:1", .endpoint = "localhost:29400", .standalone = true}));
+}
+
+TEST(Hosts, EndpointsAreReadInAllForms) {
+    EXPECT_EQ(of_endpoint("host-a").endpoint_host, "host-a");
+    EXPECT_EQ(of_endpoint("host-a").endpoint_port, 29400);
+    EXPECT_EQ(of_endpoint("host-a:1234").endpoint_port, 1234);
+    EXPECT_EQ(of_endpoint("[fe80::1]:77").endpoint_host, "fe80::1");
+    EXPECT_EQ(of_endpoint("[::1]").endpoint_port, 29400);
+    const HostOptions master = hosts_of({.nodes = "2:3", .master_address = "m", .master_port = "5"}).value();
+    EXPECT_EQ(std::tie(master.endpoint_host, master.endpoint_port), std::tuple("m", 5));
+    EXPECT_EQ(std::tie(master.min_nodes, master.max_nodes), std::tuple(2, 3));
+    const HostOptions conf = hosts_of({.nodes = "2",
+                                       .endpoint = "h",
+                                       .conf = "join_timeout=1.5,last_call_timeout=2,keep_alive_interval=2,"
+                                               "keep_alive_max_attempt=2,is_host=1,read_timeout=9"})
+                                 .value();
+    EXPECT_EQ(conf.join_timeout.count(), 1500);
+    EXPECT_EQ(conf.last_call.count(), 2000);
+    EXPECT_EQ(conf.silence.count(), 4000);
+    EXPECT_EQ(conf.is_host, true);
+}
+
+TEST(Hosts, MistakesAreNamed) {
+    const auto told = [](HostWords words, const std::string& part) {
+        if (words.nodes == "1") words.nodes = "2";
+        try {
+            (void)hosts_of(words);
+            ADD_FAILURE() << part;
+        } catch (const Error& error) {
+            EXPECT_THAT(error.what(), HasSubstr(part));
+        }
+    };
+    told({}, "--rdzv-endpoint HOST:PORT");
+    told({.nodes = "0"}, "--nnodes '0': expected a number from 1 to 4096");
+    told({.nodes = "3:2"}, "MIN <= MAX");
+    told({.nodes = "1000000000"}, "--nnodes");
+    told({.nodes = "2x"}, "--nnodes '2x'");
+    told({.endpoint = ":5"}, "has no host");
+    told({.endpoint = "a:b"}, "'b'");
+    told({.endpoint = "a:70000"}, "'70000'");
+    told({.endpoint = "::1"}, "brackets");
+    told({.endpoint = "-oProxy"}, "cannot begin with '-'");
+    told({.endpoint = "a", .backend = "etcd"}, "--rdzv-backend etcd");
+    told({.endpoint = "a", .conf = "x=1"}, "unknown key 'x'");
+    told({.endpoint = "a", .conf = "join_timeout"}, "KEY=VALUE");
+    told({.endpoint = "a", .conf = "join_timeout=nan"}, "join_timeout 'nan'");
+    told({.endpoint = "a", .node_rank = "2"}, "--node-rank 2 is not below the number of hosts, 2");
+    told({.endpoint = "a", .node_rank = "-1"}, "--node-rank '-1'");
+    told({.endpoint = "a", .standalone = true}, "--standalone");
+}
+
+TEST(Hosts, SlurmTellsWhereTheAgentsMeet) {
+    const testing::Environment environment({{"SLURM_STEP_NODELIST", "node[07-09]"},
+                                            {"SLURM_STEP_ID", "3"},
+                                            {"SLURM_JOB_ID", "77"},
+                                            {"SLURM_NODEID", "1"}});
+    const HostOptions hosts = hosts_of({.nodes = "3"}).value();
+    EXPECT_EQ(hosts.endpoint_host, "node07");
+    EXPECT_GE(hosts.endpoint_port, 20000);
+    EXPECT_EQ(hosts.node_rank, 1);
+    EXPECT_EQ(hosts.run_id, "77.3");
+    EXPECT_EQ(of_endpoint("a:1").node_rank, -1) << "only where it tells the place, too";
+}
+
+}  // namespace
+}  // namespace tsr
