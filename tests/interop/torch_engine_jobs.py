@@ -220,6 +220,7 @@ def optimizers_by_name() -> None:
 def formulas_of_lion_and_lamb() -> None:
     draw = torch.Generator().manual_seed(3)
     weights, grads = torch.randn(5, 4, generator=draw), torch.randn(3, 5, 4, generator=draw)
+    grads[:, 0] = torch.tensor([0.0, -0.0, 0.0, -0.0])  # Lion leaves them where they are, but for the decay
     for made in (deepspeed.Lion, deepspeed.Lamb):
         param = nn.Parameter(weights.clone())
         optimizer = made([param], lr=0.1, weight_decay=0.2)
@@ -304,6 +305,44 @@ def overflow_skips_the_step_on_all_ranks() -> None:
             assert same == bool(overflows)
         engine.backward(engine(torch.full((4,), math.inf, dtype=torch.float16)).float())
         refused(ts.InvalidState, "at its minimum 4", engine.step)
+        engine.optimizer.zero_grad()  # the overflow is gone, and yet no step follows
+        refused(ts.InvalidState, "at its minimum 4", engine.step)
+        loss = engine(torch.full((4,), 0.5, dtype=torch.float16)).float()
+        refused(ts.InvalidState, "load an earlier checkpoint", partial(engine.backward, loss))
+        assert engine.skipped_steps == skipped
+
+
+def a_checkpoint_leads_out_of_a_divergence() -> None:
+    for stage in (0, 2):
+        fp16 = {"enabled": True, "initial_scale_power": 2, "hysteresis": 1, "min_loss_scale": 4}
+        engine = engine_of(configuration(stage, fp16=fp16), Poisoned())
+        good, bad = (torch.full((4,), value, dtype=torch.float16) for value in (0.5, math.inf))
+        engine.save_checkpoint(directory, tag=f"well{stage}")
+        engine.backward(engine(bad).float())
+        refused(ts.InvalidState, "at its minimum 4", engine.step)
+        engine.load_checkpoint(directory, tag=f"well{stage}")
+        engine.backward(engine(good).float())
+        engine.step()
+        assert engine.was_step_applied() and engine.global_steps == 1
+        assert all(bool(one.isfinite().all()) for one in complete(engine.module).values())
+
+
+def the_optimizers_steps_are_the_engines() -> None:
+    for stage in (0, 1, 3):
+        engine = engine_of(configuration(stage, scheduler={"type": "StepLR", "params": {"step_size": 1}}))
+        twin = engine_of(configuration(stage, scheduler={"type": "StepLR", "params": {"step_size": 1}}))
+        for one in (engine, twin):
+            one.backward(loss_of(one, batch(0, rank)))
+        before = complete(engine.module)
+        refused(ts.InvalidState, "call engine.step()", engine.optimizer.step)
+        assert all(torch.equal(one, before[name]) for name, one in complete(engine.module).items())
+        for number in (0, 1):
+            for one in (engine, twin):
+                one.step()
+                if number == 0:
+                    one.backward(loss_of(one, batch(1, rank)))
+        expected = complete(twin.module)
+        assert all(torch.equal(one, expected[name]) for name, one in complete(engine.module).items())
 
 
 def no_sync_and_boundaries() -> None:
@@ -538,6 +577,19 @@ def ranks_that_differ() -> None:
         return engine_of(configuration(stage=0 if rank else 4))
 
     refused(ts.InvalidArgument, "stages are 0 to 3" if rank == 0 else "rank 0", one_bad)
+    bad: list[dict[str, Any]] = [
+        {"model": None},
+        {"mesh_param": (1, 1)},
+        {"config": None},
+        {"config": {"bf16": {"enabled": {1}}}},
+        {"mpu": 3},
+        {"model_parameters": 3},
+        {"training_data": 3},
+    ]
+    for one in bad:
+        arguments = {"model": net(), "config": configuration(), **(one if rank == ranks - 1 else {})}
+        said = "" if rank == ranks - 1 else f"rank {ranks - 1}: "
+        refused((ts.TesseraError, TypeError), said, partial(deepspeed.initialize, **arguments))
     run(engine_of(configuration()), 0, 1)  # the group still works
 
 
@@ -698,6 +750,9 @@ def bad_checkpoints() -> None:
     dist.barrier()
     refused(ts.NotFound, "names 'gone'", lambda: engine.load_checkpoint(where))
 
+    for bad in (5, {"f": lambda: 0}):
+        client = bad if rank == 0 else None
+        refused(Exception, "" if rank == 0 else "rank 0: ", partial(engine.save_checkpoint, where, client_state=client))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         engine.save_checkpoint(where, "odd", client_state={"odd": argparse.Namespace(a=1)})
@@ -940,6 +995,8 @@ CHECKS: list[Callable[[], object]] = [
     formulas_of_lion_and_lamb,
     half_precision,
     overflow_skips_the_step_on_all_ranks,
+    a_checkpoint_leads_out_of_a_divergence,
+    the_optimizers_steps_are_the_engines,
     no_sync_and_boundaries,
     batches_change,
     schedules_by_name,

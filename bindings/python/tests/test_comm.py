@@ -490,6 +490,25 @@ def test_a_turn_that_fails_fails_everywhere(ranks):
     assert other.startswith("UserError: rank 0 failed in its turn: KeyError: 'no such class'")
 
 
+def test_a_turn_may_end_inside_its_block(ranks):
+    def body(comm: ts.Comm):
+        with comm.turn(0, timeout=patience(20)) as turn:
+            turn.end()
+            turn.end()
+        comm.barrier()
+        try:
+            with comm.turn(0, timeout=patience(20)) as turn:
+                turn.end("the data set is gone" if turn else None)
+        except ts.UserError as error:
+            comm.barrier()
+            return str(error)
+        comm.barrier()
+        return ""
+
+    own, other = ranks(2, body)
+    assert own == "" and "the data set is gone" in other
+
+
 def test_a_turn_is_used_as_it_is_meant_to(alone: ts.Comm):
     with pytest.raises(ts.InvalidArgument, match="ranks are 0 to 0"):
         alone.turn(1, timeout=1)

@@ -1,7 +1,9 @@
 """Exceptions: classes, attributes, causes, pickling."""
 
+import json
 import pickle
 import re
+from enum import IntEnum
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,11 @@ def test_the_last_error_of_a_thread_is_not_the_next_ones():
     with pytest.raises(ts.InvalidArgument, match="log level"):
         ts.log.set_level(9)  # type: ignore[arg-type]
     ts.log.set_level("warning")
+
+
+@pytest.mark.parametrize("kind", [ts.DType, Code, ts.Phase, ts.log.Level])
+def test_enumerations_print_as_a_program_writes_them(kind: type[IntEnum]):
+    for one in kind:
+        written = f"{kind.__name__}.{one.name}"
+        assert (str(one), f"{one}", f"{one:>30}", repr(one)) == (written, written, written.rjust(30), written)
+        assert one == int(one) and kind(int(one)) is one and json.dumps(one) == str(int(one))

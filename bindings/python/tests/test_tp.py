@@ -381,6 +381,53 @@ def test_bad_plans_are_refused_on_all_ranks(ranks):
     refused([], "plan is a list", TypeError)
 
 
+def test_lamb_over_replicated_shards_of_slices_steps_like_one_rank(ranks):
+    """Its norms are of whole parameters: of two slices, each in the shards of two ranks, which two more replicate."""
+    random = np.random.default_rng(11)
+    shapes = {"fc1.weight": (6, 5), "fc1.bias": (6,), "fc2.weight": (3, 6), "fc2.bias": (3,)}
+
+    def drawn() -> dict[str, np.ndarray]:
+        return {name: random.uniform(-1, 1, shape) for name, shape in shapes.items()}
+
+    params, gradients = drawn(), [drawn() for _ in range(4)]
+    settings = {"lr": 0.05, "weight_decay": 0.1}
+    expected = {name: array.copy() for name, array in params.items()}
+    grads = {name: np.zeros_like(array) for name, array in params.items()}
+    alone = ts.Lamb(expected, grads, **settings)
+    for found in gradients:
+        for name, grad in found.items():
+            grads[name][...] = grad
+        alone.step()
+
+    def body(comm: ts.Comm) -> None:
+        with ts.Mesh(comm, {"dp": 4, "tp": 2}) as mesh:
+
+            def part(name: str, array: np.ndarray) -> np.ndarray:
+                dim = {"fc2.weight": 1, "fc2.bias": None}.get(name, 0)
+                return array if dim is None else np.split(array, 2, dim)[mesh.coordinate("tp")]
+
+            tp = ts.TensorParallel(mesh, params, {"fc1": "column", "fc2": "row"}, dim="tp")
+            units = {layer: {name: tp[name] for name in params if name.startswith(layer)} for layer in ("fc1", "fc2")}
+            fsdp = ts.FSDP(mesh["dp"], units, tp=tp, shard_ranks=2)
+            optimizer = ts.Lamb(fsdp, **settings)
+            share = (0.25, 0.75, 1.25, 1.75)[mesh.coordinate("dp")]  # of the mean
+            for found in gradients:
+                for layer in ("fc2", "fc1"):
+                    with fsdp.backward(layer) as (_, of_layer):
+                        for name in units[layer]:
+                            of_layer[name][...] = share * part(name, found[name])
+                fsdp.wait()
+                optimizer.step()
+            for layer, names in units.items():
+                with fsdp.forward(layer) as values:
+                    for name in names:
+                        np.testing.assert_allclose(values[name], part(name, expected[name]), rtol=1e-12)
+            fsdp.close()
+            tp.close()
+
+    ranks(8, body)
+
+
 def test_shards_of_fsdp_are_not_cut(ranks):
     def body(comm: ts.Comm) -> None:
         params = {"fc1.weight": values(1, 4, 2)}

@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from . import _core
 from ._base import Closable, Timeout, checked, milliseconds
 from ._lazy import load_with_lazy_state
 from .comm import Comm
-from .errors import InvalidArgument, NotFound
+from .errors import InvalidArgument, Named, NotFound
 from .state import State
 from .storage import Storage, in_library
 from .tensor import DType, has_other_bits, tensor
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Cast", "Checkpoint", "LoadReport", "Phase", "Saver", "TensorInfo"]
 
 
-class Phase(IntEnum):
+class Phase(Named):
     """The phase that a progress callback reports."""
 
     STAGE = 1

@@ -36,7 +36,19 @@ __all__ = [
 ]
 
 
-class Code(IntEnum):
+class Named(IntEnum):
+    """Base of the enumerations: integers that print as a program writes them, ``DType.F32``."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class Code(Named):
     """Status codes of the C library; numbers are never reused."""
 
     INVALID_ARGUMENT = 1

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from enum import IntEnum
 
 from . import _core
-from .errors import InvalidArgument
+from .errors import InvalidArgument, Named
 
 __all__ = ["Level", "set_callback", "set_level", "to_logging"]
 
 
-class Level(IntEnum):
+class Level(Named):
     """Log levels."""
 
     DEBUG = 1

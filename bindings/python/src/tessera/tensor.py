@@ -7,14 +7,13 @@ NumPy arrays, `array.array`, `memoryview`, PyTorch's CPU tensors. Nothing is cop
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 
 from . import _core
-from .errors import InvalidArgument
+from .errors import InvalidArgument, Named
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrayLike", "DType", "DTypeLike"]
 
 
-class DType(IntEnum):
+class DType(Named):
     """Element types of the library. Those from ``I16`` on are for checkpoints and cannot be reduced."""
 
     F16 = 1

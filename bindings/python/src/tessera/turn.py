@@ -29,6 +29,7 @@ class Turn(Closable):
 
     _handle: _core.Turn
     _own: bool
+    _ended = False
 
     def __init__(self) -> None:
         raise TypeError("use comm.turn()")
@@ -63,7 +64,7 @@ class Turn(Closable):
         _core.turn_progress(self._handle, done, total)
 
     def end(self, failure: str | None = None) -> None:
-        """End the turn, once. Collective. A ``with`` block does it.
+        """End the turn. Collective. A ``with`` block does it, unless it was done inside; a second call does nothing.
 
         Parameters
         ----------
@@ -77,6 +78,9 @@ class Turn(Closable):
         TesseraTimeout
             That rank neither ended its turn nor reported progress in time, or another rank did not come.
         """
+        if self._ended and not self.closed:
+            return
+        self._ended = True  # also if it fails: the library ends a turn once
         _core.turn_end(self._handle, failure)
 
     def close(self) -> None:

@@ -100,37 +100,40 @@ def initialize(
     Mismatch
         The ranks' configurations or modules differ; the message names the first difference.
     """
-    if model is None:
-        raise InvalidArgument("deepspeed.initialize requires a model")
-    if mesh_param is not None:
-        raise Unsupported(f"mesh_param is {mesh_param!r}; sequence parallelism is not supported, leave it out")
-    given = _config_of(args, config if config is not None else config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    _check_local_rank(args)
     ranks = ranks_of(None, False)
+
+    def check() -> tuple[Any, DeviceMesh | None, Settings]:
+        if model is None:
+            raise InvalidArgument("deepspeed.initialize requires a model")
+        if mesh_param is not None:
+            raise Unsupported(f"mesh_param is {mesh_param!r}; sequence parallelism is not supported, leave it out")
+        given = _config_of(args, config if config is not None else config_params)
+        _check_local_rank(args)
+        group, mesh = _data_parallel(model, mpu)
+        settings = Settings.of(resolve_config(given, dist.get_world_size(group)))
+        _check_arguments(model, optimizer, lr_scheduler, settings, mpu, group)
+        return group, mesh, settings
+
+    group, mesh, settings = ranks.together(check)
+    assert model is not None
     is_pipeline = isinstance(model, PipelineModule)
-    group, mesh = (model.data_parallel_group, model.mesh["dp"]) if is_pipeline else _data_parallel(mpu)
-    settings = ranks.together(lambda: Settings.of(resolve_config(given, dist.get_world_size(group))))
     if is_pipeline and settings.stage == 0:
         mesh = model.mesh["dp", "alone"]
-    ranks.together(lambda: _check_arguments(model, optimizer, lr_scheduler, settings, mpu, group))
     _compare(ranks, settings, None if is_pipeline else model)
     if ranks.rank == 0:
         _report(settings)
-    own = [param for param in model.parameters() if param.requires_grad]
-    params = list(model_parameters) if model_parameters is not None else own
     names = {param: name for name, param in model.named_parameters()}
-    if optimizer is None and settings.optimizer is None and not own:
-        raise InvalidArgument("no parameter of the model requires a gradient, so there is nothing to train")
+    params = ranks.together(lambda: _params(model, model_parameters, optimizer, settings))
     if isinstance(model, PipelineModule):
         model.tie()
     run = make_model(model, group, settings, mesh)
     after = dict(model.named_parameters())
     made = ranks.together(lambda: _optimizer(optimizer, params, settings, names, after))
     scheduler = ranks.together(lambda: _scheduler(lr_scheduler, made, settings))
-    loader = None
-    if training_data is not None:
-        loader = DeepSpeedDataLoader(training_data, settings, group, collate_fn)
+    loader = ranks.together(
+        lambda: None if training_data is None else DeepSpeedDataLoader(training_data, settings, group, collate_fn)
+    )
     kind = PipelineEngine if is_pipeline else DeepSpeedEngine
     engine = kind(model, run, made, scheduler, loader, settings, ranks, group, mpu)
     if settings.dumps_state and ranks.rank == 0:
@@ -156,8 +159,10 @@ def _check_local_rank(args: Any) -> None:
         raise InvalidArgument(f"Mismatch in local rank setting, args.local_rank={given} but env['LOCAL_RANK']={known}.")
 
 
-def _data_parallel(mpu: Any) -> tuple[Any, DeviceMesh | None]:
+def _data_parallel(model: Any, mpu: Any) -> tuple[Any, DeviceMesh | None]:
     """The group of the data-parallel ranks, and their mesh if it is one dimension of several."""
+    if isinstance(model, PipelineModule):
+        return model.data_parallel_group, model.mesh["dp"]
     if mpu is None:
         return dist.group.WORLD, None
     if isinstance(mpu, DeviceMesh):
@@ -218,6 +223,14 @@ def _compare(ranks: Ranks, settings: Settings, model: nn.Module | None) -> None:
 def _report(settings: Settings) -> None:
     for report in settings.resolved["reports"]:
         warnings.warn(report["text"], stacklevel=3)
+
+
+def _params(model: nn.Module, given: Any, optimizer: Any, settings: Settings) -> list[Any]:
+    """What the optimizer gets."""
+    own = [param for param in model.parameters() if param.requires_grad]
+    if optimizer is None and settings.optimizer is None and not own:
+        raise InvalidArgument("no parameter of the model requires a gradient, so there is nothing to train")
+    return own if given is None else list(given)
 
 
 def _optimizer(

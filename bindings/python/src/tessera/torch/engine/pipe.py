@@ -299,6 +299,7 @@ class PipelineEngine(DeepSpeedEngine):
         The mean loss of all micro-batches and replicas, on all ranks.
         """
         self._check_optimizer("train_batch()")
+        self._check_converges()
         losses: list[Any] = []
         with self._times.of("forward"):
             self._run(data_iter, self._accumulation, losses, trains=True)

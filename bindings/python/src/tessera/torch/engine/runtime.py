@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -87,6 +90,10 @@ class DeepSpeedEngine(Saves, nn.Module):
         self._in_no_sync = False
         self._boundary: bool | None = None
         self._was_applied = False
+        self._diverged: str | None = None  # why no step can follow
+        self._steps_optimizer = False
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(_only_of(weakref.ref(self)))
         self._norm: float | None = None
         self._times = _Times()
 
@@ -127,6 +134,7 @@ class DeepSpeedEngine(Saves, nn.Module):
         The loss, divided by the accumulation.
         """
         self._check_optimizer("backward()")
+        self._check_converges()
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise InvalidArgument(f"the loss is {_shown(loss)}; it must be a tensor of one element with a gradient")
         if self._is_due:
@@ -175,6 +183,8 @@ class DeepSpeedEngine(Saves, nn.Module):
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Override `is_gradient_accumulation_boundary` from now on; None: the accumulation decides again."""
+        if is_boundary is not None and not isinstance(is_boundary, (bool, np.bool_)):
+            raise TypeError(f"is_boundary is {is_boundary!r}; it must be a bool, or None")
         if self._is_due and is_boundary != self.is_gradient_accumulation_boundary():
             raise InvalidState(
                 "set_gradient_accumulation_boundary() between a backward pass and its step(), which has or has not "
@@ -197,6 +207,7 @@ class DeepSpeedEngine(Saves, nn.Module):
         """
         if self._in_no_sync:
             raise InvalidState("step() inside no_sync(), whose gradients are not reduced; call it after the block")
+        self._check_converges()
         if not self._is_due:
             raise InvalidState(f"rank {self.global_rank}: step() without a backward pass since the last one")
         with self._times.of("step"):
@@ -213,11 +224,19 @@ class DeepSpeedEngine(Saves, nn.Module):
 
     def _step_of_optimizer(self, lr_kwargs: dict[str, Any] | None) -> None:
         overflow = self._unscale_and_clip()
-        self._loss_scale.update(overflow)
+        try:
+            self._loss_scale.update(overflow)
+        except InvalidState as error:
+            self._diverged = str(error)
+            raise
         if overflow:
             self.skipped_steps += 1
         else:
-            self.optimizer.step()
+            self._steps_optimizer = True
+            try:
+                self.optimizer.step()
+            finally:
+                self._steps_optimizer = False
             self._was_applied = True
         self.zero_grad()
         self.global_steps += 1
@@ -227,6 +246,18 @@ class DeepSpeedEngine(Saves, nn.Module):
                 self.lr_scheduler.step(**(lr_kwargs or {}))
             except TypeError:  # a schedule of the program's own, by the number of samples
                 self.lr_scheduler.step(self._train_batch)
+
+    def _check_converges(self) -> None:
+        """Refuse to continue after an overflow at the smallest loss scale, even if its gradients are gone."""
+        if self._diverged is not None:
+            raise InvalidState(f"{self._diverged}; load an earlier checkpoint to continue")
+
+    def _read(self, path: Path, begun: dict[str, Any]) -> None:
+        super()._read(path, begun)
+        if self._diverged is not None:
+            self.zero_grad()
+            self._diverged, self._is_due = None, False
+            self._passes = self._steps = 0
 
     def _trained(self) -> list[torch.Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -420,6 +451,17 @@ class DeepSpeedEngine(Saves, nn.Module):
     def print_state(self) -> None:
         """Print the configuration with every default filled in."""
         print(json.dumps({"ds_config": self._settings.resolved}, indent=2), flush=True)
+
+
+def _only_of(engine: weakref.ref[DeepSpeedEngine]) -> Callable[..., None]:
+    """A hook of an optimizer: its steps are the engine's, which unscales, clips and drops gradients with them."""
+
+    def check(optimizer: Any, args: Any, kwargs: Any) -> None:
+        owner = engine()
+        if owner is not None and not owner._steps_optimizer:
+            raise InvalidState("step() of an optimizer that is the engine's; call engine.step(), which calls it")
+
+    return check
 
 
 def _is_count(value: Any) -> bool:

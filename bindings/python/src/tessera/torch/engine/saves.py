@@ -51,6 +51,7 @@ class Saves:
     _ranks: Any
     _loss_scale: Any
     _passes: int
+    _diverged: str | None
     _model: Any
 
     # ------------------------------------------------------------ saving
@@ -95,7 +96,6 @@ class Saves:
         TesseraTimeout
             A rank did not call it in time; the message names it.
         """
-        client = _one_of("client_state", client_state, "client_sd", client_sd)
         name = self._agreed_tag(f"global_step{self.global_steps}" if tag is None else str(tag))
         directory = Path(save_dir)
         if self._passes:
@@ -103,17 +103,27 @@ class Saves:
                 f"the gradients of {self._passes} backward passes wait for the optimizer's step; they are not saved",
                 stacklevel=2,
             )
-        state: dict[str, Any] = {"model": self._model_state(exclude_frozen_parameters), "engine": self._engine_state()}
+
+        def found() -> dict[str, Any]:
+            client = _one_of("client_state", client_state, "client_sd", client_sd)
+            if client is not None and not isinstance(client, Mapping):
+                raise InvalidArgument(f"client_state is a {type(client).__name__}; it must be a dict")
+            return self._whole_state(exclude_frozen_parameters, client if self._ranks.rank == 0 else None)
+
+        save(self._ranks.together(found), checkpoint_id=directory / name)
+        if save_latest:
+            self._on_rank_0(lambda: _write_latest(directory, name))
+        return True
+
+    def _whole_state(self, exclude_frozen: bool, client: Mapping[str, Any] | None) -> dict[str, Any]:
+        state: dict[str, Any] = {"model": self._model_state(exclude_frozen), "engine": self._engine_state()}
         if self.optimizer is not None:
             state["optim"] = _optimizer_state(self.module, self.optimizer)
         if self.lr_scheduler is not None and hasattr(self.lr_scheduler, "state_dict"):
             state["lr_scheduler"] = {key: (value,) for key, value in self.lr_scheduler.state_dict().items()}
-        if client and self._ranks.rank == 0:
+        if client:
             state["client_state"] = {str(key): (value,) for key, value in client.items()}
-        save(state, checkpoint_id=directory / name)
-        if save_latest:
-            self._on_rank_0(lambda: _write_latest(directory, name))
-        return True
+        return state
 
     def _engine_state(self) -> dict[str, Any]:
         state = {key: getattr(self, key) for key in _COUNTERS}
@@ -227,7 +237,7 @@ class Saves:
             raise InvalidArgument(
                 "custom_load_fn is not supported; load the module's state and call load_module_state_dict"
             )
-        if self._passes:
+        if self._passes and self._diverged is None:
             raise InvalidState(
                 f"load_checkpoint() while the gradients of {self._passes} backward passes wait for the optimizer's "
                 "step; call it after a step at a boundary"
