@@ -1,9 +1,7 @@
 // `tessera run`: reads the command line into RunOptions; src/launch does the rest.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <charconv>
-#include <filesystem>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +12,7 @@
 #include "base/error.hpp"
 #include "comm/host.hpp"
 #include "commands.hpp"
+#include "host_choice.hpp"
 #include "launch/agent.hpp"
 #include "launch/job.hpp"
 #include "launch/process.hpp"
@@ -21,12 +20,6 @@
 namespace tsr::cli {
 
 namespace {
-
-int gpus() {
-    std::error_code failure;
-    const std::filesystem::directory_iterator list("/proc/driver/nvidia/gpus", failure);
-    return failure ? 0 : static_cast<int>(std::distance(list, {}));
-}
 
 int number(std::string_view text, std::string_view option) {
     int value = 0;
@@ -57,6 +50,15 @@ Count count_of(const std::string& text) {
         throw UsageError(fmt::format("-n {}: expected MIN:MAX with 1 <= MIN <= MAX", text));
     }
     return count;
+}
+
+// "4@host-a"
+RanksAt ranks_at(const std::string& text) {
+    try {
+        return parse_ranks_at(text);
+    } catch (const Error& error) {
+        throw UsageError(error.what());
+    }
 }
 
 std::pair<std::string, std::string> variable(const std::string& text) {
@@ -91,6 +93,9 @@ struct Arguments {
     bool no_prefix = false;
     bool insecure = false;
     bool standalone = false;
+    HostChoice hosts;
+    bool plan = false;
+    bool json = false;
     std::string nodes = "1";
     double grace = 30;
     double kill_grace = 5;
@@ -100,7 +105,7 @@ struct Arguments {
 void add_program_options(Command& command, Arguments& arguments) {
     command
         .add_option("-n,--nproc-per-node,--nproc_per_node", arguments.count,
-                    "ranks: a number, MIN:MAX (elastic), auto or cpu (usable cores), gpu")
+                    "ranks: a number, MIN:MAX (elastic), auto or cpu (usable cores), gpu; with @HOST on that host")
         .type_name("N")
         .show_default();
     command.add_option("--env", arguments.environment, "set a variable for these ranks (repeatable)")
@@ -132,7 +137,9 @@ Program program_of(const Arguments& arguments, std::vector<std::string> command)
     }
     Program program;
     program.command = std::move(command);
-    program.ranks = count_of(arguments.count).ranks;
+    RanksAt ranks = ranks_at(arguments.count);
+    program.ranks = count_of(ranks.count).ranks;
+    program.host = std::move(ranks.host);
     for (const std::string& text : arguments.environment) program.environment.push_back(variable(text));
     return program;
 }
@@ -155,7 +162,7 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     }
     RunOptions options;
     std::vector<std::vector<std::string>> parts = split(words);
-    const Count count = count_of(arguments.count);
+    const Count count = count_of(ranks_at(arguments.count).count);
     options.programs.push_back(program_of(arguments, parts.front()));
     for (size_t i = 1; i < parts.size(); ++i) options.programs.push_back(parse_program(parts[i]));
     if (count.least > 0 && options.programs.size() > 1) {
@@ -184,12 +191,58 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
         options.timeout = span(*arguments.timeout, "--timeout-s");
         if (options.timeout->count() == 0) throw UsageError("--timeout-s must be at least 0.001");
     }
+    return options;
+}
+
+// Who runs where. The slots that --hostfile, --include and --exclude choose become the ranks of the only program.
+LaunchPlan plan_of_run(const Arguments& arguments, RunOptions& options) {
+    if (arguments.json && !arguments.plan) throw UsageError("--json needs --plan");
+    const HostChoice& choice = arguments.hosts;
+    if (!choice.hostfile.empty() || !choice.filter.include.empty() || !choice.filter.exclude.empty()) {
+        Program& program = options.programs.front();
+        if (options.programs.size() > 1 || arguments.count != "1") {
+            throw UsageError(
+                "--hostfile, --include and --exclude start one program with a rank per slot; write no -n and no other "
+                "program, or place several programs with -n N@HOST");
+        }
+        LaunchPlan plan = plan_of(choice, program.command);
+        program.ranks = plan.world_size();
+        const std::vector<std::string>& devices = plan.hosts.front().devices;
+        if (!devices.empty()) {
+            program.environment.insert(program.environment.begin(),
+                                       {"CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ","))});
+        }
+        return plan;
+    }
+    std::vector<PlacedProgram> programs;
+    for (const Program& program : options.programs) {
+        if (program.host.empty() != options.programs.front().host.empty()) {
+            throw UsageError("-n N@HOST: name a host for every program, or for none");
+        }
+        programs.push_back({program.command, program.ranks, program.host.empty() ? "localhost" : program.host});
+    }
+    return plan_of_programs(programs);
+}
+
+void check(const RunOptions& options) {
     try {
         options.check();
     } catch (const Error& error) {
         throw UsageError(error.what());
     }
-    return options;
+}
+
+// This version's agent has no others on other hosts.
+void require_this_host(const Arguments& arguments, const LaunchPlan& plan) {
+    const std::string& first = plan.hosts.front().host;
+    const bool is_chosen = !arguments.hosts.hostfile.empty() || first == "localhost" || first == host_name();
+    if (plan.hosts.size() == 1 && is_chosen) return;
+    std::string names;
+    for (const PlannedHost& host : plan.hosts) names += (names.empty() ? "" : ", ") + host.host;
+    throw UsageError(
+        fmt::format("the job needs the hosts {}, but this version starts ranks on its own host only; "
+                    "--plan shows who would run where",
+                    names));
 }
 
 }  // namespace
@@ -232,8 +285,22 @@ void add_run(Command& tessera) {
     run.add_flag("--standalone", arguments->standalone,
                  "accepted for compatibility with torchrun; jobs run on one host");
     run.add_option("--nnodes", arguments->nodes, "jobs run on one host").show_default();
+    run.add_option("--hostfile", arguments->hosts.hostfile,
+                   "hosts and their slots, a line each: worker-1 slots=4; a rank for each slot");
+    run.add_option("--include", arguments->hosts.filter.include,
+                   "only these slots: NODE[:SLOT,...][@NODE...]; without a hostfile, NODE is localhost");
+    run.add_option("--exclude", arguments->hosts.filter.exclude, "all slots except these");
+    run.add_flag("--plan", arguments->plan, "print which ranks would run where, and start nothing");
+    run.add_flag("--json", arguments->json, "with --plan: as JSON");
     run.on_run([run, arguments] {
-        const RunOptions options = options_of(*arguments, run.rest());
+        RunOptions options = options_of(*arguments, run.rest());
+        const LaunchPlan plan = plan_of_run(*arguments, options);
+        check(options);
+        if (arguments->plan) {
+            print_plan(plan, arguments->json);
+            return 0;
+        }
+        require_this_host(*arguments, plan);
         for (const Program& program : options.programs) (void)find_executable(program.command.front());
         return run_guarded(
             [&](int guardian, const sigset_t& signal_mask) { return Agent(options, guardian, signal_mask).run(); });

@@ -16,6 +16,7 @@ struct Program {
     std::vector<std::string> command;
     int ranks = 1;
     std::vector<std::pair<std::string, std::string>> environment;
+    std::string host;  // that runs it; empty: any
 
     [[nodiscard]] std::string name() const;  // of the executable, without directories
 };
