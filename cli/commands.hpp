@@ -11,5 +11,6 @@ void add_ckpt(Command& tessera);
 void add_trace(Command& tessera);
 void add_bench(Command& tessera);
 void add_pipeline(Command& tessera);
+void add_deepspeed(Command& tessera);
 
 }  // namespace tsr::cli

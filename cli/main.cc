@@ -26,6 +26,7 @@ int run_command(int argc, char** argv) {
         tsr::cli::add_trace(tessera);
         tsr::cli::add_bench(tessera);
         tsr::cli::add_pipeline(tessera);
+        tsr::cli::add_deepspeed(tessera);
     };
     const int code =
         tsr::cli::run_command_line("tessera", "Tessera: distributed training for C, Python, Java and Rust in one job",

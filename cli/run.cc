@@ -1,5 +1,5 @@
 // `tessera run`: reads the command line into RunOptions; src/launch does the rest.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <cstdio>
 #include <memory>
@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/host.hpp"
 #include "commands.hpp"
+#include "host_choice.hpp"
 #include "launch/hosts.hpp"
 #include "launch/job.hpp"
 #include "launch/job_agent.hpp"
@@ -47,6 +49,9 @@ struct Arguments {
     bool no_prefix = false;
     bool insecure = false;
     HostWords hosts;
+    HostChoice choice;
+    bool plan = false;
+    bool json = false;
     double grace = 30;
     double kill_grace = 5;
     int preempted_exit_code = 0;
@@ -117,7 +122,7 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     RunOptions options;
     std::vector<std::vector<std::string>> parts = split(words);
     const std::string& given = arguments.program.count;
-    const Count count = count_of(given);
+    const Count count = count_of(ranks_at(given).count);
     options.programs.push_back(program_of(arguments.program, parts.front()));
     for (size_t i = 1; i < parts.size(); ++i) options.programs.push_back(parse_program(parts[i]));
     if (count.least > 0 && options.programs.size() > 1) {
@@ -149,18 +154,74 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     }
     try {
         options.hosts = hosts_of(arguments.hosts);
-        if (options.hosts) {
-            options.hosts->version = TESSERA_VERSION;
-            options.insecure = options.insecure || StoreOptions::from_environment().insecure;
-        }
-        if (options.hosts && count.least > 0) {
+    } catch (const Error& error) {
+        throw UsageError(error.what());
+    }
+    if (options.hosts) {
+        options.hosts->version = TESSERA_VERSION;
+        options.insecure = options.insecure || StoreOptions::from_environment().insecure;
+        if (count.least > 0) {
             throw UsageError(fmt::format("-n {}: on several hosts, use --nnodes MIN:MAX or --min-ranks", given));
         }
+    }
+    return options;
+}
+
+// Who runs where. The slots that --hostfile, --include and --exclude choose become the ranks of the only program.
+LaunchPlan plan_of_run(const Arguments& arguments, RunOptions& options) {
+    if (arguments.json && !arguments.plan) throw UsageError("--json needs --plan");
+    const HostChoice& choice = arguments.choice;
+    const bool chosen = !choice.hostfile.empty() || !choice.filter.include.empty() || !choice.filter.exclude.empty();
+    if (options.hosts && (chosen || arguments.plan)) {
+        throw UsageError(
+            "--nnodes starts the agent of this host only, which does not know the others; --plan, --hostfile, "
+            "--include and --exclude need no --nnodes");
+    }
+    if (chosen) {
+        Program& program = options.programs.front();
+        if (options.programs.size() > 1 || arguments.program.count != "1") {
+            throw UsageError(
+                "--hostfile, --include and --exclude start one program with a rank per slot; write no -n and no other "
+                "program, or place several programs with -n N@HOST");
+        }
+        LaunchPlan plan = plan_of(choice, program.command);
+        program.ranks = plan.world_size();
+        const std::vector<std::string>& devices = plan.hosts.front().devices;
+        if (!devices.empty()) {
+            program.environment.insert(program.environment.begin(),
+                                       {"CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ","))});
+        }
+        return plan;
+    }
+    std::vector<PlacedProgram> programs;
+    for (const Program& program : options.programs) {
+        if (program.host.empty() != options.programs.front().host.empty()) {
+            throw UsageError("-n N@HOST: name a host for every program, or for none");
+        }
+        programs.push_back({program.command, program.ranks, program.host.empty() ? "localhost" : program.host});
+    }
+    return plan_of_programs(programs);
+}
+
+void check(const RunOptions& options) {
+    try {
         options.check();
     } catch (const Error& error) {
         throw UsageError(error.what());
     }
-    return options;
+}
+
+// This command starts ranks here only.
+void require_this_host(const Arguments& arguments, const LaunchPlan& plan) {
+    const std::string& first = plan.hosts.front().host;
+    const bool is_chosen = !arguments.choice.hostfile.empty() || first == "localhost" || first == host_name();
+    if (plan.hosts.size() == 1 && is_chosen) return;
+    std::string names;
+    for (const PlannedHost& host : plan.hosts) names += (names.empty() ? "" : ", ") + host.host;
+    throw UsageError(
+        fmt::format("the job needs the hosts {}, but this command starts ranks on its own host only; start it on each "
+                    "host, with --nnodes and --rdzv-endpoint; --plan shows who would run where",
+                    names));
 }
 
 }  // namespace
@@ -219,6 +280,13 @@ void add_run(Command& tessera) {
     add_placement(placement, arguments->torchrun);
     Command hosts = run.group("Several hosts");
     add_host_options(hosts, arguments->hosts);
+    hosts.add_option("--hostfile", arguments->choice.hostfile,
+                     "hosts and their slots, a line each: worker-1 slots=4; a rank for each slot");
+    hosts.add_option("--include", arguments->choice.filter.include,
+                     "only these slots: NODE[:SLOT,...][@NODE...]; without a hostfile, NODE is localhost");
+    hosts.add_option("--exclude", arguments->choice.filter.exclude, "all slots except these");
+    hosts.add_flag("--plan", arguments->plan, "print which ranks would run where, and start nothing");
+    hosts.add_flag("--json", arguments->json, "with --plan: as JSON");
     Command other = run.group("Other");
     other.add_flag("--insecure", arguments->insecure,
                    "no job token: every user of this machine can reach the job's store");
@@ -233,6 +301,13 @@ void add_run(Command& tessera) {
             return 0;
         }
         RunOptions options = options_of(*arguments, run.rest());
+        const LaunchPlan plan = plan_of_run(*arguments, options);
+        check(options);
+        if (arguments->plan) {
+            print_plan(plan, arguments->json);
+            return 0;
+        }
+        require_this_host(*arguments, plan);
         for (const Program& program : options.programs) (void)find_executable(program.command.front());
         if (options.output.writes_files() && options.log_directory.empty()) {
             options.log_directory = temporary_directory("logs");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "comm/host.hpp"
+#include "host_choice.hpp"
 #include "launch/process.hpp"
 
 namespace tsr::cli {
@@ -19,14 +21,13 @@ namespace tsr::cli {
 namespace {
 
 // The NVIDIA devices that CUDA_VISIBLE_DEVICES leaves.
-int gpus() {
-    std::error_code failure;
-    const std::filesystem::directory_iterator list("/proc/driver/nvidia/gpus", failure);
-    const int present = failure ? 0 : static_cast<int>(std::distance(list, {}));
-    const auto visible = env_text("CUDA_VISIBLE_DEVICES");
-    if (!visible) return present;
-    const int listed = visible->empty() ? 0 : static_cast<int>(std::ranges::count(*visible, ',')) + 1;
-    return std::min(present, listed);
+int usable_gpus() {
+    try {
+        const auto visible = visible_devices(gpus(), std::getenv("CUDA_VISIBLE_DEVICES"));
+        return std::min(gpus(), static_cast<int>(visible.size()));
+    } catch (const Error& error) {
+        throw UsageError(error.what());
+    }
 }
 
 int number(std::string_view text) {
@@ -45,7 +46,15 @@ std::pair<std::string, std::string> variable(const std::string& text) {
     return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
-// PYTHON_EXEC, as torchrun reads it, or the active virtual environment's, or the first of the path.
+bool is_script(const std::string& word) {
+    std::error_code failure;
+    return word.ends_with(".py") && std::filesystem::is_regular_file(word, failure);
+}
+
+std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+}  // namespace
+
 std::string python() {
     if (auto named = env_text("PYTHON_EXEC"); named && !named->empty()) return *named;
     if (const auto environment = env_text("VIRTUAL_ENV"); environment && !environment->empty()) {
@@ -60,22 +69,13 @@ std::string python() {
     }
 }
 
-bool is_script(const std::string& word) {
-    std::error_code failure;
-    return word.ends_with(".py") && std::filesystem::is_regular_file(word, failure);
-}
-
-std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
-
-}  // namespace
-
 void add_program_options(Command& command, ProgramArguments& arguments) {
     Command group = command.group("Programs (also after a colon)");
     group
         .add_option(
             "-n,--nproc-per-node", arguments.count,
             "ranks: a number, MIN:MAX (elastic), cpu (usable cores), gpu (NVIDIA devices), or auto (gpu if there "
-            "is one, else cpu)")
+            "is one, else cpu); with @HOST on that host")
         .type_name("N")
         .show_default()
         .environment_default("PET_NPROC_PER_NODE");
@@ -99,10 +99,11 @@ void add_program_options(Command& command, ProgramArguments& arguments) {
 }
 
 Count count_of(const std::string& text) {
-    if (text == "cpu" || (text == "auto" && gpus() == 0)) return {0, usable_cores()};
+    if (text == "cpu" || (text == "auto" && usable_gpus() == 0)) return {0, usable_cores()};
     if (text == "gpu" || text == "auto") {
-        if (gpus() == 0) throw UsageError("-n gpu: this machine has no NVIDIA GPU that CUDA_VISIBLE_DEVICES allows");
-        return {0, gpus()};
+        if (usable_gpus() == 0)
+            throw UsageError("-n gpu: this machine has no NVIDIA GPU that CUDA_VISIBLE_DEVICES allows");
+        return {0, usable_gpus()};
     }
     const size_t colon = text.find(':');
     if (colon == std::string::npos) return {0, number(text)};
@@ -112,6 +113,14 @@ Count count_of(const std::string& text) {
         throw UsageError(fmt::format("-n {}: expected MIN:MAX with 1 <= MIN <= MAX", text));
     }
     return count;
+}
+
+RanksAt ranks_at(const std::string& text) {
+    try {
+        return parse_ranks_at(text);
+    } catch (const Error& error) {
+        throw UsageError(error.what());
+    }
 }
 
 Program program_of(const ProgramArguments& arguments, std::vector<std::string> words) {
@@ -127,7 +136,9 @@ Program program_of(const ProgramArguments& arguments, std::vector<std::string> w
                                      arguments.no_python ? "--no-python" : "--run-path"));
     }
     Program program;
-    program.ranks = count_of(arguments.count).ranks;
+    RanksAt ranks = ranks_at(arguments.count);
+    program.ranks = count_of(ranks.count).ranks;
+    program.host = std::move(ranks.host);
     for (const std::string& text : arguments.environment) program.environment.push_back(variable(text));
     program.role = arguments.role;
     if (!arguments.local_rank_name.empty()) program.local_rank_argument = "--" + arguments.local_rank_name;

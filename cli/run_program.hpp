@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "command_line.hpp"
+#include "launch/hosts/selection.hpp"
 #include "launch/job.hpp"
 
 namespace tsr::cli {
@@ -21,6 +22,10 @@ struct ProgramArguments {
 
 void add_program_options(Command& command, ProgramArguments& arguments);
 
+// The interpreter of scripts: PYTHON_EXEC, as torchrun reads it, or the active virtual environment's, or the first of
+// the path.
+[[nodiscard]] std::string python();
+
 // "4", "3:4", "auto", "cpu", "gpu".
 struct Count {
     int least = 0;  // 0: not given
@@ -28,6 +33,9 @@ struct Count {
 };
 // Throws UsageError.
 [[nodiscard]] Count count_of(const std::string& text);
+
+// "4@host-a". Throws UsageError.
+[[nodiscard]] RanksAt ranks_at(const std::string& text);
 
 // `words`: what follows the options. Throws UsageError.
 [[nodiscard]] Program program_of(const ProgramArguments& arguments, std::vector<std::string> words);
