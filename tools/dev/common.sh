@@ -13,7 +13,7 @@ TESSERA_CACHE=${TESSERA_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tessera}
 # A descriptor that never delivers: `read -t` on it is a sleep that leaves no child process behind.
 exec {NEVER}<> <(:)
 BEAT=""
-AHEAD="" # the process group of `begin_ahead`
+AHEAD="" # the session of `begin_ahead`
 trap '[[ -z $BEAT ]] || kill "$BEAT" 2>/dev/null || true; end_ahead' EXIT
 
 say() { printf '[%3ds] %s\n' "$SECONDS" "$*"; }
@@ -214,24 +214,22 @@ need_value() { [[ $# -ge 2 && -n $2 ]] || die "$1 needs a value"; }
 # kernel lets no batch job preempt another. Where that cannot be had, the tests take longer.
 as_batch_job() { chrt --batch --pid 0 "$BASHPID" || warn "chrt cannot make this shell a batch job: tests over Gloo are slow"; }
 
-# begin_ahead COMMAND...: on what processors would otherwise idle for, one such command at a time. Linux lets an idle job run
-# only while nothing else wants the processor. Its output goes to build/logs/ahead.log.
+# begin_ahead COMMAND...: on what processors would otherwise idle for, one such program at a time. Linux lets an idle job run only
+# while nothing else wants the processor; where it groups processes by session for that (autogroup), the weight of the session
+# counts as well, because ranks have sessions too. The output goes to build/logs/ahead.log.
 begin_ahead() {
   mkdir -p "$LOGS"
-  set -m # a process group of its own
-  (
-    AHEAD=""
-    if renice -n 19 -p "$BASHPID" && chrt --idle --pid 0 "$BASHPID"; then "$@"; fi
-  ) </dev/null >"$LOGS/ahead.log" 2>&1 &
+  # shellcheck disable=SC2016
+  setsid bash -c '{ [[ ! -e /proc/self/autogroup ]] || echo 19 >/proc/self/autogroup; } && renice -n 19 -p $$ && chrt --idle --pid 0 $$ &&
+    exec "$@"' ahead "$@" </dev/null >"$LOGS/ahead.log" 2>&1 &
   AHEAD=$!
-  set +m
 }
 
 # end_ahead: ends it where it is, and all its processes. Ninja goes on from there.
 end_ahead() {
   [[ -n $AHEAD ]] || return 0
   local word=TERM begin=$SECONDS
-  while kill "-$word" -- "-$AHEAD" 2>/dev/null; do
+  while kill "-$word" -- "-$AHEAD" "$AHEAD" 2>/dev/null; do
     wait "$AHEAD" 2>/dev/null || true
     read -rt 0.1 -u "$NEVER" _ || true
     word=0

@@ -277,12 +277,7 @@ run_rust() {
 # build_ahead PRESET...: while tests wait.
 build_ahead() {
   SETUP_QUIET=1 cmd_setup --no-torch --clang
-  begin_ahead build_presets "$@"
-}
-
-build_presets() {
-  local preset
-  for preset in "$@"; do build_core "$preset" TESTS || return; done
+  begin_ahead tools/dev/ahead.sh "$@"
 }
 
 # sanitizer PRESET WHAT LABELS [NEXT]: only the C++ tests whose ranks are threads; another language's run-time under a sanitizer
