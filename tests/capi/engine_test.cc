@@ -276,6 +276,8 @@ TEST(EngineApi, SettingsAreReadAndWritten) {
     ASSERT_OK(tsr_engine_optimizer(engine, optimizer.out()));
     api::Owned<tsr_lr_schedule> schedule;
     ASSERT_OK(tsr_engine_lr_schedule(engine, schedule.out()));
+    EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "call the engine's step()");
+    EXPECT_FAILS(tsr_optimizer_zero_grad(optimizer), TSR_E_INVALID_STATE, "call the engine's step()");
     engine.reset();
     ASSERT_OK(tsr_optimizer_lr(optimizer, &number));
     EXPECT_EQ(number, 0.25);
