@@ -231,7 +231,7 @@ def engine_is_boundary(Engine engine not None):
 def engine_set_boundary(Engine engine not None, object boundary):
     """None: as the accumulation says."""
     cdef Lease lease = use(engine)
-    cdef int32_t which = -1 if boundary is None else bool(boundary)
+    cdef int32_t which = -1 if boundary is None else flag(boundary, "boundary")
     check(tsr_engine_set_boundary(<tsr_engine *>lease.ptr, which))
 
 
@@ -256,7 +256,7 @@ def engine_step(Engine engine not None):
 
 def engine_set_training(Engine engine not None, object training):
     cdef Lease lease = use(engine)
-    check(tsr_engine_set_training(<tsr_engine *>lease.ptr, bool(training)))
+    check(tsr_engine_set_training(<tsr_engine *>lease.ptr, flag(training, "mode")))
 
 
 def engine_is_training(Engine engine not None):

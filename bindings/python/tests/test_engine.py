@@ -296,6 +296,18 @@ def test_a_file_that_one_rank_lacks_is_refused_on_all(ranks, tmp_path: Path):
     ranks(2, job)
 
 
+def test_flags_are_bools(alone: ts.Comm):
+    engine = ts.Engine(alone, one_tensor(), sgd())
+    for call in (engine.train, engine.set_boundary):
+        for value in ("false", 1, 0.0, [], np.int8(1)):
+            with pytest.raises(TypeError, match=r"(mode|boundary) is .*; it must be a bool"):
+                call(value)
+    engine.train(np.bool_(False))
+    assert not engine.training
+    engine.set_boundary(np.bool_(True))
+    assert engine.is_boundary
+
+
 def test_batch_sizes_change_between_steps(ranks):
     def job(comm: ts.Comm):
         engine = ts.Engine(comm, one_tensor(), sgd(2))

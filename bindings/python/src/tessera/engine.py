@@ -534,8 +534,6 @@ class LossScale(Closable):
         InvalidState
             It must halve, but is at its minimum; nothing has changed.
         """
-        if not isinstance(overflow, (bool, np.bool_)):
-            raise TypeError(f"overflow is {overflow!r}; it must be a bool")
         return _core.loss_scale_update(self._handle, overflow)
 
     def state(self) -> dict[str, Any]:
