@@ -39,7 +39,7 @@ def conversion(option: Option) -> str:
     """The value of an option as the field takes it."""
     name = option.field.name
     convert = {
-        "flag": "bool(value)",
+        "flag": f'flag(value, "{name}")',
         "text": f'text_or_null(keep, value, "{name}")',
         "time": f'int32(value, "the {option.name.replace("_", " ")} in ms")',
         "size_t": f'size_of(value, "{name}")',

@@ -26,7 +26,7 @@ import weakref
 from operator import index
 from struct import pack
 
-from numpy import generic
+from numpy import bool_, generic
 
 from tessera.errors import InvalidArgument, InvalidState, TesseraError, Unsupported, _from_native, _status_of
 

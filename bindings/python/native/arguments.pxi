@@ -40,6 +40,13 @@ cdef int64_t whole(object value, str what, int64_t low, int64_t high) except? -1
     return number
 
 
+cdef int32_t flag(object value, str what) except -1:
+    """1 or 0 of a bool of Python or NumPy. Refuses all else, so that "false" is not taken for true."""
+    if not isinstance(value, (bool, bool_)):
+        raise TypeError(f"{what} is {value!r}; it must be a bool")
+    return 1 if value else 0
+
+
 cdef int32_t int32(object value, str what) except? -1:
     return <int32_t>whole(value, what, -2**31, 2**31 - 1)
 

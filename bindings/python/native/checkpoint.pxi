@@ -81,7 +81,7 @@ def saver_resume(Saver saver not None, State state not None):
 def saver_should_stop(Saver saver not None, object step, object told):
     cdef Lease lease = use(saver)
     cdef int64_t steps = int64(step, "step")
-    cdef int32_t here = bool(told)
+    cdef int32_t here = flag(told, "told")
     cdef int32_t stop = 0
     with nogil:
         check(tsr_saver_should_stop(<tsr_saver *>lease.ptr, steps, here, &stop))
@@ -223,16 +223,18 @@ def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, pro
         PyMem_Free(rules)
 
 
-def checkpoint_verify(Checkpoint checkpoint not None, bint full):
+def checkpoint_verify(Checkpoint checkpoint not None, object full):
     cdef Lease lease = share(checkpoint)
+    cdef int32_t every_byte = flag(full, "full")
     with nogil:
-        check(tsr_checkpoint_verify(<tsr_checkpoint *>lease.ptr, full))
+        check(tsr_checkpoint_verify(<tsr_checkpoint *>lease.ptr, every_byte))
 
 
-def checkpoint_verify_progress(Checkpoint checkpoint not None, bint full, object progress not None):
+def checkpoint_verify_progress(Checkpoint checkpoint not None, object full, object progress not None):
     cdef Lease lease = share(checkpoint)
+    cdef int32_t every_byte = flag(full, "full")
     with nogil:
-        check(tsr_checkpoint_verify_progress(<tsr_checkpoint *>lease.ptr, full, on_progress, <void *>progress))
+        check(tsr_checkpoint_verify_progress(<tsr_checkpoint *>lease.ptr, every_byte, on_progress, <void *>progress))
 
 
 def checkpoint_export(Checkpoint checkpoint not None, Comm comm, object directory, *, progress=None, **given):

@@ -80,7 +80,7 @@ def ddp_set_stream(DDP ddp not None, size_t stream):
 
 def ddp_set_sync(DDP ddp not None, object sync):
     cdef Lease lease = use(ddp)
-    cdef int32_t on = bool(sync)
+    cdef int32_t on = flag(sync, "sync")
     check(tsr_ddp_set_sync(<tsr_ddp *>lease.ptr, on))
 
 
@@ -173,7 +173,7 @@ def ddp_broadcast_buffers(DDP ddp not None):
 
 def ddp_join(DDP ddp not None, object sync_params):
     cdef Lease lease = use(ddp)
-    cdef int32_t sync = bool(sync_params)
+    cdef int32_t sync = flag(sync_params, "sync_params")
     with nogil:
         check(tsr_ddp_join(<tsr_ddp *>lease.ptr, sync))
 

@@ -61,13 +61,42 @@ def engine_config_schedule(object config):
     return schedule_of(out)
 
 
-def engine_create(Comm comm not None, list units not None, object config, LRSchedule schedule=None):
-    """`units` are (name, names of parameters, tensors)."""
+cdef int refuse_engine(Comm comm, object error) except -1:
+    """Fail the creation on all ranks: instead of it, on a rank whose arguments are refused before the library has them.
+    The library refuses a configuration that is neither a text nor a path, and passes on how it begins."""
     cdef Lease lease = use(comm)
-    cdef Lease moved = None if schedule is None else use(schedule)
-    cdef tsr_lr_schedule *given = NULL if schedule is None else <tsr_lr_schedule *>moved.ptr
-    cdef EngineUnitArray array = engine_units(units)
-    cdef bytes encoded = utf8(config, "the configuration")
+    cdef EngineUnitArray array = engine_units([("refused", [], [])])
+    reason = f"none: {type(error).__name__}: {error}\n".replace("{", "(").replace("}", ")")
+    cdef bytes encoded = reason.encode("utf-8", "replace").replace(b"\0", b" ")
+    cdef const char *text = encoded
+    cdef tsr_engine *out = NULL
+    try:
+        with nogil:
+            check(tsr_engine_create(<tsr_comm *>lease.ptr, array.units, array.count, text, NULL, &out))
+    except TesseraError:  # that of this rank's arguments says more
+        pass
+    return 0
+
+
+def engine_create(Comm comm not None, object arguments):
+    """`arguments()` returns the units, which are (name, names of parameters, tensors), the configuration, and the schedule
+    or None. If that fails, so does the creation on all ranks."""
+    cdef Lease moved = None
+    cdef tsr_lr_schedule *given = NULL
+    cdef EngineUnitArray array
+    cdef bytes encoded
+    cdef list units
+    try:
+        units, config, schedule = arguments()
+        array = engine_units(units)
+        encoded = utf8(config, "the configuration")
+        if schedule is not None:
+            moved = use(<LRSchedule?>schedule)
+            given = <tsr_lr_schedule *>moved.ptr
+    except Exception as error:
+        refuse_engine(comm, error)
+        raise
+    cdef Lease lease = use(comm)
     cdef const char *text = encoded
     cdef tsr_engine *out = NULL
     cdef Engine engine
@@ -231,7 +260,7 @@ def engine_is_boundary(Engine engine not None):
 def engine_set_boundary(Engine engine not None, object boundary):
     """None: as the accumulation says."""
     cdef Lease lease = use(engine)
-    cdef int32_t which = -1 if boundary is None else bool(boundary)
+    cdef int32_t which = -1 if boundary is None else flag(boundary, "boundary")
     check(tsr_engine_set_boundary(<tsr_engine *>lease.ptr, which))
 
 
@@ -256,7 +285,7 @@ def engine_step(Engine engine not None):
 
 def engine_set_training(Engine engine not None, object training):
     cdef Lease lease = use(engine)
-    check(tsr_engine_set_training(<tsr_engine *>lease.ptr, bool(training)))
+    check(tsr_engine_set_training(<tsr_engine *>lease.ptr, flag(training, "mode")))
 
 
 def engine_is_training(Engine engine not None):

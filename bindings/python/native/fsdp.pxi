@@ -276,22 +276,22 @@ def fsdp_set_stream(FSDP fsdp not None, size_t stream):
 
 def fsdp_set_sync(FSDP fsdp not None, object sync):
     cdef Lease lease = use(fsdp)
-    check(tsr_fsdp_set_sync(<tsr_fsdp *>lease.ptr, bool(sync)))
+    check(tsr_fsdp_set_sync(<tsr_fsdp *>lease.ptr, flag(sync, "sync")))
 
 
 def fsdp_set_accumulate(FSDP fsdp not None, object accumulate):
     cdef Lease lease = use(fsdp)
-    check(tsr_fsdp_set_accumulate(<tsr_fsdp *>lease.ptr, bool(accumulate)))
+    check(tsr_fsdp_set_accumulate(<tsr_fsdp *>lease.ptr, flag(accumulate, "accumulate")))
 
 
 def fsdp_set_all_reduce(FSDP fsdp not None, object all_reduce):
     cdef Lease lease = use(fsdp)
-    check(tsr_fsdp_set_all_reduce(<tsr_fsdp *>lease.ptr, bool(all_reduce)))
+    check(tsr_fsdp_set_all_reduce(<tsr_fsdp *>lease.ptr, flag(all_reduce, "all_reduce")))
 
 
 def fsdp_set_reshard_after_backward(FSDP fsdp not None, size_t unit, object reshard):
     cdef Lease lease = use(fsdp)
-    check(tsr_fsdp_set_reshard_after_backward(<tsr_fsdp *>lease.ptr, unit, bool(reshard)))
+    check(tsr_fsdp_set_reshard_after_backward(<tsr_fsdp *>lease.ptr, unit, flag(reshard, "reshard")))
 
 
 def fsdp_zero_grad(FSDP fsdp not None):

@@ -24,7 +24,7 @@ def loss_scale_update(LossScale scale not None, object overflow):
     """Returns the next scale."""
     cdef Lease lease = use(scale)
     cdef double value = 0
-    check(tsr_loss_scale_update(<tsr_loss_scale *>lease.ptr, bool(overflow), &value))
+    check(tsr_loss_scale_update(<tsr_loss_scale *>lease.ptr, flag(overflow, "overflow"), &value))
     return value
 
 

@@ -110,7 +110,7 @@ def lr_one_cycle(**given):
 def lr_range_test(object min_lr, object step_size, object step_rate, object staircase):
     cdef tsr_lr_schedule *out = NULL
     check(tsr_lr_range_test(real(min_lr, "min_lr"), int64(step_size, "step_size"), real(step_rate, "step_rate"),
-                            bool(staircase), &out))
+                            flag(staircase, "staircase"), &out))
     return schedule_of(out)
 
 

@@ -25,7 +25,7 @@ cdef list saver_options(tsr_saver_options *o, dict given):
         elif name == "best_metric":
             o.best_metric = text_or_null(keep, value, "best_metric")
         elif name == "best_is_higher":
-            o.best_is_higher = bool(value)
+            o.best_is_higher = flag(value, "best_is_higher")
         elif name == "keep_best":
             o.keep_best = int32(value, "keep_best")
         elif name == "keep_every":
@@ -33,15 +33,15 @@ cdef list saver_options(tsr_saver_options *o, dict given):
         elif name == "when_busy":
             o.when_busy = int32(value, "when_busy")
         elif name == "low_priority":
-            o.low_priority = bool(value)
+            o.low_priority = flag(value, "low_priority")
         elif name == "staging_bytes":
             o.staging_bytes = int64(value, "staging_bytes")
         elif name == "write_bytes_per_s":
             o.write_bytes_per_s = int64(value, "write_bytes_per_s")
         elif name == "copy_on_demand":
-            o.copy_on_demand = bool(value)
+            o.copy_on_demand = flag(value, "copy_on_demand")
         elif name == "check_replicas":
-            o.check_replicas = bool(value)
+            o.check_replicas = flag(value, "check_replicas")
         else:
             no_option(name, "tsr_saver_options")
     return keep
@@ -54,13 +54,13 @@ cdef list load_options(tsr_load_options *o, dict given):
         if value is None:
             pass
         elif name == "verify":
-            o.verify = bool(value)
+            o.verify = flag(value, "verify")
         elif name == "allow_missing":
-            o.allow_missing = bool(value)
+            o.allow_missing = flag(value, "allow_missing")
         elif name == "allow_unexpected":
-            o.allow_unexpected = bool(value)
+            o.allow_unexpected = flag(value, "allow_unexpected")
         elif name == "allow_cast":
-            o.allow_cast = bool(value)
+            o.allow_cast = flag(value, "allow_cast")
         else:
             no_option(name, "tsr_load_options")
     return keep
@@ -117,9 +117,9 @@ cdef list sampler_options(tsr_sampler_options *o, dict given):
         elif name == "seed":
             o.seed = uint64(value, "seed")
         elif name == "shuffle":
-            o.shuffle = bool(value)
+            o.shuffle = flag(value, "shuffle")
         elif name == "drop_last":
-            o.drop_last = bool(value)
+            o.drop_last = flag(value, "drop_last")
         else:
             no_option(name, "tsr_sampler_options")
     return keep
@@ -140,11 +140,11 @@ cdef list ddp_options(tsr_ddp_options *o, dict given):
         elif name == "pre_divide":
             o.pre_divide = real(value, "pre_divide")
         elif name == "find_unused":
-            o.find_unused = bool(value)
+            o.find_unused = flag(value, "find_unused")
         elif name == "static_graph":
-            o.static_graph = bool(value)
+            o.static_graph = flag(value, "static_graph")
         elif name == "rebuild_buckets":
-            o.rebuild_buckets = bool(value)
+            o.rebuild_buckets = flag(value, "rebuild_buckets")
         elif name == "reduce_dtype":
             o.reduce_dtype = int32(value, "reduce_dtype")
         elif name == "hook":
@@ -156,7 +156,7 @@ cdef list ddp_options(tsr_ddp_options *o, dict given):
         elif name == "join":
             o.join = int32(value, "join")
         elif name == "share_params":
-            o.share_params = bool(value)
+            o.share_params = flag(value, "share_params")
         else:
             no_option(name, "tsr_ddp_options")
     return keep
@@ -179,7 +179,7 @@ cdef list fsdp_unit(tsr_fsdp_unit *o, dict given):
         elif name == "row_block":
             o.row_block = int32(value, "row_block")
         elif name == "flat":
-            o.flat = bool(value)
+            o.flat = flag(value, "flat")
         else:
             no_option(name, "tsr_fsdp_unit")
     return keep
@@ -208,7 +208,7 @@ cdef list fsdp_options(tsr_fsdp_options *o, dict given):
         elif name == "pre_divide":
             o.pre_divide = real(value, "pre_divide")
         elif name == "sync_values":
-            o.sync_values = bool(value)
+            o.sync_values = flag(value, "sync_values")
         else:
             no_option(name, "tsr_fsdp_options")
     return keep
@@ -248,7 +248,7 @@ cdef list loss_scale_options(tsr_loss_scale_options *o, dict given):
         elif name == "hysteresis":
             o.hysteresis = int64(value, "hysteresis")
         elif name == "restores_every_step":
-            o.restores_every_step = bool(value)
+            o.restores_every_step = flag(value, "restores_every_step")
         elif name == "minimum":
             o.minimum = real(value, "minimum")
         else:
@@ -321,7 +321,7 @@ cdef list lr_one_cycle_options(tsr_lr_one_cycle_options *o, dict given):
         elif name == "decay_step_size":
             o.decay_step_size = int64(value, "decay_step_size")
         elif name == "cycle_momentum":
-            o.cycle_momentum = bool(value)
+            o.cycle_momentum = flag(value, "cycle_momentum")
         elif name == "cycle_min_mom":
             o.cycle_min_mom = real(value, "cycle_min_mom")
         elif name == "cycle_max_mom":
@@ -346,15 +346,15 @@ cdef list metric_options(tsr_metric_options *o, dict given):
         elif name == "normalize":
             o.normalize = int32(value, "normalize")
         elif name == "one_vs_one":
-            o.one_vs_one = bool(value)
+            o.one_vs_one = flag(value, "one_vs_one")
         elif name == "adjusted":
-            o.adjusted = bool(value)
+            o.adjusted = flag(value, "adjusted")
         elif name == "all_points":
-            o.all_points = bool(value)
+            o.all_points = flag(value, "all_points")
         elif name == "sharded":
-            o.sharded = bool(value)
+            o.sharded = flag(value, "sharded")
         elif name == "from_logits":
-            o.from_logits = bool(value)
+            o.from_logits = flag(value, "from_logits")
         elif name == "classes":
             o.classes = int64(value, "classes")
         elif name == "outputs":
@@ -391,7 +391,7 @@ cdef list sgd_options(tsr_sgd_options *o, dict given):
         elif name == "weight_decay":
             o.weight_decay = real(value, "weight_decay")
         elif name == "nesterov":
-            o.nesterov = bool(value)
+            o.nesterov = flag(value, "nesterov")
         else:
             no_option(name, "tsr_sgd_options")
     return keep
@@ -500,7 +500,7 @@ cdef list lamb_options(tsr_lamb_options *o, dict given):
         elif name == "min_coeff":
             o.min_coeff = real(value, "min_coeff")
         elif name == "bias_correction":
-            o.bias_correction = bool(value)
+            o.bias_correction = flag(value, "bias_correction")
         else:
             no_option(name, "tsr_lamb_options")
     return keep
@@ -521,7 +521,7 @@ cdef list pipeline_options(tsr_pipeline_options *o, dict given):
         elif name == "max_message_bytes":
             o.max_message_bytes = uint64(value, "max_message_bytes")
         elif name == "on_device":
-            o.on_device = bool(value)
+            o.on_device = flag(value, "on_device")
         else:
             no_option(name, "tsr_pipeline_options")
     return keep
@@ -536,7 +536,7 @@ cdef list store_options(tsr_store_options *o, dict given):
         elif name == "timeout_ms":
             o.timeout_ms = int32(value, "the timeout in ms")
         elif name == "insecure":
-            o.insecure = bool(value)
+            o.insecure = flag(value, "insecure")
         elif name == "token":
             o.token = text_or_null(keep, value, "token")
         elif name == "job_id":
@@ -555,9 +555,9 @@ cdef list tp_options(tsr_tp_options *o, dict given):
         if value is None:
             pass
         elif name == "sync_values":
-            o.sync_values = bool(value)
+            o.sync_values = flag(value, "sync_values")
         elif name == "sequence_parallel":
-            o.sequence_parallel = bool(value)
+            o.sequence_parallel = flag(value, "sequence_parallel")
         else:
             no_option(name, "tsr_tp_options")
     return keep

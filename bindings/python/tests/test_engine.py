@@ -296,6 +296,53 @@ def test_a_file_that_one_rank_lacks_is_refused_on_all(ranks, tmp_path: Path):
     ranks(2, job)
 
 
+def test_arguments_that_one_rank_refuses_are_refused_on_all(ranks):
+    """Before the library has them, so that no rank waits for it."""
+    deep: dict[str, Any] = {}
+    deep["self"] = deep
+    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"config": sgd(optimizer={"type": {1}})}, ts.InvalidArgument, "a set is no value of JSON: (1)"),
+        ({"config": sgd(optimizer={"type": "SGD", "params": {"lr": math.nan}})}, ts.InvalidArgument, "is nan; JSON"),
+        ({"config": deep}, ts.InvalidArgument, "Circular reference"),
+        ({"config": 5}, TypeError, "config is a int"),
+        ({"config": None}, TypeError, "config is a NoneType"),
+        ({"config": "a\0b{"}, ts.InvalidArgument, "zero character"),
+        ({"units": None}, TypeError, "units is a NoneType"),
+        ({"units": {3: {"w": np.zeros(2)}}}, TypeError, "a unit's name is 3"),
+        ({"units": {"u": {"w": "no array"}}}, TypeError, "parameter 'w'"),
+        ({"schedule": 0.5}, TypeError, "schedule is a float"),
+    ]
+
+    def job(comm: ts.Comm):
+        for wrong, kind, said in refused:
+            given: dict[str, Any] = {"units": one_tensor(), "config": sgd(), **(wrong if comm.rank == 1 else {})}
+            with pytest.raises(Exception) as caught:
+                ts.Engine(comm, **given)
+            if comm.rank == 1:
+                assert isinstance(caught.value, kind), caught.value
+                assert said.replace("(1)", "{1}") in str(caught.value)
+            else:
+                assert isinstance(caught.value, ts.InvalidArgument) and caught.value.rank == 1, caught.value
+                assert str(caught.value).startswith("rank 1: ") and said in str(caught.value)
+        engine = ts.Engine(comm, one_tensor(), sgd())
+        filled_pass(engine, 1)
+        assert engine.step(), "the communicator is as it was"
+
+    ranks(3, job)
+
+
+def test_flags_are_bools(alone: ts.Comm):
+    engine = ts.Engine(alone, one_tensor(), sgd())
+    for call in (engine.train, engine.set_boundary):
+        for value in ("false", 1, 0.0, [], np.int8(1)):
+            with pytest.raises(TypeError, match=r"(mode|boundary) is .*; it must be a bool"):
+                call(value)
+    engine.train(np.bool_(False))
+    assert not engine.training
+    engine.set_boundary(np.bool_(True))
+    assert engine.is_boundary
+
+
 def test_batch_sizes_change_between_steps(ranks):
     def job(comm: ts.Comm):
         engine = ts.Engine(comm, one_tensor(), sgd(2))

@@ -41,7 +41,7 @@ def resolve_config(config: Config, ranks: int) -> dict[str, Any]:
     Parameters
     ----------
     config : dict, str or path
-        A ds_config, its text, or the path of its file.
+        A ds_config, its text, or the path of its file. A str that has a ``{`` is text, any other is a path.
     ranks : int
         At least 1.
 
@@ -116,7 +116,8 @@ class Engine(Closable):
         is stripped. At stage 0 without "fp16" and "bf16" the arrays are trained in place, and kept; otherwise they are
         only read here.
     config : dict, str or path
-        A ds_config with an "optimizer"; its text (a str with a brace); or the path of its file. The same on every rank.
+        A ds_config with an "optimizer"; its text; or the path of its file. A str that has a ``{`` is text, any other
+        is a path. The same on every rank.
     schedule : LRSchedule, optional
         Instead of a "scheduler" of the configuration. The engine attaches its optimizer to it and steps it.
 
@@ -129,6 +130,9 @@ class Engine(Closable):
         The library refuses a key or does not have the optimizer or scheduler; or an array is on a device.
     Mismatch
         The ranks have different configurations or models; the message names the first difference.
+    TypeError
+        An argument has a wrong type. Then, as with all errors above, the creation fails on every rank; the message of
+        the others has the rank and how its error begins.
     NotFound, TesseraIOError
         A rank cannot read the file of the configuration; on every rank.
 
@@ -156,18 +160,19 @@ class Engine(Closable):
         schedule: LRSchedule | None = None,
     ) -> None:
         handle = checked(comm, Comm, "comm", units, config)._handle
-        if not isinstance(units, Mapping):
-            raise TypeError(f"units is a {type(units).__name__}; it must be a dict of parameters by unit")
-        given = {name: named(params, f"unit {name!r}") for name, params in units.items()}
-        self._handle = _core.engine_create(
-            handle,
-            [
+
+        def arguments() -> tuple[list[tuple[str, list[str], list[_core.Tensor]]], str, _core.LRSchedule | None]:
+            if not isinstance(units, Mapping):
+                raise TypeError(f"units is a {type(units).__name__}; it must be a dict of parameters by unit")
+            given = {name: named(params, f"unit {name!r}") for name, params in units.items()}
+            of_core = [
                 (unit, names, [parameter(name, array) for name, array in zip(names, arrays, strict=True)])
                 for unit, (names, arrays) in given.items()
-            ],
-            _text_of(config),
-            None if schedule is None else checked(schedule, LRSchedule, "schedule")._handle,
-        )
+            ]
+            curve = None if schedule is None else checked(schedule, LRSchedule, "schedule")._handle
+            return of_core, _text_of(config), curve
+
+        self._handle = _core.engine_create(handle, arguments)
         resolved = self.config
         if resolved["zero_optimization"]["stage"] > 0 or resolved["precision"] != "params":
             _core.engine_drop_params(self._handle)
@@ -534,8 +539,6 @@ class LossScale(Closable):
         InvalidState
             It must halve, but is at its minimum; nothing has changed.
         """
-        if not isinstance(overflow, (bool, np.bool_)):
-            raise TypeError(f"overflow is {overflow!r}; it must be a bool")
         return _core.loss_scale_update(self._handle, overflow)
 
     def state(self) -> dict[str, Any]:

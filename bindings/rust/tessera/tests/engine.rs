@@ -770,10 +770,24 @@ fn an_aborted_communicator_refuses_every_collective_call() {
 
 #[test]
 fn gradients_of_a_pass_that_failed_are_the_librarys() {
-    let comm = alone();
-    let mut engine = Engine::new(&comm, one(), &sgd(0, 1, "")).unwrap();
-    drop(engine.backward(0).unwrap());
-    comm.abort("enough").unwrap();
-    refused(engine.backward_done(), Code::Aborted, "enough");
-    refused(engine.backward(0), Code::Aborted, "enough");
+    for stage in 0..4 {
+        ranks(2, |comm| {
+            let unit = |name| params![name => (vec![0.0f32; 3], [3])];
+            let mut engine = Engine::new(&comm, [("a", unit("v")), ("b", unit("w"))], &sgd(stage, 1, "")).unwrap();
+            engine.backward(1).unwrap().ready().unwrap();
+            drop(engine.backward(0).unwrap());
+            comm.barrier().unwrap();
+            if comm.rank().unwrap() == 1 {
+                comm.abort("enough").unwrap();
+            }
+            refused(engine.backward_done(), Code::Aborted, "enough");
+            // It may still reduce those that are ready; in place, all of the pass.
+            for unit in usize::from(stage > 0)..2 {
+                match engine.backward(unit) {
+                    Ok(guard) => refused(guard.grad_mut(unit), Code::InvalidState, "is ready"),
+                    Err(error) => assert!([Code::Aborted, Code::InvalidState].contains(&error.code()), "{error:?}"),
+                }
+            }
+        });
+    }
 }

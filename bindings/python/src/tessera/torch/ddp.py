@@ -152,11 +152,11 @@ class DistributedDataParallel(_TorchDDP):
             )
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
             raise InvalidArgument("delay_all_reduce_named_params and param_to_hook_all_reduce must be passed together")
-        find_unused = (find_unused_parameters or skip_all_reduce_unused_params) and not static_graph
+        find_unused = bool((find_unused_parameters or skip_all_reduce_unused_params) and not static_graph)
         options = {
             **_limits(bucket_cap_mb, bucket_cap_mb_list),
             "find_unused": find_unused,
-            "static_graph": static_graph,
+            "static_graph": bool(static_graph),
             "rebuild_buckets": not find_unused,  # steps that differ have no order
             "reduce_dtype": _reduce_dtype(mixed_precision),
             **self._core_options,

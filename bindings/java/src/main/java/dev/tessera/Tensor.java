@@ -278,6 +278,21 @@ public final class Tensor {
     }
 
     /**
+     * A new tensor of F32, F16 or BF16 with a copy of {@code values}, rounded as {@link Half} does.
+     *
+     * @param values the elements, row-major
+     * @param dtype the element type
+     * @param shape sizes of the dimensions; none for one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException if the shape has another number of elements, or it is another dtype
+     */
+    public static Tensor copyOf(float[] values, DType dtype, long... shape) {
+        final Tensor tensor = zeros(dtype, shape.length == 0 ? new long[] {values.length} : shape);
+        tensor.setFloats(values);
+        return tensor;
+    }
+
+    /**
      * A new tensor of F64 with a copy of {@code values}.
      *
      * @param values the elements, row-major
@@ -600,10 +615,52 @@ public final class Tensor {
         return (dtype.size() == 2 ? bytes() : require(DType.I16)).asShortBuffer();
     }
 
+    /**
+     * A copy of the elements of a tensor of F32, F16 or BF16.
+     *
+     * @return the values, row-major
+     * @throws IllegalArgumentException if it is another dtype
+     * @throws UnsupportedOperationException as {@link #bytes}
+     * @throws IllegalStateException as {@link #bytes}
+     */
+    public float[] toFloats() {
+        if (dtype != DType.F16 && dtype != DType.BF16) {
+            final FloatBuffer data = floats();
+            final float[] values = new float[data.remaining()];
+            data.get(values);
+            return values;
+        }
+        final ShortBuffer data = shorts();
+        final short[] bits = new short[data.remaining()];
+        data.get(bits);
+        return Half.toFloats(bits, dtype);
+    }
+
+    /**
+     * Overwrite the elements of a tensor of F32, F16 or BF16, rounded as {@link Half} does.
+     *
+     * @param values the elements, row-major
+     * @throws IllegalArgumentException if it is another dtype, or the tensor has another number of elements
+     * @throws java.nio.ReadOnlyBufferException if its memory is only lent to read
+     * @throws UnsupportedOperationException as {@link #bytes}
+     * @throws IllegalStateException as {@link #bytes}
+     */
+    public void setFloats(float[] values) {
+        requireNumel(values.length);
+        if (dtype == DType.F16 || dtype == DType.BF16) {
+            shorts().put(Half.toBits(values, dtype));
+        } else {
+            floats().put(values);
+        }
+    }
+
     private ByteBuffer require(DType wanted) {
         if (dtype != wanted) {
             throw new IllegalArgumentException("this tensor is " + dtype + ", not " + wanted
-                    + (dtype.size() == 2 ? "; its bits are shorts() (in a pass, of paramTensor and gradTensor)" : ""));
+                    + (dtype == DType.F16 || dtype == DType.BF16
+                            ? "; use toFloats() and setFloats(), or its bits, shorts() (in a pass, of paramTensor and"
+                                    + " gradTensor)"
+                            : ""));
         }
         return bytes();
     }

@@ -326,6 +326,32 @@ class EngineTest {
     }
 
     @Test
+    void aTrainerOfFloatsHasHalfPrecision() throws Exception {
+        Ranks.run(2, comm -> {
+            final String f16 = ", \"fp16\": {\"enabled\": true, \"initial_scale_power\": 4}";
+            for (String precision : List.of(f16, ", \"bf16\": {\"enabled\": true}")) {
+                final Params w = Params.of("w", Tensor.zeros(DType.F32, 3));
+                try (Engine engine = Engine.on(comm).unit("u", w).build(sgd(2, 1, precision))) {
+                    final float factor = (float) engine.lossFactor();
+                    try (Engine.Pass pass = engine.backward("u")) {
+                        assertArrayEquals(new float[3], pass.paramTensor("w").toFloats());
+                        assertThrows(ReadOnlyBufferException.class, () -> pass.paramTensor("w").setFloats(new float[3]));
+                        final float own = comm.rank() == 0 ? 1.25f : 0.25f; // 0.75 on average
+                        pass.gradTensor("w").setFloats(new float[] {own * factor, 0, -own * factor});
+                        pass.ready();
+                    }
+                    engine.backwardDone();
+                    assertTrue(engine.step());
+                    engine.setTraining(false);
+                    try (Engine.Pass pass = engine.forward("u")) {
+                        assertArrayEquals(new float[] {-0.75f, 0, 0.75f}, pass.paramTensor("w").toFloats());
+                    }
+                }
+            }
+        });
+    }
+
+    @Test
     void anOverflowOfOneRankSkipsTheStepOfAll() throws Exception {
         Ranks.run(2, comm -> {
             for (int stage = 0; stage <= 3; ++stage) {

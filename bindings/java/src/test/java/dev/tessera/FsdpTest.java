@@ -498,8 +498,8 @@ class FsdpTest {
             double loss = 0;
             int count = 0;
             try (Fsdp.Pass pass = fsdp.forward("first")) {
-                final float[] w1 = values(pass.paramTensor("w1"));
-                final float[] b1 = values(pass.paramTensor("b1"));
+                final float[] w1 = pass.paramTensor("w1").toFloats();
+                final float[] b1 = pass.paramTensor("b1").toFloats();
                 for (int s = from; s < SAMPLES; s += stride) {
                     for (int j = 0; j < HIDDEN; ++j) {
                         float sum = b1[j];
@@ -511,7 +511,7 @@ class FsdpTest {
                 }
             }
             try (Fsdp.Pass pass = fsdp.forward("second")) {
-                final float[] w2 = values(pass.paramTensor("w2"));
+                final float[] w2 = pass.paramTensor("w2").toFloats();
                 for (int s = from; s < SAMPLES; s += stride) {
                     float error = -targets[s];
                     for (int j = 0; j < HIDDEN; ++j) {
@@ -525,7 +525,7 @@ class FsdpTest {
             final float[][] dh = new float[SAMPLES][HIDDEN];
             try (Fsdp.Pass pass = fsdp.backward("second")) {
                 final float[] sum = new float[HIDDEN];
-                final float[] w2 = values(pass.paramTensor("w2"));
+                final float[] w2 = pass.paramTensor("w2").toFloats();
                 for (int s = from; s < SAMPLES; s += stride) {
                     for (int j = 0; j < HIDDEN; ++j) {
                         sum[j] += d[s] * h[s][j];
@@ -552,16 +552,6 @@ class FsdpTest {
             }
             fsdp.await();
             return loss / count;
-        }
-
-        /** Of F32, or BF16: the upper half of an F32. */
-        private static float[] values(Tensor tensor) {
-            final float[] values = new float[(int) tensor.numel()];
-            for (int i = 0; i < values.length; ++i) {
-                values[i] = tensor.dtype() == DType.BF16 ? Float.intBitsToFloat(tensor.shorts().get(i) << 16)
-                        : tensor.floats().get(i);
-            }
-            return values;
         }
 
         private static void write(FloatBuffer to, float[] values, boolean add) {
@@ -604,7 +594,7 @@ class FsdpTest {
             for (int unit = 0; unit < 2; ++unit) {
                 try (Fsdp.Pass pass = fsdp.whole(unit)) {
                     for (int i = 0; i < fsdp.size(); ++i) {
-                        for (float value : fsdp.unitOf(i) == unit ? Regression.values(pass.paramTensor(i)) : new float[0]) {
+                        for (float value : fsdp.unitOf(i) == unit ? pass.paramTensor(i).toFloats() : new float[0]) {
                             result.add((double) value);
                         }
                     }
@@ -1118,7 +1108,7 @@ class FsdpTest {
         final List<Float> values = new ArrayList<>();
         for (int i = 0; i < fsdp.size(); ++i) {
             try (Fsdp.Pass pass = fsdp.whole(fsdp.unitOf(i))) {
-                for (float value : Regression.values(pass.paramTensor(i))) {
+                for (float value : pass.paramTensor(i).toFloats()) {
                     values.add(value);
                 }
             }
