@@ -93,9 +93,11 @@ CLI::Option* add_number(CLI::App* app, const std::string& names, T& value, const
     });
 }
 
-// Throws CLI::ParseError or UsageError.
-void take_defaults(const Option::Variables& variables) {
+// Gives the command's options that are not given their values from the environment. Throws UsageError.
+void take_defaults(const CLI::App& command, const Option::Variables& variables) {
+    const std::vector<const CLI::Option*> own = command.get_options();
     for (const auto& [option, variable] : variables) {
+        if (std::ranges::find(own, option) == own.end()) continue;
         const auto value = env_text(variable.c_str());
         if (option->count() > 0 || !value || value->empty()) continue;
         try {
@@ -250,8 +252,8 @@ void Command::end_usage_with(const std::string& text) { app_->formatter(std::mak
 void Command::footer(const std::string& text) { app_->footer(text); }
 
 void Command::on_run(std::function<int()> run) {
-    app_->callback([run = std::move(run), call = call_] {
-        take_defaults(call->variables);
+    app_->callback([run = std::move(run), call = call_, app = app_] {
+        take_defaults(*app, call->variables);
         call->exit_code = run();
     });
 }

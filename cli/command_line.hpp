@@ -29,7 +29,7 @@ class UsageError : public std::runtime_error {
 // An option or a positional argument of a command. Copies refer to the same one.
 class Option {
    public:
-    // Defaults from environment variables, by option.
+    // Defaults from environment variables, of the options of all commands.
     using Variables = std::vector<std::pair<CLI::Option*, std::string>>;
     Option(CLI::Option* option, Variables* variables) : option_(option), variables_(variables) {}
     Option& required();

@@ -77,6 +77,7 @@ TEST(TorchrunOptions, AWrongDefaultNamesItsVariable) {
     ::setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon", 1);
     EXPECT_THAT(tessera_run("true").output,
                 HasSubstr("tessera run: TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon: --kill-grace-s"));
+    EXPECT_EQ(testing::tessera("", "> /dev/null", "env").code, 0) << "it is a default of `tessera run` alone";
     ::setenv("PET_SHUTDOWN_TIMEOUT", "3", 1);
     EXPECT_EQ(tessera_run("true").code, 0) << "the first that is set";
     ::unsetenv("PET_SHUTDOWN_TIMEOUT");

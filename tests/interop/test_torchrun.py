@@ -1,4 +1,4 @@
-"""`tessera run` next to the real torchrun: a rank finds the same environment, and either launcher reads what programs of
+"""`tessera run` next to the real torchrun: a rank finds the same environment, and each launcher reads what programs for
 the other report."""
 
 from __future__ import annotations
