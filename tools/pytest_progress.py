@@ -1,6 +1,9 @@
 """pytest that tells in a file, at once, what begins and how it ends, for whoever ends it before it writes its report.
 
-    pytest_progress.py FILE [--filter REGEX] [--done PASSED] ARGUMENTS-OF-PYTEST...
+    pytest_progress.py FILE [--workers N] [--filter REGEX] [--done PASSED] ARGUMENTS-OF-PYTEST...
+
+With N workers, N processes share the files of tests: each takes the next one that none has taken. Each writes its own
+FILE and report: `--junitxml=NAME.xml` becomes `NAME.1.xml` and so on.
 
 A line of the file is a JSON list: ["begins", test], or [outcome, test, text]; outcomes are passed, failed and skipped.
 A test that passed and then failed in its teardown has both. tools/tally.py reads it where there is no report.
@@ -13,9 +16,15 @@ So a long run goes on where one was cut off.
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import re
+import signal
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -28,9 +37,13 @@ class Progress:
         self._before: frozenset[str] = frozenset()
         self._passed: TextIO | None = None
         self._filter = re.compile("")
+        self._taken: Path | None = None  # a folder with a file for each file of tests that a worker has taken
 
     def take_only(self, pattern: str) -> None:
         self._filter = re.compile(pattern)
+
+    def share(self, folder: Path) -> None:
+        self._taken = folder
 
     def keep_passed_in(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,6 +57,36 @@ class Progress:
             (taken if takes else left_out).append(item)
         config.hook.pytest_deselected(items=left_out)
         items[:] = taken
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """pytest's own loop, over what this worker takes. It takes the next file when the last test of one begins:
+        pytest has to know then what to tear down."""
+        if self._taken is None or session.testsfailed or session.config.option.collectonly:
+            return None
+        items = self._shared(session.items, self._taken)
+        item = next(items, None)
+        while item is not None:
+            following = next(items, None)
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+            item = following
+        return True
+
+    @staticmethod
+    def _shared(items: list[pytest.Item], taken: Path) -> Iterator[pytest.Item]:
+        ours = set()
+        for file, tests in itertools.groupby(items, key=lambda item: item.nodeid.split("::")[0]):
+            mark = taken / file.replace("/", "+")
+            try:
+                mark.touch(exist_ok=mark in ours)
+            except FileExistsError:
+                continue
+            ours.add(mark)
+            yield from tests
 
     def _write(self, *facts: str) -> None:
         self._file.write(json.dumps(facts) + "\n")
@@ -62,13 +105,48 @@ class Progress:
                 self._passed.write(f"{report.nodeid}\n")
 
 
-if __name__ == "__main__":
+def numbered(path: str, number: int) -> str:
+    return str(Path(path).with_suffix(f".{number}{Path(path).suffix}"))
+
+
+def work_together(file: str, workers: int, arguments: list[str]) -> int:
+    """The exit status of the first worker that failed. One that had nothing to do has not failed."""
+    with tempfile.TemporaryDirectory(prefix="tessera-taken-") as taken:
+        processes: list[subprocess.Popen[bytes]] = []
+        signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in processes])
+        for number in range(1, workers + 1):
+            own = [
+                f"--junitxml={numbered(word.removeprefix('--junitxml='), number)}"
+                if word.startswith("--junitxml=")
+                else word
+                for word in arguments
+            ]
+            command = [sys.executable, __file__, numbered(file, number), "--share", taken, *own]
+            processes.append(subprocess.Popen(command))
+        statuses = [process.wait() for process in processes]
+    return next((status for status in statuses if status), 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("file")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--share", type=Path)
+    parser.add_argument("--filter", default="")
+    parser.add_argument("--done", type=Path)
+    options, arguments = parser.parse_known_args()
+    if options.workers > 1:
+        more = [f"--filter={options.filter}", *([f"--done={options.done}"] if options.done else []), *arguments]
+        return work_together(options.file, options.workers, more)
     sys.path[0] = ""  # as `python -m pytest` has it
-    progress, arguments = Progress(Path(sys.argv[1])), sys.argv[2:]
-    if arguments[:1] == ["--filter"]:
-        progress.take_only(arguments[1])
-        arguments = arguments[2:]
-    if arguments[:1] == ["--done"]:
-        progress.keep_passed_in(Path(arguments[1]))
-        arguments = arguments[2:]
-    sys.exit(pytest.main(arguments, plugins=[progress]))
+    progress = Progress(Path(options.file))
+    progress.take_only(options.filter)
+    if options.share:
+        progress.share(options.share)
+    if options.done:
+        progress.keep_passed_in(options.done)
+    return pytest.main(arguments, plugins=[progress])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

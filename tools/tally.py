@@ -1,10 +1,10 @@
 """Read what the test runners of one `./dev test` wrote, print a line for each section, and close with the total.
 
 The folder given holds `sections.tsv` (title, kind, report, exit status, seconds), written by tools/dev/test.sh. Kinds
-are `junit` (an XML file), `surefire` (a folder of them), `cargo` (the runner's text), `checks` (lines
-of a verdict and a name), `none`, and `not-begun` for what was left out after a failure. A section that exited non-zero
-without a failed test to show for it (a crash, a build error) counts as one failure. What a failed test printed is shown
-below its name, so that the end of a long run tells what is needed to find out why.
+are `junit` (an XML file, or one from each worker), `surefire` (a folder of them), `cargo` (the runner's text), `checks`
+(lines of a verdict and a name), `none`, and `not-begun` for what was left out after a failure. A section that exited
+non-zero without a failed test to show for it (a crash, a build error) counts as one failure. What a failed test printed
+is shown below its name, so that the end of a long run tells what is needed to find out why.
 
 A section that ran out of time has exit status 124 and a line in `cuts.tsv` (title, its limit in seconds, the machine's
 factor at the start and at the end). It counts as one failure, and what it had done by then counts as well: runners that
@@ -152,15 +152,22 @@ def from_checks(path: Path, tally: Tally) -> None:
             tally.failed.append(name)
 
 
+def reports_of_workers(path: Path) -> list[Path]:
+    """The reports that there are or would be where workers of tools/pytest_progress.py share a section."""
+    return sorted({one.with_suffix(".xml") for one in path.parent.glob(f"{path.stem}.[0-9]*.*")}) or [path]
+
+
 def read_section(kind: str, report: str, status: int, logs: Path) -> Tally:
     tally = Tally()
     path = Path(report)
     is_cut = status == OUT_OF_TIME
     try:
-        if kind == "junit" and path.exists():
-            from_junit(path, tally)
-        elif kind == "junit" and path.with_suffix(".progress").exists():
-            from_progress(path.with_suffix(".progress"), tally)
+        if kind == "junit":
+            for one in reports_of_workers(path):
+                if one.exists():
+                    from_junit(one, tally)
+                elif one.with_suffix(".progress").exists():
+                    from_progress(one.with_suffix(".progress"), tally)
         elif kind == "surefire":
             for file in sorted(path.glob("TEST-*.xml")):
                 from_junit(file, tally)

@@ -7,6 +7,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,57 @@ def test_pytest_that_is_ended_has_told_what_it_did(tmp_path: Path) -> None:
     assert "FAILED  S: test_it.py::test_is_torn" in lines
     assert any("in the teardown" in line for line in lines)
     assert closing == "1 passed, 3 failed, 1 skipped"
+
+
+MEETS = """
+import time
+from pathlib import Path
+def test_begins(): Path("begun.NAME").touch()
+def test_meets():
+    end = time.monotonic() + PATIENCE
+    while len(list(Path().glob("begun.*"))) < 2:
+        assert time.monotonic() < end
+def test_ends(): pass
+"""
+
+
+@contextmanager
+def shared_by_two(folder: Path, files: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text.replace("NAME", name).replace("PATIENCE", str(patience(60))))
+    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow", f"--junitxml={folder / 'report.xml'}", str(folder)]
+    command = [sys.executable, str(TOOLS / "pytest_progress.py"), str(folder / "report.progress"), "--workers", "2"]
+    running = subprocess.Popen([*command, *arguments], cwd=folder, stdout=subprocess.DEVNULL)
+    try:
+        yield running
+    finally:
+        running.terminate()
+        running.wait(patience(60))
+
+
+def test_workers_run_each_file_once_and_at_a_time(tmp_path: Path) -> None:
+    rest = {f"rest{i}": "def test_a(): pass\ndef test_b(): assert 'NAME' != 'rest3'\n" for i in range(5)}
+    with shared_by_two(tmp_path, {"a": MEETS, "b": MEETS, **rest}) as running:
+        status = running.wait(patience(120))
+    assert status == 1
+    (tmp_path / "sections.tsv").write_text(f"Python\tjunit\t{tmp_path / 'report.xml'}\t{status}\t1\n")
+    done = subprocess.run([sys.executable, str(TALLY), str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == "FAILED  Python: test_rest3.test_b"
+    assert done.stdout.splitlines()[-1] == "15 passed, 1 failed, 0 skipped"
+
+
+def test_workers_that_are_ended_have_told_what_they_did(tmp_path: Path) -> None:
+    hangs = (
+        "import signal\ndef test_hangs():\n    open('NAME', 'w').close()\n    signal.pause()\ndef test_ends(): pass\n"
+    )
+    with shared_by_two(tmp_path, {"x": hangs, "y": "def test_passes(): pass\n" + hangs}) as running:
+        until(lambda: (tmp_path / "x").exists() and (tmp_path / "y").exists(), 60, "both hang")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(patience(60)) != 0
+    lines, closing = said_of_cut(tmp_path, "junit", tmp_path / "report.xml")
+    assert "        was running: test_x.py::test_hangs" in lines
+    assert "        was running: test_y.py::test_hangs" in lines
+    assert closing == "1 passed, 1 failed, 0 skipped"
 
 
 def test_a_line_that_pytest_was_writing_is_no_line(tmp_path: Path) -> None:

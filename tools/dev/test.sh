@@ -188,7 +188,7 @@ excluded() {
   printf '%s' "$joined"
 }
 
-# run_pytest FOLDER NAME [OPTION...]
+# run_pytest FOLDER NAME [OPTION...]: as many pytests as there are processors share the files, since many tests wait.
 run_pytest() {
   local dir=$1 name=$2 rc=0 marks
   [[ -d $dir ]] || return 0
@@ -196,11 +196,14 @@ run_pytest() {
   if [[ $name == python ]]; then build_python || return; fi
   marks=$(excluded ' or ')
   local args=(-q -ra --timeout="$(patient 300)" -p no:cacheprovider --junitxml="$RESULT" "${@:3}")
+  local count=${workers:-$(nproc)}
+  [[ -z $filter ]] || count=1 # a few tests are not worth another start
+  ((count <= 4)) || count=4
   [[ -z $marks ]] || args+=(-m "not ($marks)")
   say "pytest $dir"
   TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited "${minutes:-40}" \
-    "$VENV/bin/python" tools/pytest_progress.py "${RESULT%.xml}.progress" ${filter:+--filter "$filter"} ${DONE:+"${DONE[0]}" "${DONE[1]}-$name"} \
-    "${args[@]}" "$dir" || rc=$?
+    "$VENV/bin/python" tools/pytest_progress.py "${RESULT%.xml}.progress" --workers="$count" ${filter:+--filter="$filter"} \
+    ${DONE:+"${DONE[0]}" "${DONE[1]}-$name"} "${args[@]}" "$dir" || rc=$?
   ((rc != 5)) || rc=0 # no test is left by the filter; tally.py complains if that is so everywhere
   return "$rc"
 }
@@ -218,14 +221,14 @@ run_clusters() {
   RESULT=$RESULTS/clusters.xml
   build_core "$preset" EXAMPLES && install_core "$preset" || return
   build_python && build_java && build_examples || return
-  minutes=$((40 + 2 * ${TESSERA_CHAOS_MINUTES:-5})) run_pytest tests/clusters clusters
+  workers=1 minutes=$((40 + 2 * ${TESSERA_CHAOS_MINUTES:-5})) run_pytest tests/clusters clusters
 }
 
 # tests/gpu/ and nothing else.
 run_gpu() {
   SETUP_QUIET=1 cmd_setup --no-torch --cuda
   build_core "$preset" TESTS && install_core "$preset" && build_cuda tessera_cuda && install_cuda && build_python || return
-  TESSERA_CUDA_KERNELS=$TESSERA_PREFIX/lib/libtessera_cuda.so run_pytest tests/gpu gpu
+  TESSERA_CUDA_KERNELS=$TESSERA_PREFIX/lib/libtessera_cuda.so workers=1 run_pytest tests/gpu gpu
 }
 
 run_java() {
