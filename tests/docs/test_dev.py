@@ -3,6 +3,7 @@ out of time leaves nothing behind, and limits and deadlines grow with the slowne
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from patience import patience, until
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+from cpp_tests import Processors  # noqa: E402
 from machine_speed import REFERENCE_ROUNDS, Speed, measure  # noqa: E402
 
 
@@ -40,6 +42,25 @@ def test_a_command_that_runs_out_of_time_leaves_nothing_running(tmp_path: Path) 
     command = f"bash -c 'sleep 1000 & echo $! >{child}; wait'"
     assert common(f'rc=0; limited 1 {command} || rc=$?; echo "$rc $LIMIT_S"', factor="0.02") == "124 2\n"
     until(lambda: not Path(f"/proc/{child.read_text().strip()}").exists(), 20, "it has ended")
+
+
+@pytest.mark.parametrize("ending", ["end_ahead; kill -0 $(<child) || echo gone", ""])
+def test_what_runs_ahead_has_idle_processors_only_and_ends_with_dev(tmp_path: Path, ending: str) -> None:
+    child = tmp_path / "child"
+    command = "bash -c 'chrt -p $$; nice; sleep 1000 & echo $! >new; mv new child; wait'"
+    begun = "until [[ -e child ]]; do read -rt 0.1 -u $NEVER || true; done"
+    script = f"LOGS={tmp_path}; cd {tmp_path}; begin_ahead {command}; {begun}; {ending or 'exit'}"
+    assert common(script) == ("gone\n" if ending else "")
+    until(lambda: not Path(f"/proc/{child.read_text().strip()}").exists(), 20, "it has ended")
+    said = (tmp_path / "ahead.log").read_text()
+    assert "SCHED_IDLE" in said
+    assert "\n19\n" in said
+
+
+def test_to_the_tests_of_cpp_a_processor_with_an_idle_job_is_idle(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu  1000 200 5000 30 4 0 0 0 0 0\ncpu0 1 1 1 1 1 0 0 0 0 0\n")
+    idle = 234 if os.nice(0) <= 0 else 34
+    assert Processors.idle_s(tmp_path / "stat") == idle / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_limit_grows_with_the_factor_and_the_exit_status_is_the_command_s() -> None:

@@ -13,7 +13,8 @@ TESSERA_CACHE=${TESSERA_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tessera}
 # A descriptor that never delivers: `read -t` on it is a sleep that leaves no child process behind.
 exec {NEVER}<> <(:)
 BEAT=""
-trap '[[ -z $BEAT ]] || kill "$BEAT" 2>/dev/null || true' EXIT
+AHEAD="" # the process group of `begin_ahead`
+trap '[[ -z $BEAT ]] || kill "$BEAT" 2>/dev/null || true; end_ahead' EXIT
 
 say() { printf '[%3ds] %s\n' "$SECONDS" "$*"; }
 warn() { printf '[%3ds] warning: %s\n' "$SECONDS" "$*" >&2; }
@@ -212,3 +213,29 @@ need_value() { [[ $# -ge 2 && -n $2 ]] || die "$1 needs a value"; }
 # preempts that one, it spins for a whole time slice; with more ranks than processors that took half of the tests' time. The
 # kernel lets no batch job preempt another. Where that cannot be had, the tests take longer.
 as_batch_job() { chrt --batch --pid 0 "$BASHPID" || warn "chrt cannot make this shell a batch job: tests over Gloo are slow"; }
+
+# begin_ahead COMMAND...: on what processors would otherwise idle for, one such command at a time. Linux lets an idle job run
+# only while nothing else wants the processor. Its output goes to build/logs/ahead.log.
+begin_ahead() {
+  mkdir -p "$LOGS"
+  set -m # a process group of its own
+  (
+    AHEAD=""
+    if renice -n 19 -p "$BASHPID" && chrt --idle --pid 0 "$BASHPID"; then "$@"; fi
+  ) </dev/null >"$LOGS/ahead.log" 2>&1 &
+  AHEAD=$!
+  set +m
+}
+
+# end_ahead: ends it where it is, and all its processes. Ninja goes on from there.
+end_ahead() {
+  [[ -n $AHEAD ]] || return 0
+  local word=TERM begin=$SECONDS
+  while kill "-$word" -- "-$AHEAD" 2>/dev/null; do
+    wait "$AHEAD" 2>/dev/null || true
+    read -rt 0.1 -u "$NEVER" _ || true
+    word=0
+    ((SECONDS - begin < 20)) || word=KILL
+  done
+  AHEAD=""
+}

@@ -58,6 +58,7 @@ cmd_test() {
   elif [[ $gpu == yes ]]; then
     section "GPU" junit run_gpu
   elif build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
+    [[ $sanitizers == no ]] || build_ahead asan tsan
     section "ABI" junit run_cpp "$preset" abi ""
     section "C and C++" junit run_cpp "$preset" "" abi
     section "Python" junit run_pytest bindings/python/tests python
@@ -68,9 +69,10 @@ cmd_test() {
     record "C and C++ (build)" none - 1 0
   fi
   if [[ $sanitizers == yes ]]; then
-    costly "C++ under asan" sanitizer asan "address and undefined" "threads|memory"
+    costly "C++ under asan" sanitizer asan "address and undefined" "threads|memory" tsan
     costly "C++ under tsan" sanitizer tsan "threads" threads
   fi
+  end_ahead
   exec "$VENV/bin/python" tools/tally.py "$RESULTS" --strict-skips="$strict" --filter="$filter"
 }
 
@@ -272,10 +274,24 @@ run_rust() {
   TESSERA_LOG_LINES=400 run_logged test-rust limited 40 "${cargo_test[@]}" -- "${args[@]}"
 }
 
-# sanitizer PRESET WHAT LABELS: only the C++ tests whose ranks are threads; another language's run-time under a sanitizer tells little.
+# build_ahead PRESET...: while tests wait.
+build_ahead() {
+  SETUP_QUIET=1 cmd_setup --no-torch --clang
+  begin_ahead build_presets "$@"
+}
+
+build_presets() {
+  local preset
+  for preset in "$@"; do build_core "$preset" TESTS || return; done
+}
+
+# sanitizer PRESET WHAT LABELS [NEXT]: only the C++ tests whose ranks are threads; another language's run-time under a sanitizer
+# tells little. The preset NEXT is built ahead.
 sanitizer() {
   SETUP_QUIET=1 cmd_setup --no-torch --clang
+  end_ahead
   if build_core "$1" TESTS; then
+    [[ -z ${4:-} ]] || build_ahead "$4"
     section "C++ under $1 ($2)" junit run_cpp "$1" "$3" ""
   else
     record "C++ under $1 (build)" none - 1 0
