@@ -7,8 +7,8 @@ it was in has failed, and another process runs those that it had not begun.
 
 What there is to run comes from ``ctest --show-only``: a test with the label ``gtest`` is a program with its environment
 and its ``--gtest_filter``. Each of its cases is named ``<name of the test>/<Suite.Case>``. Any other test is run as it
-is. Of a test with the label ``half`` or ``quarter``, so many of the cases are drawn by TESSERA_TEST_SEED, unless
-TESSERA_TEST_LONG or a filter asks for all.
+is. Of a test with the label ``half``, ``third`` or ``quarter``, so many of the cases are drawn by TESSERA_TEST_SEED,
+unless TESSERA_TEST_LONG or a filter asks for all.
 
 The report is a JUnit file. It is written when the run ends, also by SIGTERM, which is how a section that runs out of
 time ends: the cases that were running then are errors, those that had not begun are left out.
@@ -39,7 +39,7 @@ from typing import TextIO
 
 BATCH_S = 6.0  # what a batch is meant to take: short enough that the workers end together
 UNKNOWN_S = 0.15  # a case that was never timed
-SAMPLES = {"half": 2, "quarter": 4}  # labels
+SAMPLES = {"half": 2, "third": 3, "quarter": 4}  # labels
 KEPT_BYTES = 200_000  # of a case's output
 BEGAN = re.compile(r"\[ RUN      \] (\S+)$")
 ENDED = re.compile(r"\[(       OK |  FAILED  |  SKIPPED )\] ([^\s,]+).* \((\d+) ms\)$")
