@@ -192,9 +192,9 @@ class Processors:
         self.looked = (time.monotonic(), self.idle_s())
 
     @staticmethod
-    def idle_s() -> float:
+    def idle_s(stat: Path = Path("/proc/stat")) -> float:
         """With what has a lower priority than this process: `begin_ahead` of tools/dev/common.sh."""
-        fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+        fields = stat.read_text(encoding="ascii").splitlines()[0].split()
         nice = int(fields[2]) if os.nice(0) <= 0 else 0
         return (int(fields[4]) + int(fields[5]) + nice) / os.sysconf("SC_CLK_TCK")
 

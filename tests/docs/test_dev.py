@@ -3,6 +3,7 @@ out of time leaves nothing behind, and limits and deadlines grow with the slowne
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from patience import patience, until
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+from cpp_tests import Processors  # noqa: E402
 from machine_speed import REFERENCE_ROUNDS, Speed, measure  # noqa: E402
 
 
@@ -54,6 +56,12 @@ def test_what_runs_ahead_has_idle_processors_only_and_ends_with_dev(tmp_path: Pa
     assert "SCHED_IDLE" in said
     assert "\n19\n" in said
     assert "nice 19\n" in said or not Path("/proc/self/autogroup").exists()
+
+
+def test_to_the_tests_of_cpp_a_processor_with_an_idle_job_is_idle(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu  1000 200 5000 30 4 0 0 0 0 0\ncpu0 1 1 1 1 1 0 0 0 0 0\n")
+    idle = 234 if os.nice(0) <= 0 else 34
+    assert Processors.idle_s(tmp_path / "stat") == idle / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_limit_grows_with_the_factor_and_the_exit_status_is_the_command_s() -> None:

@@ -72,8 +72,9 @@ build_python() {
   key=$(tree_hash bindings/python)-$(prefix_hash)-$(hash_of "$TESSERA_PREFIX"/bin/tessera) # the wheel holds the command
   stamp_ok python-binding "$key" && "$VENV/bin/python" -c 'import importlib.util as u; exit(u.find_spec("tessera") is None)' && return
   say "Python: building the wheel into .venv"
-  run_logged build-python "$VENV/bin/python" -m pip install --no-build-isolation --no-deps --no-input --quiet \
-    --config-settings=build-dir="$ROOT/build/python" ./bindings/python || return
+  # One file, of which the compiler takes a minute.
+  CMAKE_C_COMPILER_LAUNCHER=$(command -v ccache || true) run_logged build-python "$VENV/bin/python" -m pip install \
+    --no-build-isolation --no-deps --no-input --quiet --config-settings=build-dir="$ROOT/build/python" ./bindings/python || return
   stamp_set python-binding "$key"
 }
 
