@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "launch/agent.hpp"
 #include "launch/job.hpp"
 #include "launch/process.hpp"
+#include "store/tls.hpp"
 
 namespace tsr::cli {
 
@@ -90,6 +92,7 @@ struct Arguments {
     std::string trace_directory;
     bool no_prefix = false;
     bool insecure = false;
+    bool encrypt = false;
     bool standalone = false;
     std::string nodes = "1";
     double grace = 30;
@@ -175,6 +178,9 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     }
     options.prefix = !arguments.no_prefix;
     options.insecure = arguments.insecure;
+    if (arguments.insecure && arguments.encrypt) {
+        throw UsageError("--insecure and --encrypt contradict each other: TLS needs the job's token");
+    }
     options.log_directory = arguments.log_directory;
     options.events_file = arguments.events_file;
     options.trace_directory = arguments.trace_directory;
@@ -221,6 +227,10 @@ void add_run(Command& tessera) {
     run.add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
     run.add_flag("--insecure", arguments->insecure,
                  "no job token: every user of this machine can reach the job's store");
+    run.add_flag(
+        "--encrypt", arguments->encrypt,
+        "TLS 1.3 between the ranks and the job's store, with a key made of the job's token; ranks on several hosts "
+        "are refused, because Gloo and NCCL do not encrypt");
     run.add_option("--grace-s", arguments->grace,
                    "seconds to save after SIGTERM or Ctrl-C, for ranks that poll tsr_preempt_requested()")
         .show_default();
@@ -234,6 +244,10 @@ void add_run(Command& tessera) {
     run.add_option("--nnodes", arguments->nodes, "jobs run on one host").show_default();
     run.on_run([run, arguments] {
         const RunOptions options = options_of(*arguments, run.rest());
+        // Of the launcher's own store, and inherited by the ranks.
+        if (arguments->encrypt && TlsOptions::from_environment().kind == TlsOptions::Kind::off) {
+            ::setenv("TESSERA_TLS", "psk", 1);
+        }
         for (const Program& program : options.programs) (void)find_executable(program.command.front());
         return run_guarded(
             [&](int guardian, const sigset_t& signal_mask) { return Agent(options, guardian, signal_mask).run(); });
