@@ -26,6 +26,7 @@
 #include "device/device.hpp"
 #include "launch/environment.hpp"
 #include "store/store.hpp"
+#include "store/tls.hpp"
 #include "store/token.hpp"
 
 namespace tsr::cli {
@@ -43,9 +44,14 @@ std::string kernel() {
     return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "";
 }
 
-// Where the token would come from. If it is unusable, why, and that is a problem if a join would need it. Read-only:
+// Whether the store is encrypted, and where the token would come from. If it is unusable, why, and that is a problem if a join would need it. Read-only:
 // never creates a token.
 void add_token(Json& facts, const JobEnvironment& job) {
+    switch (TlsOptions::from_environment().kind) {
+        case TlsOptions::Kind::off: facts.set("tls", "off"); break;
+        case TlsOptions::Kind::token: facts.set("tls", "by the job token"); break;
+        case TlsOptions::Kind::certificates: facts.set("tls", "by certificates"); break;
+    }
     if (StoreOptions::from_environment().insecure) {
         facts.set("token", "none: TESSERA_INSECURE=1");
         return;

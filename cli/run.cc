@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "launch/process.hpp"
 #include "run_program.hpp"
 #include "store/store.hpp"
+#include "store/tls.hpp"
 #include "torchrun_options.hpp"
 
 namespace tsr::cli {
@@ -48,6 +50,7 @@ struct Arguments {
     std::string trace_directory;
     bool no_prefix = false;
     bool insecure = false;
+    bool encrypt = false;
     HostWords hosts;
     HostChoice choice;
     bool plan = false;
@@ -142,6 +145,9 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.output.prefix = !arguments.no_prefix;
     take(arguments.torchrun, options);
     options.insecure = arguments.insecure;
+    if (arguments.insecure && arguments.encrypt) {
+        throw UsageError("--insecure and --encrypt contradict each other: TLS needs the job's token");
+    }
     options.log_directory = arguments.log_directory;
     options.events_file = arguments.events_file;
     options.trace_directory = arguments.trace_directory;
@@ -290,6 +296,10 @@ void add_run(Command& tessera) {
     Command other = run.group("Other");
     other.add_flag("--insecure", arguments->insecure,
                    "no job token: every user of this machine can reach the job's store");
+    other.add_flag(
+        "--encrypt", arguments->encrypt,
+        "TLS 1.3 between the ranks, the agents and the job's store, with a key made of the job's token; ranks "
+        "on several hosts are refused, because Gloo and NCCL do not encrypt");
     other.add_option("--print-completion", arguments->shell, "print a script that completes these options in a shell")
         .type_name("SHELL")
         .one_of({"bash", "zsh", "tcsh"});
@@ -308,6 +318,10 @@ void add_run(Command& tessera) {
             return 0;
         }
         require_this_host(*arguments, plan);
+        // Of the launcher's own store, and inherited by the ranks.
+        if (arguments->encrypt && TlsOptions::from_environment().kind == TlsOptions::Kind::off) {
+            ::setenv("TESSERA_TLS", "psk", 1);
+        }
         for (const Program& program : options.programs) (void)find_executable(program.command.front());
         if (options.output.writes_files() && options.log_directory.empty()) {
             options.log_directory = temporary_directory("logs");

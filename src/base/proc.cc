@@ -2,17 +2,28 @@
 
 #include <fmt/core.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 
 namespace tsr {
 
 namespace {
 
 constexpr uint64_t exiting_flag = 4;  // PF_EXITING of the kernel's sched.h
+
+// Whether /proc shows the processes of this pid namespace. One mounted for another namespace has other processes under these
+// numbers.
+bool proc_is_own() {
+    std::array<char, 32> target{};
+    const ssize_t size = ::readlink("/proc/self", target.data(), target.size());
+    return size > 0 && std::string_view(target.data(), static_cast<size_t>(size)) == std::to_string(::getpid());
+}
 
 }  // namespace
 
@@ -26,6 +37,7 @@ std::string first_line(const std::string& path) {
 std::string boot_id() { return first_line("/proc/sys/kernel/random/boot_id"); }
 
 std::optional<ProcessStat> process_stat(int64_t pid) {
+    if (!proc_is_own()) return std::nullopt;
     const std::string line = first_line(fmt::format("/proc/{}/stat", pid));
     // The second field, the command, is in brackets and may contain anything, so count from the last bracket.
     const size_t bracket = line.rfind(')');

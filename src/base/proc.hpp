@@ -20,7 +20,7 @@ struct ProcessStat {
     [[nodiscard]] bool dead() const { return (state == 'Z' || state == 'X') && threads <= 1; }
 };
 
-// nullopt if the process does not exist or cannot be seen.
+// nullopt if the process does not exist or cannot be seen, as where /proc belongs to another pid namespace.
 [[nodiscard]] std::optional<ProcessStat> process_stat(int64_t pid);
 [[nodiscard]] std::optional<uint64_t> process_start_time(int64_t pid);
 // Whether no process has this pid. Works even if /proc hides processes (hidepid).

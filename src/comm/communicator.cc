@@ -15,6 +15,7 @@
 #include "comm/inner_options.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/transport.hpp"
+#include "store/tls.hpp"
 
 namespace tsr {
 
@@ -59,6 +60,17 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
                                 "'{}'. Use auto or gloo",
                                 bootstrap.rank, bootstrap.self().host_name.data(), elsewhere->rank,
                                 elsewhere->host_name.data()))
+            .with_peer(elsewhere->rank);
+    }
+    // All ranks of a store with TLS have it set: they would not have met otherwise.
+    if (elsewhere != nullptr && TlsOptions::from_environment().kind != TlsOptions::Kind::off) {
+        throw Error(
+            Code::unsupported,
+            fmt::format("TESSERA_TLS (`tessera run --encrypt`) asks for encryption, but rank {} is on '{}' and rank "
+                        "{} on '{}', and between hosts data would travel unencrypted: {}. Run the job on one host, "
+                        "or unset TESSERA_TLS on all ranks if you trust the network between the hosts",
+                        bootstrap.rank, bootstrap.self().host_name.data(), elsewhere->rank, elsewhere->host_name.data(),
+                        backends.nccl ? "NCCL has no TLS, and Gloo is used without" : "Gloo is used without TLS"))
             .with_peer(elsewhere->rank);
     }
     if (bootstrap.world_size() == 1) return make_self_transport();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <random>
 #include <sstream>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace tsr {
 
 namespace {
 
+// 0: unknown. Callers ask for this thread's name spaces: the first thread of the process may have ended.
 uint64_t inode_of(const char* path) {
     struct stat status{};
     return ::stat(path, &status) == 0 ? status.st_ino : 0;
@@ -66,7 +68,17 @@ uint64_t file_cache(const std::string& directory) {
 std::string host_id(const std::string& given_id) {
     if (!given_id.empty()) return given_id;
     if (const char* given = std::getenv("TESSERA_HOST_ID"); given != nullptr && *given != '\0') return given;
-    return fmt::format("{}:{}:{}", boot_id(), pid_namespace(), inode_of("/proc/self/ns/net"));
+    const std::string boot = boot_id();
+    const uint64_t network = inode_of("/proc/thread-self/ns/net");
+    if (boot.empty() || pid_namespace() == 0 || network == 0) {
+        // Without /proc nobody can tell which host this is: every process is on its own.
+        static const std::string alone = [] {
+            std::random_device random;
+            return fmt::format("unknown:{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+        }();
+        return alone;
+    }
+    return fmt::format("{}:{}:{}", boot, pid_namespace(), network);
 }
 
 std::string host_name() {
@@ -74,7 +86,7 @@ std::string host_name() {
     return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-uint64_t pid_namespace() { return inode_of("/proc/self/ns/pid"); }
+uint64_t pid_namespace() { return inode_of("/proc/thread-self/ns/pid"); }
 
 int usable_cores() {
     cpu_set_t set;

@@ -7,8 +7,8 @@
 
 namespace tsr {
 
-// Equal for two processes that can reach each other's memory: made of boot id, pid namespace and network namespace.
-// Overridden by TESSERA_HOST_ID and by a non-empty `given_id` (CommOptions::host_id).
+// Equal for two processes that can reach each other's memory: boot id, pid namespace and network namespace; without /proc,
+// unique to the process. Overridden by TESSERA_HOST_ID and by a non-empty `given_id` (CommOptions::host_id).
 [[nodiscard]] std::string host_id(const std::string& given_id = {});
 [[nodiscard]] std::string host_name();
 [[nodiscard]] uint64_t pid_namespace();

@@ -25,7 +25,7 @@ struct Program {
     std::string role = "default";     // torchrun's: ROLE_RANK and ROLE_WORLD_SIZE count the ranks with the same role
     size_t own_arguments = 1;         // the index in `command` of the first argument that is the program's own
     std::string local_rank_argument;  // "--local-rank": ranks get --local-rank=N as first own argument; empty: none
-    std::string host;  // that runs it; empty: any
+    std::string host;                 // that runs it; empty: any
 
     [[nodiscard]] std::string name() const;  // without directories
     [[nodiscard]] std::vector<std::string> command_of(int local_rank) const;

@@ -177,14 +177,14 @@ int JobAgent::run_job() {
     if (ranks_.in_round()) (void)ranks_.bury();
     if (!peers_.empty()) {
         const Deadline deadline = Deadline::in(farewell);
-        for (auto& [node, peer] : peers_) peer.channel.write_all(deadline);
+        for (auto& [node, peer] : peers_) peer.link.write_all(deadline);
         // They close their ends when they have heard of it.
-        const auto open = [](const auto& entry) { return !entry.second.channel.ended(); };
+        const auto open = [](const auto& entry) { return !entry.second.link.ended(); };
         while (std::ranges::any_of(peers_, open) && !deadline.expired()) {
             std::vector<pollfd> polls;
-            for (auto& [node, peer] : peers_) polls.push_back(peer.channel.poll_entry());
+            for (auto& [node, peer] : peers_) polls.push_back(peer.link.poll_entry());
             (void)::poll(polls.data(), polls.size(), static_cast<int>(deadline.slice().count()));
-            for (auto& [node, peer] : peers_) (void)peer.channel.receive();
+            for (auto& [node, peer] : peers_) (void)peer.link.receive();
         }
     }
     return *exit_code_;
@@ -302,10 +302,10 @@ void JobAgent::join() {
 
 void JobAgent::join_once(Deadline deadline) {
     const InterruptedByAny interrupt(signals_.get(), guardian_);
-    Fd socket =
+    Channel channel =
         connect_with_handshake({options_.hosts->endpoint_host, options_.hosts->endpoint_port}, party_, deadline);
-    coordinator_address_ = remote_address_of(socket.get());
-    coordinator_link_.emplace(std::move(socket));
+    coordinator_address_ = remote_address_of(channel.fd());
+    coordinator_link_.emplace(std::move(channel));
     coordinator_link_->send(encode(Report(hello())));
 }
 
@@ -338,7 +338,7 @@ void JobAgent::turn() {
     const size_t of_logs = polls.size() - own;
     events_.append_polls(polls);
     if (listener_) listener_->append_polls(polls);
-    for (const auto& [node, peer] : peers_) polls.push_back(peer.channel.poll_entry());
+    for (const auto& [node, peer] : peers_) polls.push_back(peer.link.poll_entry());
     if (coordinator_link_) polls.push_back(coordinator_link_->poll_entry());
     if (::poll(polls.data(), polls.size(), timeout_ms()) < 0 && errno != EINTR) throw os_error("poll", errno);
     logs_.handle_polls(polls.data() + own, of_logs);
@@ -433,7 +433,7 @@ void JobAgent::pump() {
             if (addressed.node == 0) {
                 obey(std::move(addressed.order));
             } else if (const auto peer = peers_.find(addressed.node); peer != peers_.end()) {
-                peer->second.channel.send(encode(addressed.order));
+                peer->second.link.send(encode(addressed.order));
             }
         }
     }
@@ -530,27 +530,27 @@ void JobAgent::tell_ranks_of_departures() {
 void JobAgent::tend_peers() {
     if (!listener_) return;
     std::vector<std::string> refusals;
-    for (Fd& socket : listener_->turn(refusals)) {
-        if (peers_.size() < max_peers) peers_.try_emplace(next_node_++, std::move(socket));
+    for (Channel& channel : listener_->turn(refusals)) {
+        if (peers_.size() < max_peers) peers_.try_emplace(next_node_++, std::move(channel));
     }
     for (const std::string& refusal : refusals) {
         if (refusals_told_++ < 3) logs_.say(refusal + (refusals_told_ == 3 ? "; further ones are not reported" : ""));
     }
     std::vector<std::pair<Coordinator::Node, std::string>> lost;
     for (auto& [node, peer] : peers_) {
-        peer.channel.write_some();
-        for (const Json& message : peer.channel.receive()) {
+        peer.link.write_some();
+        for (const Json& message : peer.link.receive()) {
             try {
                 hear(node, peer, decode_report(message));
             } catch (const Error& error) {
-                peer.channel.end(error.what());
+                peer.link.end(error.what());
                 break;
             }
         }
-        if (!peer.channel.ended() && Clock::now() - peer.channel.heard() > options_.hosts->silence) {
-            peer.channel.end(fmt::format("its agent has not been heard for {:g} s", seconds(options_.hosts->silence)));
+        if (!peer.link.ended() && Clock::now() - peer.link.heard() > options_.hosts->silence) {
+            peer.link.end(fmt::format("its agent has not been heard for {:g} s", seconds(options_.hosts->silence)));
         }
-        if (peer.channel.ended()) lost.emplace_back(node, peer.channel.why());
+        if (peer.link.ended()) lost.emplace_back(node, peer.link.why());
     }
     pump();  // what they said before
     for (const auto& [node, why] : lost) {
@@ -616,7 +616,7 @@ void JobAgent::beat() {
     if (Clock::now() - last_beat_ < beat_pause) return;
     last_beat_ = Clock::now();
     const Beat beat{wall_time()};
-    for (auto& [node, peer] : peers_) peer.channel.send(encode(Order(beat)));
+    for (auto& [node, peer] : peers_) peer.link.send(encode(Order(beat)));
     if (coordinator_link_ && welcome_) coordinator_link_->send(encode(Report(beat)));
 }
 
@@ -628,8 +628,8 @@ void JobAgent::fail(const Error& error) {
         for (const auto& [node, order] : coordinator_->take_orders()) {
             const auto peer = peers_.find(node);
             if (peer == peers_.end()) continue;
-            peer->second.channel.send(encode(order));
-            peer->second.channel.write_all(deadline);
+            peer->second.link.send(encode(order));
+            peer->second.link.write_all(deadline);
         }
     } else if (coordinator_link_) {
         report(NodeFailed{error.what(), exit_code_of(error)});

@@ -1,5 +1,5 @@
 // The launcher's agent, one on each host: a poll loop around the ranks of this host (HostRanks), the job's decisions
-// (Coordinator, in the agent that owns the endpoint) and the connections between the agents (Channel). What happens here
+// (Coordinator, in the agent that owns the endpoint) and the connections between the agents (NodeLink). What happens here
 // becomes a report to the coordinator, in this process or in another; what the coordinator orders is done here.
 //
 // The coordinating agent also serves the ranks' store, a new one for each round, and writes into it which ranks ended.
@@ -41,8 +41,8 @@ class JobAgent {
 
    private:
     struct Peer {  // an agent that the coordinating one is connected to
-        explicit Peer(Fd socket) : channel(std::move(socket)) {}
-        Channel channel;
+        explicit Peer(Channel channel) : link(std::move(channel)) {}
+        NodeLink link;
         std::optional<double> clock_ahead;  // of its clock, in seconds
     };
 
@@ -109,7 +109,7 @@ class JobAgent {
     int refusals_told_ = 0;
 
     // Of the others.
-    std::optional<Channel> coordinator_link_;
+    std::optional<NodeLink> coordinator_link_;
     std::string coordinator_address_;
     std::string lost_link_;  // why there is none any more; empty: there is one
     bool welcome_ = false;

@@ -4,11 +4,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/error.hpp"
@@ -22,29 +23,28 @@ namespace {
 constexpr size_t length_size = 4;
 constexpr int message_depth = 16;
 
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
-
-std::string why_lost(int error) {
-    if (error == ECONNRESET || error == EPIPE) return "its agent has ended";
-    return fmt::format("its connection failed: {}", std::strerror(error));
-}
-
 }  // namespace
 
-// --- Channel
+// --- NodeLink
 
-Channel::Channel(Fd socket) : socket_(std::move(socket)) {
+NodeLink::NodeLink(Channel channel) : channel_(std::move(channel)) {
     const int on = 1;
-    (void)::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)::setsockopt(channel_->fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-void Channel::end(std::string why) {
+void NodeLink::end(std::string why) {
     if (ended()) return;
     why_ = std::move(why);
-    socket_.reset();
+    channel_.reset();
 }
 
-void Channel::send(std::string_view message) {
+void NodeLink::end(const Error& error) {
+    const int failure = error.record()->native_code;
+    const bool is_gone = error.code() == Code::io && (failure == ECONNRESET || failure == EPIPE);
+    end(is_gone ? "its agent has ended" : fmt::format("its connection failed: {}", error.what()));
+}
+
+void NodeLink::send(std::string_view message) {
     if (ended()) return;
     wire::append(out_, static_cast<uint32_t>(message.size()));
     out_ += message;
@@ -52,14 +52,16 @@ void Channel::send(std::string_view message) {
     if (out_.size() - sent_ > max_unsent) end("it reads nothing");
 }
 
-void Channel::write_some() {
+void NodeLink::write_some() {
     while (!ended() && sent_ < out_.size()) {
-        const ssize_t sent = ::send(socket_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
-        if (sent < 0) {
-            if (would_block(errno)) break;
-            return end(why_lost(errno));
+        try {
+            const iovec part{out_.data() + sent_, out_.size() - sent_};
+            const size_t sent = channel_->write({&part, 1});
+            if (sent == 0) break;
+            sent_ += sent;
+        } catch (const Error& error) {
+            return end(error);
         }
-        sent_ += static_cast<size_t>(sent);
     }
     if (sent_ == out_.size() || sent_ > max_frame) {
         out_.erase(0, sent_);
@@ -67,25 +69,26 @@ void Channel::write_some() {
     }
 }
 
-void Channel::write_all(Deadline deadline) {
+void NodeLink::write_all(Deadline deadline) {
     for (write_some(); !ended() && sent_ < out_.size() && !deadline.expired(); write_some()) {
-        pollfd entry{socket_.get(), POLLOUT, 0};
+        pollfd entry{channel_->fd(), channel_->wants(), 0};
         (void)::poll(&entry, 1, static_cast<int>(deadline.slice().count()));
     }
 }
 
-std::vector<Json> Channel::receive() {
+std::vector<Json> NodeLink::receive() {
     std::vector<Json> messages;
     std::array<char, 65536> chunk;
     while (!ended()) {
-        const ssize_t got = ::recv(socket_.get(), chunk.data(), chunk.size(), 0);
-        if (got < 0 && would_block(errno)) break;
-        if (got <= 0) {
-            end(why_lost(got == 0 ? ECONNRESET : errno));
-            break;
+        size_t got = 0;
+        try {
+            got = channel_->read(chunk.data(), chunk.size());
+        } catch (const Error& error) {
+            end(error);
         }
+        if (got == 0) break;
         heard_ = Clock::now();
-        in_.append(chunk.data(), static_cast<size_t>(got));
+        in_.append(chunk.data(), got);
         std::string_view rest = in_;
         while (rest.size() >= length_size) {
             std::string_view peek = rest;
@@ -109,9 +112,9 @@ std::vector<Json> Channel::receive() {
     return messages;
 }
 
-pollfd Channel::poll_entry() const {
+pollfd NodeLink::poll_entry() const {
     const bool unsent = sent_ < out_.size();
-    return {socket_.get(), static_cast<short>(unsent ? POLLIN | POLLOUT : POLLIN), 0};
+    return {socket(), static_cast<short>(unsent ? POLLIN | POLLOUT : POLLIN), 0};
 }
 
 // --- NodeListener
@@ -121,62 +124,41 @@ NodeListener::NodeListener(Fd listener, handshake::Party party)
 
 void NodeListener::append_polls(std::vector<pollfd>& polls) const {
     if (strangers_.size() < max_strangers) polls.push_back({listener_.get(), POLLIN, 0});
-    for (const Stranger& stranger : strangers_) polls.push_back({stranger.socket.get(), POLLIN, 0});
+    for (const Stranger& stranger : strangers_) {
+        polls.push_back({stranger.channel.fd(), stranger.channel.wants(), 0});
+    }
 }
 
 void NodeListener::accept_strangers() {
     while (strangers_.size() < max_strangers) {
         Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!socket.valid()) return;  // none, or out of descriptors: tried again at the next turn
-        strangers_.emplace_back(std::move(socket), party_);
+        strangers_.push_back({Channel::to_client(std::move(socket), party_)});
     }
 }
 
-std::vector<Fd> NodeListener::turn(std::vector<std::string>& refusals) {
+std::vector<Channel> NodeListener::turn(std::vector<std::string>& refusals) {
     accept_strangers();
-    std::vector<Fd> done;
+    std::vector<Channel> open;
     for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
-        Progress progress = advance(*stranger, refusals);
-        if (progress == Progress::waits && Clock::now() - stranger->since > stranger_lifetime)
-            progress = Progress::over;
-        if (progress == Progress::done) done.push_back(std::move(stranger->socket));
-        stranger = progress == Progress::waits ? std::next(stranger) : strangers_.erase(stranger);
+        bool over = false;
+        try {
+            if (stranger->channel.shake()) {
+                open.push_back(std::move(stranger->channel));
+                over = true;
+            }
+        } catch (const Error& error) {
+            over = true;
+            if (error.code() == Code::permission || error.code() == Code::mismatch) {
+                refusals.push_back(fmt::format(
+                    "refused an agent from {}: {}", peer_address_of(stranger->channel.fd()),
+                    error.code() == Code::mismatch ? "it belongs to another job (--rdzv-id)" : error.what()));
+            }
+        }
+        over = over || Clock::now() - stranger->since > stranger_lifetime;
+        stranger = over ? strangers_.erase(stranger) : std::next(stranger);
     }
-    return done;
-}
-
-NodeListener::Progress NodeListener::advance(Stranger& stranger, std::vector<std::string>& refusals) {
-    const int socket = stranger.socket.get();
-    const size_t wanted = stranger.answered ? handshake::proof_size : handshake::hello_size;
-    std::array<char, handshake::hello_size> bytes;
-    const ssize_t got = ::recv(socket, bytes.data(), wanted - stranger.in.size(), 0);
-    if (got < 0 && would_block(errno)) return Progress::waits;
-    if (got <= 0) return Progress::over;
-    stranger.in.append(bytes.data(), static_cast<size_t>(got));
-    // Answer and verdict fit into an empty socket's buffer.
-    const auto sends = [&](std::string_view text) {
-        return ::send(socket, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
-    };
-    const auto refuse = [&](const char* why) {
-        refusals.push_back(fmt::format("refused an agent from {}: {}", peer_address_of(socket), why));
-        return Progress::over;
-    };
-    if (!stranger.answered) {
-        if (!handshake::Server::plausible(stranger.in)) return Progress::over;
-        if (stranger.in.size() < wanted) return Progress::waits;
-        const std::string answer = stranger.handshake.answer(stranger.in);
-        stranger.in.clear();
-        stranger.answered = true;
-        if (!sends(answer)) return Progress::over;
-        return stranger.handshake.refused() ? refuse("another version, or one of both sides runs without a token")
-                                            : Progress::waits;
-    }
-    if (stranger.in.size() < wanted) return Progress::waits;
-    const handshake::Verdict verdict = stranger.handshake.judge(stranger.in);
-    if (!sends(std::string(1, static_cast<char>(verdict)))) return Progress::over;
-    if (verdict == handshake::Verdict::accepted) return Progress::done;
-    return refuse(verdict == handshake::Verdict::wrong_token ? "its job token is different"
-                                                             : "it belongs to another job (--rdzv-id)");
+    return open;
 }
 
 }  // namespace tsr

@@ -1,32 +1,35 @@
-// The connections between the agents of a job: TCP, after the store's token handshake (store/handshake.hpp), with frames
-// of a length (4 bytes, little-endian) and a JSON object. Both ends are part of an agent's poll loop, and never block.
+// The connections between the agents of a job: channels like the store's (its handshake, TLS if the job has it), with
+// frames of a length (4 bytes, little-endian) and a JSON object. Both ends are part of an agent's poll loop, and never
+// block.
 #pragma once
 
 #include <poll.h>
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/json.hpp"
+#include "store/channel.hpp"
 #include "store/handshake.hpp"
 
 namespace tsr {
 
-class Channel {
+class NodeLink {
    public:
     static constexpr size_t max_frame = size_t{4} << 20;
     static constexpr size_t max_unsent = size_t{64} << 20;  // then the peer counts as gone: it reads nothing
 
-    // The socket must not block.
-    explicit Channel(Fd socket);
+    explicit NodeLink(Channel channel);  // an open one
 
     void send(std::string_view message);
-    // What has arrived, as complete messages. A message that is not one ends the channel.
+    // What has arrived, as complete messages. A message that is not one ends the link.
     [[nodiscard]] std::vector<Json> receive();
     void write_some();
     // Writes what is queued, unless the peer does not take it in time.
@@ -37,10 +40,12 @@ class Channel {
     void end(std::string why);
     [[nodiscard]] Clock::time_point heard() const { return heard_; }  // when bytes came last
     [[nodiscard]] pollfd poll_entry() const;
-    [[nodiscard]] int socket() const { return socket_.get(); }
+    [[nodiscard]] int socket() const { return channel_ ? channel_->fd() : -1; }
 
    private:
-    Fd socket_;
+    void end(const Error& error);  // of the connection
+
+    std::optional<Channel> channel_;  // until it ended
     std::string in_;
     std::string out_;
     size_t sent_ = 0;  // of out_
@@ -48,7 +53,7 @@ class Channel {
     Clock::time_point heard_ = Clock::now();
 };
 
-// Accepts agents. Before its handshake is complete, a connection may send 116 bytes and live 5 seconds.
+// Accepts agents. Until its handshake is complete, a connection may live 5 seconds.
 class NodeListener {
    public:
     static constexpr size_t max_strangers = 64;
@@ -58,23 +63,17 @@ class NodeListener {
     NodeListener(Fd listener, handshake::Party party);
 
     void append_polls(std::vector<pollfd>& polls) const;
-    // Accepts and reads; returns the sockets whose handshake is complete. Adds a line to `refusals` for each peer whose
-    // token, job or version is wrong.
-    [[nodiscard]] std::vector<Fd> turn(std::vector<std::string>& refusals);
+    // Accepts and reads; returns the open channels, which need this listener. Adds a line to `refusals` for each peer
+    // whose token, job or version is wrong.
+    [[nodiscard]] std::vector<Channel> turn(std::vector<std::string>& refusals);
 
    private:
     struct Stranger {
-        Stranger(Fd fd, const handshake::Party& party) : socket(std::move(fd)), handshake(party) {}
-        Fd socket;
-        handshake::Server handshake;
-        bool answered = false;
-        std::string in;
+        Channel channel;
         Clock::time_point since = Clock::now();
     };
-    enum class Progress { waits, done, over };
 
     void accept_strangers();
-    Progress advance(Stranger& stranger, std::vector<std::string>& refusals);
 
     Fd listener_;
     const handshake::Party party_;

@@ -40,18 +40,6 @@ void set_option(int socket, int level, int option, int value) {
     (void)setsockopt(socket, level, option, &value, sizeof value);
 }
 
-// Returns true once one of `events` occurred, false if the deadline passed first.
-bool poll_for(int socket, short events, Deadline deadline) {
-    for (;;) {
-        pollfd entry{socket, events, 0};
-        const int ready = ::poll(&entry, 1, static_cast<int>(deadline.slice().count()));
-        if (ready > 0) return true;
-        if (ready < 0 && errno != EINTR) throw os_error("poll", errno);
-        poll_interrupt();
-        if (deadline.expired()) return false;
-    }
-}
-
 bool loopback(const sockaddr* address) {
     if (address->sa_family == AF_INET) {
         const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
@@ -186,7 +174,7 @@ Fd connect_to(const Address& address, Deadline deadline) {
         if (::connect(socket.get(), entry->ai_addr, entry->ai_addrlen) != 0) {
             failure = errno;
             if (failure != EINPROGRESS) continue;
-            if (!poll_for(socket.get(), POLLOUT, deadline)) {
+            if (!wait_for(socket.get(), POLLOUT, deadline)) {
                 throw Error(Code::timeout, what + ": no answer").retry_may_help();
             }
             socklen_t size = sizeof failure;
@@ -204,38 +192,15 @@ Fd connect_to(const Address& address, Deadline deadline) {
     throw os_error(what, failure).retry_may_help();
 }
 
-void send_all(int socket, std::string_view bytes, Deadline deadline, std::string_view what) {
-    while (!bytes.empty()) {
-        const ssize_t sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-        if (sent >= 0) {
-            bytes.remove_prefix(static_cast<size_t>(sent));
-            continue;
-        }
-        if (errno == EINTR) continue;
-        if (errno != EAGAIN && errno != EWOULDBLOCK) throw os_error(std::string(what), errno);
-        if (!poll_for(socket, POLLOUT, deadline)) {
-            throw Error(Code::timeout, fmt::format("{}: no answer before the deadline", what));
-        }
+bool wait_for(int socket, short events, Deadline deadline) {
+    for (;;) {
+        pollfd entry{socket, events, 0};
+        const int ready = ::poll(&entry, 1, static_cast<int>(deadline.slice().count()));
+        if (ready > 0) return true;
+        if (ready < 0 && errno != EINTR) throw os_error("poll", errno);
+        poll_interrupt();
+        if (deadline.expired()) return false;
     }
 }
-
-void receive_all(int socket, char* bytes, size_t size, Deadline deadline, std::string_view what) {
-    size_t received = 0;
-    while (received < size) {
-        const ssize_t got = ::recv(socket, bytes + received, size - received, 0);
-        if (got > 0) {
-            received += static_cast<size_t>(got);
-            continue;
-        }
-        if (got == 0) throw os_error(std::string(what), ECONNRESET);
-        if (errno == EINTR) continue;
-        if (errno != EAGAIN && errno != EWOULDBLOCK) throw os_error(std::string(what), errno);
-        if (!readable(socket, deadline)) {
-            throw Error(Code::timeout, fmt::format("{}: no answer before the deadline", what));
-        }
-    }
-}
-
-bool readable(int socket, Deadline deadline) { return poll_for(socket, POLLIN, deadline); }
 
 }  // namespace tsr

@@ -1,4 +1,4 @@
-// Addresses of TCP stores, and socket operations with deadlines.
+// Addresses of TCP stores, and connecting to them with deadlines.
 #pragma once
 
 #include <cstdint>
@@ -46,11 +46,7 @@ void check_host(const std::string& host);
 // The address of its peer, for messages: "10.0.0.7 (port 40112)".
 [[nodiscard]] std::string peer_address_of(int socket);
 
-// Send or receive all bytes. Throw IO if the peer is gone, TIMEOUT, INTERRUPTED. `what` is the beginning of the
-// message.
-void send_all(int socket, std::string_view bytes, Deadline deadline, std::string_view what);
-void receive_all(int socket, char* bytes, size_t size, Deadline deadline, std::string_view what);
-// Waits until the socket is readable; returns false if the deadline passes first.
-[[nodiscard]] bool readable(int socket, Deadline deadline);
+// Waits for one of `events` (POLLIN, POLLOUT); returns false if the deadline passes first. Throws INTERRUPTED.
+[[nodiscard]] bool wait_for(int socket, short events, Deadline deadline);
 
 }  // namespace tsr

@@ -17,11 +17,36 @@ namespace {
 constexpr std::string_view magic = "TSRSTORE";
 constexpr std::string_view algorithm = "HMAC-SHA-256";
 
-enum class Mode : uint8_t { insecure = 0, token = 1 };
 enum class Refusal : uint8_t { none = 0, mode = 1, version = 2 };
-enum class Role : uint8_t { client = 1, server = 2 };
 
-Mode mode_of(const Party& party) { return party.insecure ? Mode::insecure : Mode::token; }
+// What a side does in a mode, for "which {}".
+std::string_view habit_of(Mode mode) {
+    switch (mode) {
+        case Mode::insecure: return "runs insecure, without a job token";
+        case Mode::token: return "has a job token and no TLS";
+        case Mode::tls_by_token: return "requires TLS with the job token (TESSERA_TLS)";
+        case Mode::tls_by_certificates: return "requires TLS with certificates (TESSERA_TLS_CA, _CERT and _KEY)";
+    }
+    return "is of another version";
+}
+
+// What to do on the side with `mode` to meet one with `other`.
+std::string_view remedy(Mode mode, Mode other) {
+    if (mode == Mode::insecure) return "unset TESSERA_INSECURE here, or start the launcher with --insecure";
+    switch (other) {
+        case Mode::insecure: return "set TESSERA_INSECURE=1 here too, or start the store with the token";
+        case Mode::token:
+            return "set TESSERA_TLS=1 where the store is served too (`tessera run --encrypt`), or unset TESSERA_TLS "
+                   "and "
+                   "TESSERA_TLS_CA, _CERT and _KEY here";
+        case Mode::tls_by_token:
+            return "set TESSERA_TLS=psk here too, or the same TESSERA_TLS as here where the store is served";
+        case Mode::tls_by_certificates:
+            return "set TESSERA_TLS_CA, TESSERA_TLS_CERT and TESSERA_TLS_KEY here too, or the same TESSERA_TLS as here "
+                   "where the store is served";
+    }
+    return "use the same version of Tessera everywhere";
+}
 
 // Threads of the library may use OpenSSL while the process exits, so OpenSSL must not free its locks then. A program that
 // used OpenSSL before this library was loaded may have registered that cleanup already.
@@ -103,13 +128,13 @@ struct Transcript {
 };
 
 Digest mac_of(const Party& party, Role role, const Transcript& transcript) {
-    if (party.insecure) return {};
+    if (party.insecure()) return {};
     MessageWriter text;
     text.bytes("tessera store handshake\n")
         .number(protocol_version)
         .bytes(algorithm)
         .number(static_cast<uint8_t>(role))
-        .number(static_cast<uint8_t>(mode_of(party)))
+        .number(static_cast<uint8_t>(party.mode))
         .digest(transcript.job)
         .number(transcript.client_epoch)
         .number(transcript.server_epoch)
@@ -124,16 +149,41 @@ bool same(const Digest& a, const Digest& b) { return CRYPTO_memcmp(a.data(), b.d
 
 Party Party::of(const StoreOptions& options, bool loopback, const std::string& address) {
     Party party;
-    party.insecure = options.insecure;
     party.job_id = options.job_id;
     party.job = sha256(options.job_id);
     party.epoch = options.epoch;
-    if (party.insecure) return party;
+    const TlsOptions tls = TlsOptions::from_environment();
+    const bool encrypted = tls.kind != TlsOptions::Kind::off;
+    if (options.insecure && encrypted) {
+        throw Error(
+            Code::invalid_argument,
+            "TESSERA_TLS and an insecure store contradict each other: without a job token nobody knows who is at "
+            "the other end; unset TESSERA_TLS, or give all ranks a token");
+    }
+    if (options.insecure) {
+        party.mode = Mode::insecure;
+        return party;
+    }
     const Token token = find_token(options.token, loopback, address);
     party.token_source = token.source;
     party.client_key = hmac(token.bytes, "tessera store 1 client");
     party.server_key = hmac(token.bytes, "tessera store 1 server");
+    if (encrypted) {
+        party.mode = tls.kind == TlsOptions::Kind::certificates ? Mode::tls_by_certificates : Mode::tls_by_token;
+        party.tls = make_tls(tls, token, party.job, party.epoch);
+    }
     return party;
+}
+
+std::string binding_of(const Party& party, Role role, std::string_view exported) {
+    const Digest mac = hmac(role == Role::client ? party.client_key : party.server_key,
+                            MessageWriter().bytes("tessera store tls\n").bytes(exported).text());
+    return MessageWriter().digest(mac).text();
+}
+
+bool is_binding_of(const Party& party, Role role, std::string_view exported, std::string_view binding) {
+    const std::string expected = binding_of(party, role, exported);
+    return binding.size() == expected.size() && CRYPTO_memcmp(binding.data(), expected.data(), expected.size()) == 0;
 }
 
 bool Server::plausible(std::string_view bytes) {
@@ -145,22 +195,30 @@ std::string Server::answer(std::string_view hello) {
     Reader in(hello);
     (void)in.bytes(magic.size());
     const auto version = in.number<uint16_t>();
-    const auto mode = static_cast<Mode>(in.number<uint16_t>());
+    const auto mode = in.number<uint16_t>();
     client_epoch_ = in.number<uint64_t>();
     client_job_ = in.digest();
     client_nonce_ = in.digest();
     Refusal refusal = Refusal::none;
-    if (mode != mode_of(party_)) refusal = Refusal::mode;
-    if (version != protocol_version) refusal = Refusal::version;
-    refused_ = refusal != Refusal::none;
+    refusal_.clear();
+    if (mode != static_cast<uint16_t>(party_.mode)) {
+        refusal = Refusal::mode;
+        const std::string_view habit = mode < 256 ? habit_of(static_cast<Mode>(mode)) : "is of another version";
+        refusal_ = fmt::format("that process {}, but this store {}", habit, habit_of(party_.mode));
+    }
+    if (version != protocol_version) {
+        refusal = Refusal::version;
+        refusal_ = fmt::format("it uses protocol {}, this store {}", version, protocol_version);
+    }
     random_bytes(server_nonce_.data(), server_nonce_.size());
-    const Digest mac = refused_ ? Digest{}
-                                : mac_of(party_, Role::server,
-                                         {client_job_, client_epoch_, party_.epoch, client_nonce_, server_nonce_});
+    const Digest mac =
+        refusal != Refusal::none
+            ? Digest{}
+            : mac_of(party_, Role::server, {client_job_, client_epoch_, party_.epoch, client_nonce_, server_nonce_});
     return MessageWriter()
         .bytes(magic)
         .number(protocol_version)
-        .number(static_cast<uint8_t>(mode_of(party_)))
+        .number(static_cast<uint8_t>(party_.mode))
         .number(static_cast<uint8_t>(refusal))
         .number(party_.epoch)
         .digest(server_nonce_)
@@ -185,7 +243,7 @@ std::string Client::hello() const {
     return MessageWriter()
         .bytes(magic)
         .number(protocol_version)
-        .number(static_cast<uint16_t>(mode_of(party_)))
+        .number(static_cast<uint16_t>(party_.mode))
         .number(party_.epoch)
         .digest(party_.job)
         .digest(nonce_)
@@ -209,15 +267,13 @@ std::string Client::prove(std::string_view answer) {
                                 "Tessera for all ranks and the launcher",
                                 address_, version, protocol_version));
     }
-    if (mode != mode_of(party_) || refusal != Refusal::none) {
-        throw Error(Code::permission,
-                    party_.insecure
-                        ? fmt::format("the store at {} requires a job token, but this process runs insecure; unset "
-                                      "TESSERA_INSECURE here, or start the launcher with --insecure",
-                                      address_)
-                        : fmt::format("the store at {} runs insecure, without a job token, but this process has one "
-                                      "({}); set TESSERA_INSECURE=1 here too, or start the store with the token",
-                                      address_, party_.token_source));
+    if (mode != party_.mode || refusal != Refusal::none) {
+        const std::string own = party_.insecure()
+                                    ? "runs insecure"
+                                    : fmt::format("{} (token: {})", habit_of(party_.mode), party_.token_source);
+        throw Error(Code::permission, fmt::format("the store at {} {}, but this process {}; {}", address_,
+                                                  party_.insecure() ? "requires a job token" : habit_of(mode), own,
+                                                  remedy(party_.mode, mode)));
     }
     const Transcript transcript{party_.job, party_.epoch, server_epoch_, nonce_, server_nonce};
     if (!same(mac, mac_of(party_, Role::server, transcript))) {

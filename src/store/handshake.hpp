@@ -9,22 +9,29 @@
 //
 // A MAC is HMAC-SHA-256 over version, algorithm name, role, modes, job, both epochs and both nonces, with a key derived
 // from the token for each role: a reflected, replayed or modified message fails. The epoch fences off ranks of an
-// earlier round. Without a token (`insecure`) the MACs are zero, but job and epoch are still compared; a secure and an
-// insecure side refuse each other. Traffic after the handshake is plaintext.
+// earlier round. Without a token (`insecure`) the MACs are zero, but job and epoch are still compared. Sides of different
+// modes (without a token, with one, with TLS by the token, with TLS by certificates) refuse each other, and as the modes are
+// in the MACs, nobody in between can talk a side into another mode.
 //
-// Deliberately not in the MAC. Addresses: an attacker between the two sides can also change the plaintext that follows,
-// so an address in the MAC would promise more than the connection provides, and would refuse hosts behind NAT. Ranks:
+// What follows the verdict is plaintext, or TLS 1.3. With TLS each side first sends a MAC (32) over what TLS exports for this
+// connection, the server before the client. So the two ends of the encryption hold the token, whoever signed their
+// certificates; and a stranger never reaches the code of TLS.
+//
+// Deliberately not in the MAC. Addresses: an attacker between the two sides can also change plaintext that follows, so
+// an address in the MAC would promise more than the connection provides, and would refuse hosts behind NAT. Ranks:
 // the store does not know them. Every holder of the token may set every key, and what a rank publishes about itself is
 // an ordinary value; the transports verify it where they can (Endpoint: user, process and a random name).
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "store/store.hpp"
+#include "store/tls.hpp"
 #include "store/token.hpp"
 
 namespace tsr::handshake {
@@ -34,6 +41,7 @@ inline constexpr size_t hello_size = 84;
 inline constexpr size_t answer_size = 84;
 inline constexpr size_t proof_size = 32;
 inline constexpr size_t verdict_size = 1;
+inline constexpr size_t binding_size = 32;
 
 using Digest = std::array<uint8_t, 32>;
 
@@ -44,19 +52,28 @@ enum class Verdict : uint8_t {
     other_epoch = 4,
 };
 
+enum class Mode : uint8_t { insecure = 0, token = 1, tls_by_token = 2, tls_by_certificates = 3 };
+enum class Role : uint8_t { client = 1, server = 2 };
+
 // The credentials of one side, the same for all its handshakes.
 struct Party {
-    bool insecure = false;
+    Mode mode = Mode::token;
     Digest client_key{};
     Digest server_key{};
     Digest job{};
     uint64_t epoch = 0;
     std::string job_id;
     std::string token_source;
+    std::shared_ptr<const TlsContext> tls;  // nullptr: plaintext
 
-    // Finds the token as tessera/store.h documents; `address` is for messages.
+    [[nodiscard]] bool insecure() const { return mode == Mode::insecure; }
+    // Finds the token as tessera/store.h documents, and TLS by TlsOptions::from_environment(); `address` is for messages.
     [[nodiscard]] static Party of(const StoreOptions& options, bool loopback, const std::string& address);
 };
+
+// What `role` sends over a new TLS connection: the MAC over what TLS exports there.
+[[nodiscard]] std::string binding_of(const Party& party, Role role, std::string_view exported);
+[[nodiscard]] bool is_binding_of(const Party& party, Role role, std::string_view exported, std::string_view binding);
 
 class Server {
    public:
@@ -64,9 +81,9 @@ class Server {
 
     // Whether `bytes` can be the beginning of a hello.
     [[nodiscard]] static bool plausible(std::string_view bytes);
-    // The answer to a complete hello; afterwards `refused()` tells whether the connection must end.
+    // The answer to a complete hello; afterwards `refusal()` says why the connection must end, if it must.
     [[nodiscard]] std::string answer(std::string_view hello);
-    [[nodiscard]] bool refused() const { return refused_; }
+    [[nodiscard]] const std::string& refusal() const { return refusal_; }
     [[nodiscard]] Verdict judge(std::string_view proof) const;
 
    private:
@@ -75,7 +92,7 @@ class Server {
     Digest server_nonce_{};
     Digest client_job_{};
     uint64_t client_epoch_ = 0;
-    bool refused_ = false;
+    std::string refusal_;
 };
 
 class Client {

@@ -7,6 +7,7 @@
 #include "store/file_store.hpp"
 #include "store/store.hpp"
 #include "store/tcp_store.hpp"
+#include "store/tls.hpp"
 
 namespace tsr {
 
@@ -29,6 +30,13 @@ std::shared_ptr<Store> Store::open(const std::string& uri, const StoreOptions& o
     if (!directory.starts_with('/')) {
         throw Error(Code::invalid_argument,
                     fmt::format("the store address '{}' must name an absolute directory: file:///directory", uri));
+    }
+    if (TlsOptions::from_environment().kind != TlsOptions::Kind::off) {
+        throw Error(
+            Code::unsupported,
+            fmt::format("TESSERA_TLS is set, but the store '{}' is files, which nothing encrypts on their way to a "
+                        "file server; use a store at tcp://host:port, or unset TESSERA_TLS",
+                        uri));
     }
     return open_file_store(directory, options);
 }

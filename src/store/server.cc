@@ -6,7 +6,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -27,6 +27,7 @@
 #include "base/log.hpp"
 #include "base/thread.hpp"
 #include "store/address.hpp"
+#include "store/channel.hpp"
 #include "store/handshake.hpp"
 #include "store/table.hpp"
 #include "store/wire.hpp"
@@ -35,18 +36,14 @@ namespace tsr {
 
 namespace {
 
-// One client. Bytes come into `in`; replies leave through `out`, whose values are shared with the table.
+// One client. Requests come into `in`; replies leave through `out`, whose values are shared with the table.
 struct Connection {
-    enum class Stage { hello, proof, open, closing };  // closing: sends `out`, then closes the connection
+    Connection(Fd socket, uint64_t number, const handshake::Party& party)
+        : channel(Channel::to_client(std::move(socket), party)), id(number) {}
 
-    Connection(Fd fd, uint64_t number, const handshake::Party& party)
-        : socket(std::move(fd)), id(number), handshake(party) {}
-
-    Fd socket;
+    Channel channel;
     uint64_t id;
-    Stage stage = Stage::hello;
     Clock::time_point since = Clock::now();
-    handshake::Server handshake;
     std::string in;
     std::deque<Value> out;
     size_t out_sent = 0;  // bytes of out.front()
@@ -106,7 +103,7 @@ class TcpStoreServer final : public StoreServer {
             log::error("the store server at {} stopped: {}", address_.uri(), current_error().what());
         }
         // Also tells clients whose connection a forked child still holds open.
-        for (const auto& [id, connection] : connections_) ::shutdown(connection->socket.get(), SHUT_RDWR);
+        for (const auto& [id, connection] : connections_) ::shutdown(connection->channel.fd(), SHUT_RDWR);
         connections_.clear();
         listener_.reset();
     }
@@ -122,7 +119,7 @@ class TcpStoreServer final : public StoreServer {
             if (event.data.u64 == listener_id) {
                 arrivals = true;
             } else {
-                tend(event.data.u64, event.events);
+                tend(event.data.u64);
             }
         }
         drop_late_strangers();
@@ -167,7 +164,7 @@ class TcpStoreServer final : public StoreServer {
             (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
             const uint64_t id = next_id_++;
             auto connection = std::make_unique<Connection>(std::move(socket), id, party_);
-            watch(EPOLL_CTL_ADD, connection->socket.get(), id, EPOLLIN);
+            watch(EPOLL_CTL_ADD, connection->channel.fd(), id, EPOLLIN);
             connection->events = EPOLLIN;
             connections_.emplace(id, std::move(connection));
             strangers_.push_back(id);
@@ -190,115 +187,77 @@ class TcpStoreServer final : public StoreServer {
         connections_.erase(at);
     }
 
-    void tend(uint64_t id, uint32_t events) {
+    void tend(uint64_t id) {
         const auto at = connections_.find(id);
         if (at == connections_.end()) return;  // dropped in this same turn
         Connection& connection = *at->second;
+        const bool stranger = !connection.channel.is_open();
         try {
-            bool alive = true;
-            if ((events & EPOLLOUT) != 0) {
-                alive = flush(connection);
-                if (alive && connection.stage == Connection::Stage::open) alive = run_requests(connection);
-            }
-            if (alive && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) alive = read(connection);
-            if (!alive) return drop(id);
+            advance(connection);
             tell_epoll(connection);
         } catch (const Error& error) {
-            log::warning("the store at {} dropped a connection: {}", address_.uri(), error.what());
+            if (stranger) {
+                report_refusal(error, connection);
+            } else if (error.code() != Code::io) {  // else it has gone
+                log::warning("the store at {} dropped a connection: {}", address_.uri(), error.what());
+            }
             drop(id);
         }
     }
 
-    // Reads nothing while a reply is pending, so that a client that never reads cannot accumulate replies.
+    // Does what the socket allows. Throws when the connection has ended.
+    void advance(Connection& connection) {
+        if (!connection.channel.is_open()) {
+            if (!connection.channel.shake()) return;
+            std::erase(strangers_, connection.id);
+        }
+        if (!connection.out.empty()) {
+            flush(connection);
+            if (connection.out.empty()) run_requests(connection);
+        }
+        // Reads nothing while a reply is pending, so that a client that never reads cannot accumulate replies.
+        if (!connection.out.empty()) return;
+        // TLS keeps back no byte of a record that fits the chunk, so epoll tells of all that is left.
+        const size_t got = connection.channel.read(chunk_.data(), chunk_.size());
+        connection.in.append(chunk_.data(), got);
+        if (got > 0) run_requests(connection);
+    }
+
     void tell_epoll(Connection& connection) {
-        const uint32_t wanted = connection.out.empty() ? EPOLLIN : EPOLLOUT;
+        const uint32_t wanted = connection.channel.is_open() && connection.out.empty()
+                                    ? EPOLLIN
+                                    : static_cast<uint32_t>(connection.channel.wants());
         if (wanted == connection.events) return;
-        watch(EPOLL_CTL_MOD, connection.socket.get(), connection.id, wanted);
+        watch(EPOLL_CTL_MOD, connection.channel.fd(), connection.id, wanted);
         connection.events = wanted;
     }
 
-    // How many bytes may be read now: exactly those of the handshake, else a chunk.
-    size_t appetite(const Connection& connection) const {
-        switch (connection.stage) {
-            case Connection::Stage::hello: return handshake::hello_size - connection.in.size();
-            case Connection::Stage::proof: return handshake::proof_size - connection.in.size();
-            case Connection::Stage::open: return chunk_.size();
-            case Connection::Stage::closing: return 0;
-        }
-        return 0;
-    }
-
-    // Reads once; false when the connection has ended.
-    bool read(Connection& connection) {
-        const size_t most = appetite(connection);
-        if (most == 0) return true;
-        const ssize_t got = ::recv(connection.socket.get(), chunk_.data(), most, 0);
-        if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-        if (got == 0) return false;
-        connection.in.append(chunk_.data(), static_cast<size_t>(got));
-        switch (connection.stage) {
-            case Connection::Stage::hello: return read_hello(connection);
-            case Connection::Stage::proof: return read_proof(connection);
-            default: return run_requests(connection);
-        }
-    }
-
-    bool read_hello(Connection& connection) {
-        if (!handshake::Server::plausible(connection.in)) return false;
-        if (connection.in.size() < handshake::hello_size) return true;
-        const std::string answer = connection.handshake.answer(connection.in);
-        connection.in.clear();
-        connection.stage = connection.handshake.refused() ? Connection::Stage::closing : Connection::Stage::proof;
-        return send(connection, answer);
-    }
-
-    bool read_proof(Connection& connection) {
-        if (connection.in.size() < handshake::proof_size) return true;
-        const handshake::Verdict verdict = connection.handshake.judge(connection.in);
-        connection.in.clear();
-        if (verdict == handshake::Verdict::accepted) {
-            connection.stage = Connection::Stage::open;
-            std::erase(strangers_, connection.id);
-        } else {
-            report_refusal(verdict, peer_address_of(connection.socket.get()));
-            connection.stage = Connection::Stage::closing;
-        }
-        return send(connection, std::string(1, static_cast<char>(verdict)));
-    }
-
-    // Logs only the first refusal: a client may retry for ever.
-    void report_refusal(handshake::Verdict verdict, const std::string& who) {
-        if (verdict == handshake::Verdict::other_job) {  // ranks searching for their own store connect here, too
-            return log::debug("the store at {} refused a connection: another job", address_.uri());
+    // Warns only of the first refusal: a client may retry for ever.
+    void report_refusal(const Error& error, const Connection& connection) {
+        // Ranks that search for their own store connect here, too, and port scanners to every port.
+        if (error.code() != Code::permission && error.code() != Code::version) {
+            return log::debug("the store at {} refused a connection: {}", address_.uri(), error.what());
         }
         if (std::exchange(told_of_refusal_, true)) return;
         log::warning("the store at {} refused a connection from {}: {}; further refusals are not logged",
-                     address_.uri(), who,
-                     verdict == handshake::Verdict::wrong_token ? "wrong job token" : "another epoch");
+                     address_.uri(), peer_address_of(connection.channel.fd()), error.what());
     }
 
     // Runs the complete requests received so far, one at a time: the next one after the reply to the previous one is
     // sent.
-    bool run_requests(Connection& connection) {
+    void run_requests(Connection& connection) {
         std::string_view rest = connection.in;
-        bool alive = true;
-        while (alive && connection.out.empty() && rest.size() >= wire::length_size) {
-            std::string_view peek = rest;
-            const auto length = wire::take_number<uint32_t>(peek);
-            if (length > wire::max_request) {
-                throw Error(Code::corrupt,
-                            fmt::format("a request has {} bytes; at most {} are allowed", length, wire::max_request));
-            }
-            if (peek.size() < length) break;
-            alive = execute(connection, wire::decode(peek.substr(0, length)));
-            rest = peek.substr(length);
+        while (connection.out.empty()) {
+            const auto frame = wire::take_frame(rest, wire::max_request);
+            if (!frame) break;
+            execute(connection, wire::decode(*frame));
+            flush(connection);
         }
         connection.in.erase(0, connection.in.size() - rest.size());
         if (connection.in.empty() && connection.in.capacity() > keep_capacity) std::string().swap(connection.in);
-        return alive;
     }
 
-    bool execute(Connection& connection, const wire::Request& request) {
+    void execute(Connection& connection, const wire::Request& request) {
         if (!connection.waiting.empty()) {
             if (request.operation != wire::Operation::cancel) {
                 throw Error(Code::corrupt, "a client sent a request while its wait was pending");
@@ -307,14 +266,14 @@ class TcpStoreServer final : public StoreServer {
             return reply(connection, wire::Outcome::cancelled);
         }
         try {
-            return answer(connection, request);
+            answer(connection, request);
         } catch (const Error& error) {
             std::string detail(1, static_cast<char>(error.code()));
-            return reply(connection, wire::Outcome::failed, detail + error.what());
+            reply(connection, wire::Outcome::failed, detail + error.what());
         }
     }
 
-    bool answer(Connection& connection, const wire::Request& request) {
+    void answer(Connection& connection, const wire::Request& request) {
         const auto done = [](bool yes) { return yes ? wire::Outcome::ok : wire::Outcome::no; };
         if (request.operation != wire::Operation::cancel) check_key(request.key);
         switch (request.operation) {
@@ -330,7 +289,7 @@ class TcpStoreServer final : public StoreServer {
                 if (const Value value = table_.find(request.key)) return reply_value(connection, value);
                 connection.waiting = request.key;
                 waiters_.emplace(connection.waiting, connection.id);
-                return true;
+                return;
             }
             case wire::Operation::add: {
                 std::string sum;
@@ -344,9 +303,8 @@ class TcpStoreServer final : public StoreServer {
                 return reply(connection, done(swapped));
             }
             case wire::Operation::erase: return reply(connection, done(table_.erase(request.key)));
-            case wire::Operation::cancel: return true;  // its wait was answered already
+            case wire::Operation::cancel: return;  // its wait was answered already
         }
-        return false;
     }
 
     // Answers all clients that wait for `key`, which now exists.
@@ -359,10 +317,12 @@ class TcpStoreServer final : public StoreServer {
         for (const uint64_t id : woken) {
             Connection& waiter = *connections_.at(id);
             waiter.waiting.clear();
-            if (reply_value(waiter, value)) {
+            reply_value(waiter, value);
+            try {
+                flush(waiter);
                 tell_epoll(waiter);
-            } else {
-                drop(id);
+            } catch (const Error&) {
+                drop(id);  // it has gone
             }
         }
     }
@@ -375,30 +335,25 @@ class TcpStoreServer final : public StoreServer {
         connection.waiting.clear();
     }
 
-    bool reply(Connection& connection, wire::Outcome outcome, std::string_view payload = {}) {
+    // These two queue a reply; flush() sends it.
+    static void reply(Connection& connection, wire::Outcome outcome, std::string_view payload = {}) {
         std::string frame;
         wire::append(frame, static_cast<uint32_t>(1 + payload.size()));
         wire::append(frame, static_cast<uint8_t>(outcome));
         frame += payload;
-        return send(connection, std::move(frame));
+        connection.out.push_back(std::make_shared<const std::string>(std::move(frame)));
     }
 
-    bool reply_value(Connection& connection, const Value& value) {
+    static void reply_value(Connection& connection, const Value& value) {
         std::string head;
         wire::append(head, static_cast<uint32_t>(1 + value->size()));
         wire::append(head, static_cast<uint8_t>(wire::Outcome::ok));
         connection.out.push_back(std::make_shared<const std::string>(std::move(head)));
         if (!value->empty()) connection.out.push_back(value);
-        return flush(connection);
     }
 
-    bool send(Connection& connection, std::string bytes) {
-        connection.out.push_back(std::make_shared<const std::string>(std::move(bytes)));
-        return flush(connection);
-    }
-
-    // Writes what the socket takes; false when the connection has ended.
-    bool flush(Connection& connection) {
+    // Writes what the socket takes. Throws when the connection has ended.
+    static void flush(Connection& connection) {
         while (!connection.out.empty()) {
             std::array<iovec, 2> parts{};
             size_t count = 0;
@@ -407,21 +362,14 @@ class TcpStoreServer final : public StoreServer {
                 const Value& value = connection.out[count];
                 parts[count] = {const_cast<char*>(value->data()) + skip, value->size() - skip};
             }
-            msghdr message{};
-            message.msg_iov = parts.data();
-            message.msg_iovlen = count;
-            const ssize_t sent = ::sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL);
-            if (sent < 0) {
-                if (errno == EINTR) continue;
-                return errno == EAGAIN || errno == EWOULDBLOCK;
-            }
-            connection.out_sent += static_cast<size_t>(sent);
+            const size_t sent = connection.channel.write(std::span(parts).first(count));
+            if (sent == 0) return;
+            connection.out_sent += sent;
             while (!connection.out.empty() && connection.out_sent >= connection.out.front()->size()) {
                 connection.out_sent -= connection.out.front()->size();
                 connection.out.pop_front();
             }
         }
-        return connection.stage != Connection::Stage::closing;
     }
 
     void publish_census() {

@@ -1,7 +1,7 @@
-// The TCP server of a store. It runs in the launcher's agent, or in rank 0 if another launcher started the job. A
-// dedicated thread owns all connections and the table; the object is thread-safe. It listens on exactly the given
-// address. Before the handshake is complete a connection may send 116 bytes and live 5 seconds; at most 64 such
-// connections exist, and further ones replace the oldest idle one, so that silent clients cannot keep ranks out.
+// The TCP server of a store. It runs in the launcher's agent, or in rank 0 if another launcher started the job. A dedicated
+// thread owns all connections and the table; the object is thread-safe. It listens on exactly the given address. A connection
+// may send 116 bytes before it has proved that it has the token, and its handshake, TLS included, may take 5 seconds; at most
+// 64 such connections exist, and further ones replace the oldest idle one, so that silent clients cannot keep ranks out.
 // Destroying the server closes all connections: clients get IO at once.
 #pragma once
 

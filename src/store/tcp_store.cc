@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/fd.hpp"
+#include "store/channel.hpp"
 #include "store/handshake.hpp"
 #include "store/table.hpp"
 #include "store/wire.hpp"
@@ -52,9 +52,9 @@ class TcpStore final : public Store {
     }
 
     void connect_now(Deadline deadline) {
-        Fd socket = connect(deadline);
-        local_address_ = local_address_of(socket.get());
-        give_back(std::move(socket));
+        Channel channel = connect(deadline);
+        local_address_ = local_address_of(channel.fd());
+        give_back(std::move(channel));
     }
 
     std::string local_address() const override { return local_address_; }
@@ -104,9 +104,9 @@ class TcpStore final : public Store {
         std::string payload;
     };
 
-    Fd connect(Deadline deadline) { return connect_with_handshake(address_, party_, deadline); }
+    Channel connect(Deadline deadline) { return connect_with_handshake(address_, party_, deadline); }
 
-    Fd take_connection(Deadline deadline) {
+    Channel take_connection(Deadline deadline) {
         {
             const std::lock_guard lock(mutex_);
             if (owner_ != ::getpid()) {  // a forked child must not use its parent's connections
@@ -114,31 +114,31 @@ class TcpStore final : public Store {
                 owner_ = ::getpid();
             }
             if (!idle_.empty()) {
-                Fd socket = std::move(idle_.back());
+                Channel channel = std::move(idle_.back());
                 idle_.pop_back();
-                return socket;
+                return channel;
             }
         }
         return connect(deadline);
     }
 
-    void give_back(Fd socket) {
+    void give_back(Channel channel) {
         const std::lock_guard lock(mutex_);
-        if (owner_ == ::getpid() && idle_.size() < max_idle) idle_.push_back(std::move(socket));
+        if (owner_ == ::getpid() && idle_.size() < max_idle) idle_.push_back(std::move(channel));
     }
 
     Reply call(const wire::Request& request, Deadline deadline, const char* verb) {
         check_key(request.key);
         const std::string what = fmt::format("{} of '{}' in the store at {}", verb, request.key, uri_);
         try {
-            Fd socket = take_connection(deadline);
-            send_all(socket.get(), wire::encode(request), deadline, what);
-            if (request.operation == wire::Operation::wait && !readable(socket.get(), deadline)) {
+            Channel channel = take_connection(deadline);
+            send_all(channel, wire::encode(request), deadline, what);
+            if (request.operation == wire::Operation::wait && !readable(channel, deadline)) {
                 deadline = Deadline::in(cancel_grace);
-                send_all(socket.get(), wire::encode({.operation = wire::Operation::cancel}), deadline, what);
+                send_all(channel, wire::encode({.operation = wire::Operation::cancel}), deadline, what);
             }
-            Reply reply = read_reply(socket.get(), deadline, what);
-            give_back(std::move(socket));
+            Reply reply = read_reply(channel, deadline, what);
+            give_back(std::move(channel));
             return checked(std::move(reply), what);
         } catch (const Error& error) {
             if (error.code() != Code::io || error.record()->native_code == 0) throw;
@@ -150,16 +150,16 @@ class TcpStore final : public Store {
         }
     }
 
-    static Reply read_reply(int socket, Deadline deadline, const std::string& what) {
+    static Reply read_reply(Channel& channel, Deadline deadline, const std::string& what) {
         char head[wire::length_size + 1];
-        receive_all(socket, head, sizeof head, deadline, what);
+        receive_all(channel, head, sizeof head, deadline, what);
         std::string_view bytes(head, sizeof head);
         const auto length = wire::take_number<uint32_t>(bytes);
         if (length < 1 || length > wire::max_reply) {
             throw Error(Code::corrupt, fmt::format("{}: the reply claims {} bytes", what, length));
         }
         Reply reply{static_cast<wire::Outcome>(bytes[0]), std::string(length - 1, '\0')};
-        receive_all(socket, reply.payload.data(), reply.payload.size(), deadline, what);
+        receive_all(channel, reply.payload.data(), reply.payload.size(), deadline, what);
         return reply;
     }
 
@@ -178,7 +178,7 @@ class TcpStore final : public Store {
     std::string local_address_;  // set before the store is shared
     const handshake::Party party_;
     std::mutex mutex_;  // guards what follows
-    std::vector<Fd> idle_;
+    std::vector<Channel> idle_;
     pid_t owner_ = ::getpid();
 };
 
@@ -190,24 +190,18 @@ std::shared_ptr<Store> open_tcp_store(const Address& address, const StoreOptions
     return store;
 }
 
-Fd connect_with_handshake(const Address& address, const handshake::Party& party, Deadline deadline) {
-    Fd socket = connect_to(address, deadline);
+Channel connect_with_handshake(const Address& address, const handshake::Party& party, Deadline deadline) {
     const std::string uri = address.uri();
+    Channel channel = Channel::to_server(connect_to(address, deadline), party, uri);
     const std::string what = fmt::format("handshake with the store at {}", uri);
-    handshake::Client client(party, uri);
     try {
-        send_all(socket.get(), client.hello(), deadline, what);
-        char answer[handshake::answer_size];
-        receive_all(socket.get(), answer, sizeof answer, deadline, what);
-        send_all(socket.get(), client.prove({answer, sizeof answer}), deadline, what);
-        char verdict[handshake::verdict_size];
-        receive_all(socket.get(), verdict, sizeof verdict, deadline, what);
-        client.accept({verdict, sizeof verdict});
+        open(channel, deadline, what);
     } catch (const Error& error) {
-        if (error.code() == Code::io) throw error.retry_may_help();  // a full server dropped this connection for others
-        throw;
+        if (error.code() != Code::io) throw;
+        // A full server dropped this connection for others.
+        throw os_error(what, error.record()->native_code).retry_may_help();
     }
-    return socket;
+    return channel;
 }
 
 std::shared_ptr<Store> connect_tcp_store(const Address& address, const StoreOptions& options, Deadline deadline) {

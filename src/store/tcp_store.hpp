@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "base/fd.hpp"
 #include "store/address.hpp"
+#include "store/channel.hpp"
 #include "store/handshake.hpp"
 #include "store/store.hpp"
 
@@ -18,8 +18,8 @@ namespace tsr {
 [[nodiscard]] std::shared_ptr<Store> connect_tcp_store(const Address& address, const StoreOptions& options,
                                                        Deadline deadline);
 
-// One connection whose handshake is complete, for other protocols behind it. Throws IO, TIMEOUT, PERMISSION, VERSION,
-// INTERRUPTED; errors that may pass are marked retriable.
-[[nodiscard]] Fd connect_with_handshake(const Address& address, const handshake::Party& party, Deadline deadline);
+// One open connection, for other protocols behind the handshake; `party` outlives it. Throws IO, TIMEOUT, PERMISSION,
+// VERSION, INTERRUPTED; errors that may pass are marked retriable.
+[[nodiscard]] Channel connect_with_handshake(const Address& address, const handshake::Party& party, Deadline deadline);
 
 }  // namespace tsr

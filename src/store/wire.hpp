@@ -50,6 +50,21 @@ template <class T>
     return part;
 }
 
+// Removes a frame from the front of `in` and returns it without its length; nullopt if it has not all arrived. Throws
+// CORRUPT if it claims more than `most` bytes.
+[[nodiscard]] inline std::optional<std::string_view> take_frame(std::string_view& in, size_t most) {
+    if (in.size() < length_size) return std::nullopt;
+    std::string_view rest = in;
+    const auto length = take_number<uint32_t>(rest);
+    if (length > most) {
+        throw Error(Code::corrupt, "a store message has " + std::to_string(length) + " bytes; at most " +
+                                       std::to_string(most) + " are allowed");
+    }
+    if (rest.size() < length) return std::nullopt;
+    in = rest.substr(length);
+    return rest.substr(0, length);
+}
+
 // A request without its length prefix; the views live as long as the frame.
 struct Request {
     Operation operation = Operation::get;

@@ -53,6 +53,28 @@ TEST(Hosts, TransportGoesByWhichRanksAreTogether) {
     expect({"a", "b", "a"}, "gloo", "gloo");
 }
 
+TEST(Hosts, AnEncryptedJobIsRefusedOnSeveral) {
+    ::setenv("TESSERA_TLS", "1", 1);
+    for (const auto& hosts : {std::vector<std::string>{"a", "b", "c"}, {"a", "b", "a"}}) {
+        for (const char* backend : {"auto", "gloo", "cpu:auto,cuda:nccl"}) {
+            const auto outcomes =
+                run_on(hosts, test_options(backend), [](Communicator&) { ADD_FAILURE() << "they joined"; });
+            for (const auto& outcome : outcomes) {
+                ASSERT_TRUE(outcome);
+                EXPECT_EQ(outcome->code(), Code::unsupported) << outcome->what();
+                EXPECT_THAT(outcome->what(), AllOf(HasSubstr("TESSERA_TLS"), HasSubstr("Gloo is used without"),
+                                                   HasSubstr("Run the job on one host")));
+                const bool names_nccl = std::string(outcome->what()).find("NCCL") != std::string::npos;
+                EXPECT_EQ(names_nccl, std::string(backend).ends_with("nccl"));
+            }
+        }
+    }
+    for (const char* backend : {"auto", "gloo"}) {  // within a host nothing is on a network
+        expect_all_well(run_on({"a", "a"}, test_options(backend), [](Communicator& comm) { comm.run({}); }));
+    }
+    ::unsetenv("TESSERA_TLS");
+}
+
 TEST(Hosts, GroupsOfASplitAreAsTheirRanksLie) {
     expect_all_well(run_on({"a", "a", "b", "b"}, test_options("auto"), [](Communicator& comm) {
         EXPECT_EQ(comm.split(comm.rank() / 2, 0, test_options("auto"))->transport(), "shm");

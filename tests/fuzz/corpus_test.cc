@@ -50,6 +50,9 @@ const std::map<std::string, std::pair<Names, Names>> expected{
      {{"boxes", "mesh", "native", "sharded", "shards-empty", "split", "tied", "torch_dcp", "uneven", "values"}, {}}},
     {"safetensors_file", {{"none", "null-metadata", "padded", "part", "sound"}, {"every-dtype", "fp4", "nine-dims"}}},
     {"safetensors_index", {{"more", "none", "sound"}, {}}},
+    {"store_request",
+     {{"add", "cancel", "compare", "compare-absent", "delete", "get", "no-key", "set", "set-empty", "wait"}, {}}},
+    {"store_hello", {{"sound"}, {}}},
 };
 
 class Corpus : public ::testing::TestWithParam<Target> {};

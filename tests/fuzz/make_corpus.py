@@ -630,6 +630,59 @@ def manifests() -> None:
         put("manifest", name, content)
 
 
+def store() -> None:
+    def frame(operation: int, key: bytes, rest: bytes = b"", claimed: int | None = None) -> bytes:
+        body = struct.pack("<BH", operation, len(key) if claimed is None else claimed) + key + rest
+        return struct.pack("<I", len(body)) + body
+
+    requests = {
+        "set": frame(1, b"key", b"value"),
+        "set-empty": frame(1, b"key"),
+        "get": frame(2, b"key"),
+        "wait": frame(3, "schlüssel".encode()),
+        "add": frame(4, b"key", struct.pack("<q", -5)),
+        "compare": frame(5, b"key", struct.pack("<BI", 1, 3) + b"old" + b"new"),
+        "compare-absent": frame(5, b"key", b"\0" + b"new"),
+        "delete": frame(6, b"key"),
+        "cancel": frame(7, b""),
+        "no-key": frame(2, b""),
+        "operation-0": frame(0, b"key"),
+        "operation-8": frame(8, b"key"),
+        "key-beyond-frame": frame(2, b"key", claimed=0xFFFF),
+        "get-goes-on": frame(2, b"key", b"more"),
+        "add-short": frame(4, b"key", b"1234567"),
+        "add-long": frame(4, b"key", b"123456789"),
+        "compare-beyond-frame": frame(5, b"key", struct.pack("<BI", 1, 0xFFFFFFFF) + b"old"),
+        "length-huge": b"\xff\xff\xff\xff" + bytes(8),
+        "length-zero": bytes(4),
+        "two": frame(2, b"key") * 2,
+        "empty": b"",
+    }
+    for name, content in requests.items():
+        put("store_request", name, content)
+
+    def hello(magic: bytes = b"TSRSTORE", version: int = 1, mode: int = 1) -> bytes:
+        return magic + struct.pack("<HHQ", version, mode, 3) + bytes(range(32)) + bytes(range(32, 64))
+
+    answer = b"TSRSTORE" + struct.pack("<HBBQ", 1, 1, 0, 3) + bytes(64)
+    hellos = {
+        "sound": hello(),
+        "answer": answer,
+        "answer-refuses": answer[:11] + b"\1" + answer[12:],
+        "answer-unknown-mode": answer[:10] + b"\xee" + answer[11:],
+        "insecure": hello(mode=0),
+        "tls": hello(mode=2),
+        "mode-257": hello(mode=257),
+        "version-2": hello(version=2),
+        "http": b"GET / HTTP/1.1\r\n\r\n" + bytes(80),
+        "client-hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(90),
+        "short": hello()[:83],
+        "empty": b"",
+    }
+    for name, content in hellos.items():
+        put("store_hello", name, content)
+
+
 def main() -> None:
     for path in CORPUS.glob("*/*"):
         if not path.name.startswith("found-"):
@@ -641,6 +694,7 @@ def main() -> None:
     safetensors()
     rank_headers()
     manifests()
+    store()
     print(f"{len(list(CORPUS.glob('*/*')))} inputs in {CORPUS}", file=sys.stderr)
 
 

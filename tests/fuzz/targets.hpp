@@ -1,5 +1,5 @@
-// What is fuzzed: each target takes any bytes for one of the formats that are read, walks whatever was accepted, and lets
-// nothing out but the two or three kinds of Error that a damaged or foreign file may give. `./dev fuzz` gives them to
+// What is fuzzed: each target takes any bytes for one of the formats that are read from files or from a connection, walks
+// whatever was accepted, and lets nothing out but the two or three kinds of Error that damaged or foreign input may give. `./dev fuzz` gives them to
 // libFuzzer; the ordinary tests replay the corpus and mutate it at random.
 #pragma once
 
@@ -19,6 +19,8 @@
 #include "checkpoint/formats/torch_dcp/torch_archive.hpp"
 #include "checkpoint/model/manifest.hpp"
 #include "checkpoint/model/runs.hpp"
+#include "store/handshake.hpp"
+#include "store/wire.hpp"
 
 namespace tsr::fuzz {
 
@@ -215,6 +217,49 @@ inline Outcome safetensors_index(std::string_view bytes) {
     });
 }
 
+// What a client sends after the handshake: one request.
+inline Outcome store_request(std::string_view bytes) {
+    return attempt([&] {
+        std::string_view rest = bytes;
+        const auto frame = wire::take_frame(rest, wire::max_request);
+        if (!frame || !rest.empty()) throw Error(Code::corrupt, "not one request");
+        const wire::Request request = wire::decode(*frame);
+        const auto inside = [&](std::string_view part) {
+            if (part.data() < bytes.data() || part.data() + part.size() > bytes.data() + bytes.size()) std::abort();
+        };
+        inside(request.key);
+        if (!request.value.empty()) inside(request.value);
+        if (request.expected) inside(*request.expected);
+        // Another byte than 1 may say that there is an expected value.
+        if (wire::encode(request).size() != bytes.size()) std::abort();
+    });
+}
+
+// Both ends of the handshake, each given any bytes by the other. Taken: the hello of a client of this version and mode.
+inline Outcome store_hello(std::string_view bytes) {
+    static const handshake::Party party;
+    std::string padded(bytes);
+    padded.resize(std::max(bytes.size(), handshake::hello_size + handshake::proof_size));
+    const auto part = [&](size_t begin, size_t size) { return std::string_view(padded).substr(begin, size); };
+    try {
+        (void)handshake::Client(party, "fuzz").prove(part(0, handshake::answer_size));
+        std::abort();  // it had the token
+    } catch (const Error& error) {
+        if (error.code() != Code::permission && error.code() != Code::version) std::abort();
+    }
+    return attempt([&] {
+        if (!handshake::Server::plausible(bytes) || bytes.size() < handshake::hello_size) {
+            throw Error(Code::corrupt, "not a hello");
+        }
+        handshake::Server server(party);
+        if (server.answer(part(0, handshake::hello_size)).size() != handshake::answer_size) std::abort();
+        if (!server.refusal().empty()) throw Error(Code::version, server.refusal());
+        if (server.judge(part(handshake::hello_size, handshake::proof_size)) != handshake::Verdict::wrong_token) {
+            std::abort();
+        }
+    });
+}
+
 struct Target {
     const char* name;
     Outcome (*run)(std::string_view bytes);
@@ -226,6 +271,8 @@ inline constexpr Target targets[] = {{"zip", zip},
                                      {"safetensors", safetensors},
                                      {"manifest", manifest},
                                      {"safetensors_file", safetensors_file},
-                                     {"safetensors_index", safetensors_index}};
+                                     {"safetensors_index", safetensors_index},
+                                     {"store_request", store_request},
+                                     {"store_hello", store_hello}};
 
 }  // namespace tsr::fuzz

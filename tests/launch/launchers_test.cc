@@ -208,6 +208,21 @@ TEST_F(Launchers, TesseraRunInsecure) {
     expect_sums("tessera run", 2);
 }
 
+TEST_F(Launchers, TesseraRunEncrypted) {
+    start(tsr::testing::binary_dir() + "/tessera run --encrypt -n 2");
+    expect_sums("tessera run", 2);
+}
+
+// Rank 0 serves the store until its process exits.
+TEST_F(Launchers, VariablesEncrypted) {
+    const std::string port = std::to_string(testing::free_port());
+    start_by_hand(2, [&](int rank) -> std::map<std::string, std::string> {
+        return {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", "2"},   {"LOCAL_RANK", std::to_string(rank)},
+                {"LOCAL_WORLD_SIZE", "2"},      {"MASTER_PORT", port}, {"TESSERA_TLS", "1"}};
+    });
+    expect_sums("torchrun", 2);
+}
+
 TEST_F(Launchers, TesseraRunThroughAShellThatClosesDescriptors) {
     start(tsr::testing::binary_dir() +
           "/tessera run -n 2 python3 -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))'");

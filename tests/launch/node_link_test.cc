@@ -23,11 +23,26 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::pair<Fd, Fd> sockets() {
+// Two ends of an open connection.
+std::pair<Channel, Channel> channels() {
+    static const handshake::Party party = [] {
+        StoreOptions options;
+        options.insecure = true;
+        options.job_id = "j";
+        return handshake::Party::of(options, true, "");
+    }();
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0)
         throw os_error("socketpair", errno);
-    return {Fd(ends[0]), Fd(ends[1])};
+    Channel client = Channel::to_server(Fd(ends[0]), party, "here");
+    Channel server = Channel::to_client(Fd(ends[1]), party);
+    wait_until(
+        [&] {
+            const bool one = client.shake();
+            return server.shake() && one;
+        },
+        testing::soon(), "a handshake");
+    return {std::move(client), std::move(server)};
 }
 
 std::string frame(std::string_view text) {
@@ -36,14 +51,12 @@ std::string frame(std::string_view text) {
     return bytes.append(text);
 }
 
-void put(const Fd& socket, std::string_view bytes) {
-    ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-}
+void put(Channel& channel, std::string_view bytes) { send_all(channel, bytes, testing::soon(), "a test's bytes"); }
 
-TEST(Channel, MessagesArriveInOrderAndWhole) {
-    auto [one, other] = sockets();
-    Channel a(std::move(one));
-    Channel b(std::move(other));
+TEST(NodeLink, MessagesArriveInOrderAndWhole) {
+    auto [one, other] = channels();
+    NodeLink a(std::move(one));
+    NodeLink b(std::move(other));
     const std::string big(1 << 20, 'x');
     for (int i = 0; i < 5; ++i) a.send(encode(Report(NodeFailed{std::to_string(i), 1})));
     a.send(Json(Json::Object{{"kind", "beat"}, {"time", 0.5}, {"more", big}}).dump());
@@ -64,13 +77,13 @@ TEST(Channel, MessagesArriveInOrderAndWhole) {
     EXPECT_EQ(b.why(), "its agent has ended");
 }
 
-TEST(Channel, WhatIsNoMessageEndsIt) {
+TEST(NodeLink, WhatIsNoMessageEndsIt) {
     const auto told = [](const std::string& bytes, const std::string& part) {
-        auto [one, other] = sockets();
-        Channel channel(std::move(one));
+        auto [one, other] = channels();
+        NodeLink link(std::move(one));
         put(other, bytes);
-        EXPECT_TRUE(channel.receive().empty());
-        EXPECT_THAT(channel.why(), HasSubstr(part));
+        EXPECT_TRUE(link.receive().empty());
+        EXPECT_THAT(link.why(), HasSubstr(part));
     };
     told(std::string("\xff\xff\xff\xff", 4), "4294967295 bytes; at most");
     told(frame("{\"kind\""), "a message between agents");
@@ -79,12 +92,12 @@ TEST(Channel, WhatIsNoMessageEndsIt) {
     told(frame("{\"a\":1,\"a\":2}"), "a message between agents");
 }
 
-TEST(Channel, AReaderThatReadsNothingIsGivenUp) {
-    auto [one, other] = sockets();
-    Channel channel(std::move(one));
+TEST(NodeLink, AReaderThatReadsNothingIsGivenUp) {
+    auto [one, other] = channels();
+    NodeLink link(std::move(one));
     const std::string megabyte(1 << 20, 'x');
-    for (int i = 0; i < 80 && !channel.ended(); ++i) channel.send(megabyte);
-    EXPECT_THAT(channel.why(), HasSubstr("reads nothing"));
+    for (int i = 0; i < 80 && !link.ended(); ++i) link.send(megabyte);
+    EXPECT_THAT(link.why(), HasSubstr("reads nothing"));
 }
 
 RankEnd an_end() {
@@ -142,8 +155,8 @@ TEST(NodeMessage, FitsIntoAFrame) {
     end.error->message = end.error->traceback = long_text;
     end.failure = end.error;
     end.last_lines.assign(1000, long_text);
-    EXPECT_LT(encode(Report(RankDetails{0, end})).size(), Channel::max_frame);
-    EXPECT_LT(encode(Order(Say{long_text, "", {}})).size(), Channel::max_frame);
+    EXPECT_LT(encode(Report(RankDetails{0, end})).size(), NodeLink::max_frame);
+    EXPECT_LT(encode(Order(Say{long_text, "", {}})).size(), NodeLink::max_frame);
 }
 
 // Each change of a message is refused as corrupt, or is another message.

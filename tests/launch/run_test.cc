@@ -158,6 +158,19 @@ TEST_F(Run, InsecureJobsHaveNoToken) {
     EXPECT_EQ(result.out, "[rank 0 sh] x 1\n");
 }
 
+TEST_F(Run, EncryptedJobsTellTheirRanks) {
+    const char* const show = "echo x$TESSERA_TLS";
+    ::unsetenv("TESSERA_TLS");
+    EXPECT_EQ(run_shell({}, show).out, "[rank 0 sh] x\n");
+    EXPECT_EQ(run_shell({"--encrypt"}, show).out, "[rank 0 sh] xpsk\n");
+    ::setenv("TESSERA_TLS", "1", 1);  // holds for the launcher as well
+    EXPECT_EQ(run_shell({}, show).out, "[rank 0 sh] x1\n");
+    const Result insecure = run_shell({"--insecure"}, show);
+    EXPECT_EQ(insecure.code, 1);
+    EXPECT_THAT(insecure.err, HasSubstr("TESSERA_TLS and an insecure store contradict each other"));
+    ::unsetenv("TESSERA_TLS");
+}
+
 TEST_F(Run, ThreadsAreLimitedOnlyWhenRanksShareTheMachine) {
     ::unsetenv("OMP_NUM_THREADS");
     EXPECT_EQ(run_shell({"-n", "1"}, "echo x$OMP_NUM_THREADS").out, "[rank 0 sh] x\n");
@@ -185,6 +198,7 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({"--on-loss", "panic", "true"}, 2, "--on-loss panic");
     told({"--max-restarts", "-1", "true"}, 2, "the number of restarts is -1");
     for (const char* timeout : {"0", "-1", "nan", "1e9"}) told({"--timeout-s", timeout, "true"}, 2, "--timeout-s");
+    told({"--insecure", "--encrypt", "true"}, 2, "--insecure and --encrypt contradict each other");
     told({"--env", "NAME", "true"}, 2, "NAME=VALUE");
     told({"--frobnicate", "true"}, 2, "--frobnicate");
     told({"--nnodes", "2", "true"}, 2, "--rdzv-endpoint HOST:PORT");

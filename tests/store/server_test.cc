@@ -15,6 +15,7 @@
 #include "new_threads.hpp"
 #include "patience.hpp"
 #include "seed.hpp"
+#include "sockets.hpp"
 #include "soon.hpp"
 #include "store/address.hpp"
 #include "store/handshake.hpp"
@@ -27,6 +28,9 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::readable;
+using testing::receive_all;
+using testing::send_all;
 using testing::test_store_options;
 
 Deadline soon() { return testing::soon(); }

@@ -2,6 +2,7 @@
 // directory) and opens as many clients as the test wants.
 #pragma once
 
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "patience.hpp"
 #include "store/server.hpp"
 #include "store/store.hpp"
+#include "store/tls.hpp"
 #include "temporary_directory.hpp"
 
 namespace tsr::testing {
@@ -26,15 +28,16 @@ inline StoreOptions test_store_options() {
     return options;
 }
 
-enum class StoreKind { memory, tcp, tcp_insecure, file };
+enum class StoreKind { memory, tcp, tcp_insecure, tcp_tls, file };
 inline constexpr StoreKind store_kinds[] = {StoreKind::memory, StoreKind::tcp, StoreKind::tcp_insecure,
-                                            StoreKind::file};
+                                            StoreKind::tcp_tls, StoreKind::file};
 
 inline std::string_view name_of(StoreKind kind) {
     switch (kind) {
         case StoreKind::memory: return "memory";
         case StoreKind::tcp: return "tcp";
         case StoreKind::tcp_insecure: return "tcp_insecure";
+        case StoreKind::tcp_tls: return "tcp_tls";
         case StoreKind::file: return "file";
     }
     return "";
@@ -65,6 +68,35 @@ class TcpHouse final : public StoreHouse {
     std::shared_ptr<StoreServer> server_;
 };
 
+// What the environment says of TLS, while it lives.
+class TlsSet {
+   public:
+    explicit TlsSet(const TlsOptions& options) {
+        using Kind = TlsOptions::Kind;
+        if (options.kind == Kind::token) ::setenv("TESSERA_TLS", "psk", 1);
+        if (options.kind != Kind::certificates) return;
+        ::setenv("TESSERA_TLS_CA", options.authority.c_str(), 1);
+        ::setenv("TESSERA_TLS_CERT", options.certificate.c_str(), 1);
+        ::setenv("TESSERA_TLS_KEY", options.key.c_str(), 1);
+    }
+    ~TlsSet() {
+        for (const char* name : {"TESSERA_TLS", "TESSERA_TLS_CA", "TESSERA_TLS_CERT", "TESSERA_TLS_KEY"})
+            ::unsetenv(name);
+    }
+    TlsSet(const TlsSet&) = delete;
+    TlsSet& operator=(const TlsSet&) = delete;
+};
+
+class TlsHouse final : public StoreHouse {
+   public:
+    explicit TlsHouse(StoreOptions options) : house_(std::move(options)) {}
+    std::shared_ptr<Store> open() override { return house_.open(); }
+
+   private:
+    TlsSet set_{{TlsOptions::Kind::token, "", "", ""}};
+    TcpHouse house_;
+};
+
 class FileHouse final : public StoreHouse {
    public:
     std::shared_ptr<Store> open() override {
@@ -81,6 +113,7 @@ inline std::unique_ptr<StoreHouse> make_house(StoreKind kind) {
         case StoreKind::memory: return std::make_unique<MemoryHouse>();
         case StoreKind::tcp: return std::make_unique<TcpHouse>(options);
         case StoreKind::tcp_insecure: options.insecure = true; return std::make_unique<TcpHouse>(options);
+        case StoreKind::tcp_tls: return std::make_unique<TlsHouse>(options);
         case StoreKind::file: return std::make_unique<FileHouse>();
     }
     return nullptr;

@@ -4,7 +4,7 @@
 # --coverage runs no fuzzer, but tells how much of each parser the committed corpus and what was found reach.
 # --merge takes into the corpus, of what was found, the least that reaches more.
 
-FUZZ_TARGETS=(zip pickle archive metadata safetensors manifest safetensors_file safetensors_index)
+FUZZ_TARGETS=(zip pickle archive metadata safetensors manifest safetensors_file safetensors_index store_request store_hello)
 
 cmd_fuzz() {
   local seconds=60 runs="" only="" what=run target
@@ -82,6 +82,8 @@ parser_of() {
     manifest) echo src/checkpoint/model/manifest.cc ;;
     safetensors_file) echo "$foreign/header.cc" ;;
     safetensors_index) echo "$foreign/files.cc" ;;
+    store_request) echo src/store/wire.hpp ;;
+    store_hello) echo src/store/handshake.cc ;;
   esac
 }
 

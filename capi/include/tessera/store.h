@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/** Options of a store. `_init` writes the defaults; afterwards every field is taken literally. */
+/** Options of a store. `_init` writes the defaults; afterwards every field is taken literally. Not TLS: TESSERA_TLS. */
 typedef struct tsr_store_options {
     size_t struct_size;
     int32_t timeout_ms; /* deadline of the connection, and default deadline of calls; default 60000 */
