@@ -233,11 +233,12 @@ TEST(NodeListener, AdmitsHoldersOfTheTokenAndDropsOthers) {
     wrong.insecure = true;
     EXPECT_EQ(attempt(wrong), "0 PERMISSION");
     const Fd noise = connect_to(address, testing::soon());
-    put(noise, "GET / HTTP/1.0\r\n\r\n");
+    constexpr std::string_view request = "GET / HTTP/1.0\r\n\r\n";
+    ASSERT_EQ(::send(noise.get(), request.data(), request.size(), MSG_NOSIGNAL), std::ssize(request));
     wait_until(
         [&] {
             EXPECT_TRUE(listener.turn(refusals).empty());
-            return readable(noise.get(), Deadline::in(milliseconds{0}));
+            return wait_for(noise.get(), POLLIN, Deadline::in(milliseconds{0}));
         },
         testing::soon(), "the end of the connection");
 }
