@@ -161,6 +161,21 @@ std::string file_system_type(const std::string& path) {
     return "";
 }
 
+// The launchers whose variables are set: the first one decides.
+Json launchers() {
+    Json::Array all;
+    for (const LauncherFound& found : launchers_found()) {
+        Json variables{Json::Object{}};
+        for (const auto& [name, value] : found.variables) variables.set(name, value);
+        Json one{Json::Object{}};
+        one.set("launcher", name_of(found.launcher));
+        one.set("used", all.empty());
+        one.set("variables", std::move(variables));
+        all.push_back(std::move(one));
+    }
+    return Json(std::move(all));
+}
+
 // How a checkpoint in `directory` would be written.
 void add_storage(Json& facts, const std::string& directory) {
     facts.set("directory", directory);
@@ -198,13 +213,18 @@ Json gather(const std::string& directory) {
         add_storage(of_temporary, temporary.string());
         facts.set("temporary_directory", std::move(of_temporary));
     }
+    facts.set("launchers_found", launchers());
     try {
         const JobEnvironment job = JobEnvironment::detect();
         facts.set("launcher", name_of(job.launcher));
         facts.set("rank", job.rank);
         facts.set("world_size", job.world_size);
-        facts.set("local_rank", job.local_rank);
-        facts.set("local_world_size", job.local_world_size);
+        if (job.local_world_size > 0) {
+            facts.set("local_rank", job.local_rank);
+            facts.set("local_world_size", job.local_world_size);
+        } else {
+            facts.set("local_world_size", "unknown: the ranks compare their hosts when they join");
+        }
         facts.set("job_id", job.job_id);
         facts.set("epoch", Json(job.epoch));
         std::string store = job.store_uri;

@@ -1,13 +1,19 @@
 #include "launch/environment.hpp"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <optional>
+#include <utility>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/proc.hpp"
 
 namespace tsr {
 
@@ -100,6 +106,10 @@ JobEnvironment from_torchrun() {
     JobEnvironment job = ranks_from(Launcher::torchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
     if (job.world_size == 1) return job;
     const auto port = env_number("MASTER_PORT", 1, 65535);
+    // Not MASTER_ADDR: one rank may say localhost and another 127.0.0.1.
+    job.job_id = fmt::format("torchrun {} {}", env_text("TORCHELASTIC_RUN_ID").value_or(""), port.value_or(0));
+    job.epoch = static_cast<uint64_t>(env_number("TORCHELASTIC_RESTART_COUNT", 0, INT32_MAX).value_or(0));
+    if (env_text("TESSERA_STORE")) return job;
     const std::string host = master_address(job);
     if (!port && !env_text("TESSERA_STORE_PORT")) {
         throw Error(
@@ -107,9 +117,6 @@ JobEnvironment from_torchrun() {
             "RANK and WORLD_SIZE are set, but neither MASTER_PORT nor TESSERA_STORE_PORT is; set one so that the ranks "
             "can meet");
     }
-    // Not MASTER_ADDR: one rank may say localhost and another 127.0.0.1.
-    job.job_id = fmt::format("torchrun {} {}", env_text("TORCHELASTIC_RUN_ID").value_or(""), port.value_or(0));
-    job.epoch = static_cast<uint64_t>(env_number("TORCHELASTIC_RESTART_COUNT", 0, INT32_MAX).value_or(0));
     job.candidates = candidates_at(host, port.value_or(0));
     return job;
 }
@@ -117,6 +124,7 @@ JobEnvironment from_torchrun() {
 JobEnvironment from_mpi(JobEnvironment job, const std::string& id) {
     if (job.world_size == 1) return job;
     job.job_id = fmt::format("{} {}", name_of(job.launcher), id);
+    if (env_text("TESSERA_STORE")) return job;
     job.candidates =
         candidates_at(master_address(job), env_number("MASTER_PORT", 1, 65535).value_or(port_from(job.job_id)));
     return job;
@@ -149,20 +157,94 @@ void refuse_half_an_environment() {
     if (size && !rank && *size != "1") refuse("WORLD_SIZE", *size, "RANK");
 }
 
+JobEnvironment from_open_mpi() {
+    return from_mpi(ranks_from(Launcher::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                               "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+                    first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"}));
+}
+
+// Hydra gives a job no name, so what started its ranks on this host stands for it: the first ancestor that is no rank. Empty
+// if this process cannot see it, as from a pid namespace of its own.
+std::string starter_of_pmi_ranks() {
+    using namespace std::string_literals;
+    for (int64_t pid = ::getppid(); pid > 0;) {
+        std::ifstream file(fmt::format("/proc/{}/environ", pid));
+        const std::string variables = "\0"s + std::string(std::istreambuf_iterator<char>(file), {});
+        const auto process = process_stat(pid);
+        if (!process) return "";
+        if (variables.find("\0PMI_RANK="s) == std::string::npos) return fmt::format("{} {}", pid, process->start_time);
+        pid = process->parent;
+    }
+    return "";
+}
+
+JobEnvironment from_pmi() {
+    const JobEnvironment job = ranks_from(Launcher::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
+    const std::string id = first_of({"PMI_JOBID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"});
+    return from_mpi(job, on_one_host(job) ? fmt::format("{} {}", id, starter_of_pmi_ranks()) : id);
+}
+
+// Kubernetes tells a pod its index; how many there are, and where the first one is, the manifest has to say.
+JobEnvironment from_kubernetes() {
+    const auto world_size = env_number("WORLD_SIZE", 1, max_world_size);
+    if (!world_size) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("JOB_COMPLETION_INDEX is set ({}), but WORLD_SIZE is not; set WORLD_SIZE in the pod's "
+                                "template to the Job's completions, or to 1 if each pod is a separate job",
+                                *env_text("JOB_COMPLETION_INDEX")));
+    }
+    if (*world_size == 1) return {};
+    return from_mpi(ranks_from(Launcher::kubernetes, "JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""),
+                    first_of({"MASTER_ADDR"}));
+}
+
+// A launcher's variables. It has started this process if all that `decide` are set.
+struct Source {
+    Launcher launcher;
+    std::vector<const char*> decide;
+    std::vector<const char*> others;
+    JobEnvironment (*read)();
+
+    [[nodiscard]] bool is_here() const {
+        return std::ranges::all_of(decide, [](const char* name) { return env_text(name).has_value(); });
+    }
+};
+
+// In order: an inner launcher's variables before those of what may have started that launcher.
+const std::vector<Source>& sources() {
+    static const std::vector<Source> all{
+        {Launcher::tessera,
+         {"TESSERA_RANK"},
+         {"TESSERA_WORLD_SIZE", "TESSERA_LOCAL_RANK", "TESSERA_LOCAL_WORLD_SIZE", "TESSERA_STORE"},
+         from_tessera},
+        {Launcher::torchrun,
+         {"RANK", "WORLD_SIZE"},
+         {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+          "TORCHELASTIC_RESTART_COUNT"},
+         from_torchrun},
+        {Launcher::open_mpi,
+         {"OMPI_COMM_WORLD_RANK"},
+         {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "MASTER_ADDR",
+          "MASTER_PORT"},
+         from_open_mpi},
+        {Launcher::pmi,
+         {"PMI_RANK", "PMI_SIZE"},
+         {"MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT"},
+         from_pmi},
+        // SLURM_PROCID is also set in a batch script outside a step, which is not a rank.
+        {Launcher::slurm,
+         {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"},
+         {"SLURM_JOB_ID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "MASTER_ADDR", "MASTER_PORT"},
+         from_slurm},
+        {Launcher::kubernetes, {"JOB_COMPLETION_INDEX"}, {"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}, from_kubernetes},
+    };
+    return all;
+}
+
 JobEnvironment found() {
-    if (env_text("TESSERA_RANK")) return from_tessera();
-    if (env_text("RANK") && env_text("WORLD_SIZE")) return from_torchrun();
-    if (env_text("OMPI_COMM_WORLD_RANK")) {
-        return from_mpi(ranks_from(Launcher::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-                        first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"}));
+    for (const Source& source : sources()) {
+        if (source.is_here()) return source.read();
     }
-    if (env_text("PMI_RANK") && env_text("PMI_SIZE")) {
-        return from_mpi(ranks_from(Launcher::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-                        first_of({"PMI_ID", "HYDI_CONTROL_FD", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}));
-    }
-    // SLURM_PROCID is also set in a batch script outside a step, which is not a rank.
-    if (env_text("SLURM_PROCID") && env_text("SLURM_STEP_ID") && env_text("SLURM_STEP_NUM_TASKS")) return from_slurm();
     refuse_half_an_environment();
     return {};
 }
@@ -177,6 +259,7 @@ std::string_view name_of(Launcher launcher) {
         case Launcher::open_mpi: return "mpirun (Open MPI)";
         case Launcher::pmi: return "mpirun (PMI)";
         case Launcher::slurm: return "srun";
+        case Launcher::kubernetes: return "Kubernetes";
     }
     return "";
 }
@@ -184,7 +267,6 @@ std::string_view name_of(Launcher launcher) {
 JobEnvironment JobEnvironment::detect() {
     log::check_environment();
     JobEnvironment job = found();
-    if (job.local_world_size == 0) job.local_world_size = 1;
     if (job.launcher != Launcher::none) {
         // Explicit settings override derived ones.
         if (const auto uri = env_text("TESSERA_STORE")) job.store_uri = *uri;
@@ -198,6 +280,21 @@ uint16_t port_from(std::string_view id) {
     uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
     for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
     return static_cast<uint16_t>(20000 + hash % 12000);
+}
+
+std::vector<LauncherFound> launchers_found() {
+    std::vector<LauncherFound> all;
+    for (const Source& source : sources()) {
+        if (!source.is_here()) continue;
+        LauncherFound& one = all.emplace_back();
+        one.launcher = source.launcher;
+        for (const auto* names : {&source.decide, &source.others}) {
+            for (const char* name : *names) {
+                if (auto value = env_text(name)) one.variables.emplace_back(name, std::move(*value));
+            }
+        }
+    }
+    return all;
 }
 
 std::string first_host(std::string_view node_list) {

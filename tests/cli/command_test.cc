@@ -143,6 +143,23 @@ TEST(Command, EnvFindsTheDriverItsDevicesAndNccl) {
     EXPECT_TRUE(without.at("cuda_devices").as_array().empty());
 }
 
+// Torchrun inside a pod of an Indexed Job.
+TEST(Command, EnvSaysWhichLauncherWon) {
+    const std::string variables = "JOB_COMPLETION_INDEX=1 RANK=2 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=29500 ";
+    const Json facts = Json::parse(tessera("env --json", variables).out, "env");
+    EXPECT_EQ(facts.at("launcher").as_string(), "torchrun");
+    EXPECT_EQ(facts.at("rank").as_int(), 2);
+    EXPECT_THAT(facts.at("local_world_size").as_string(), StartsWith("unknown: the ranks compare their hosts"));
+    EXPECT_EQ(facts.at("launchers_found").dump(),
+              R"([{"launcher":"torchrun","used":true,"variables":{"RANK":"2","WORLD_SIZE":"4","MASTER_ADDR":"h",)"
+              R"("MASTER_PORT":"29500"}},{"launcher":"Kubernetes","used":false,"variables":)"
+              R"({"JOB_COMPLETION_INDEX":"1","WORLD_SIZE":"4","MASTER_ADDR":"h","MASTER_PORT":"29500"}}])");
+    const Json wrong = Json::parse(tessera("env --json", "JOB_COMPLETION_INDEX=1 ").out, "env");
+    EXPECT_THAT(wrong.at("problem").as_string(), HasSubstr("WORLD_SIZE is not"));
+    EXPECT_EQ(wrong.at("launchers_found").as_array().size(), 1U) << "shown when it is wrong, too";
+    EXPECT_EQ(Json::parse(tessera("env --json").out, "env").at("launchers_found").dump(), "[]");
+}
+
 // As a save finds it (WritePath in tests/checkpoint/), on a file system that takes no O_DIRECT.
 TEST(Command, EnvTellsWhyWritesAreNotDirect) {
     const testing::TemporaryDirectory directory;

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import ROOT, Cluster
+from hosts import ROOT, Cluster, rank_environment
 
 sys.path.insert(0, str(ROOT / "examples" / "demo"))
 sys.path.append(str(ROOT / "tests" / "interop"))
@@ -24,18 +22,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of ranks on several hosts: a token that all of them can read, and deadlines that a test can wait for."""
-    token = tmp_path_factory.mktemp("token") / "token"
-    token.touch(0o600)
-    token.write_text(secrets.token_hex(32) + "\n")
-    known = ("LD_LIBRARY_PATH", "OPENBLAS_CORETYPE", "PATH", "PYTHONPATH")
-    return {
-        **{name: os.environ[name] for name in known if name in os.environ},
-        "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",
-        "TESSERA_TIMEOUT_MS": "60000",
-        "TESSERA_TOKEN_FILE": str(token),
-    }
+    """Of ranks on several hosts."""
+    return rank_environment(tmp_path_factory.mktemp("token"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

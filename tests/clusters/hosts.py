@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 from patience import patience
 
-__all__ = ["ADDRESS", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command"]
+__all__ = ["ADDRESS", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command", "rank_environment"]
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "10.213.78."
@@ -141,6 +142,21 @@ class Cluster:
 def assigned(environment: Mapping[str, str]) -> list[str]:
     """The arguments of `env` that set these variables."""
     return [f"{name}={value}" for name, value in environment.items()]
+
+
+def rank_environment(directory: Path) -> dict[str, str]:
+    """Of ranks on several hosts: a token that all of them can read, and deadlines that a test can wait for."""
+    token = directory / "token"
+    token.touch(0o600)
+    token.write_text(secrets.token_hex(32) + "\n")
+    known = ("LD_LIBRARY_PATH", "OPENBLAS_CORETYPE", "PATH", "PYTHONPATH")
+    return {
+        **{name: os.environ[name] for name in known if name in os.environ},
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "TESSERA_TIMEOUT_MS": "60000",
+        "TESSERA_TOKEN_FILE": str(token),
+    }
 
 
 def rank_command(what: str, *arguments: Any) -> list[str]:

@@ -44,6 +44,19 @@ def total(comm: ts.Comm, directory: Path) -> dict[str, Any]:
     return report(directory, "total", comm.rank, world=comm.world_size, transport=comm.transport, sums=sums)
 
 
+def outcome(run: Callable[[], Any]) -> dict[str, Any]:
+    """What a job returned, or its error."""
+    try:
+        return {"returned": run()}
+    except ts.TesseraError as error:
+        return {
+            "error": type(error).__name__,
+            "peer": error.peer,
+            "message": str(error),
+            "cause": repr(error.__cause__),
+        }
+
+
 def lose(comm: ts.Comm, directory: Path, victim: int = -1) -> dict[str, Any]:
     """Barriers until a rank is lost: `victim`, which kills itself, or whom somebody else takes away."""
     comm.barrier()

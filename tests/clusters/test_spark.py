@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tessera as ts
 from hosts import ROOT, Cluster, assigned, facts
 from patience import until
 from ranks import trained, undisturbed
@@ -78,17 +80,62 @@ def test_a_stage_that_lost_a_rank_is_tried_again_and_resumes(spark: Spark, tmp_p
     assert trained(tmp_path / "checkpoints") == undisturbed(tmp_path / "alone", 200)
 
 
-def test_tasks_in_java_sum(spark: Spark, tmp_path: Path, environment: dict[str, str]) -> None:
-    jars = sorted(JAVA.glob("tessera-*.jar"))
+def built(spark: Spark, at: Path, source: Path) -> tuple[Path, str]:
+    """The jar of a program, and the binding's jars as spark-submit takes them."""
     classpath = ":".join(map(str, [JAVA / "classes", spark.home / "jars" / "*"]))
-    subprocess.run(["javac", "-d", tmp_path, "-cp", classpath, HERE / "SparkRanks.java"], check=True)
-    subprocess.run(["jar", "cf", tmp_path / "ranks.jar", "-C", tmp_path, "."], check=True)
-    token = Path(environment["TESSERA_TOKEN_FILE"]).read_text().strip()
-    binding = [str(jar) for jar in jars if "sources" not in jar.name and "javadoc" not in jar.name]
+    at.mkdir()
+    subprocess.run(["javac", "-d", at, "-cp", classpath, source], check=True)
+    subprocess.run(["jar", "cf", at / "program.jar", "-C", at, "."], check=True)
+    binding = [str(jar) for jar in sorted(JAVA.glob("tessera-*.jar")) if not re.search("sources|javadoc", jar.name)]
+    return at / "program.jar", ",".join(binding)
+
+
+def test_tasks_in_java_sum(spark: Spark, tmp_path: Path) -> None:
+    program, binding = built(spark, tmp_path / "classes", HERE / "SparkRanks.java")
     output = spark.job(
         spark.home / "bin" / "spark-submit", "--master", spark.master, "--conf", "spark.executor.memory=600m",
-        "--jars", ",".join(binding), "--class", "SparkRanks", tmp_path / "ranks.jar", spark.master, token,
+        "--jars", binding, "--class", "SparkRanks", program, spark.master,
     )  # fmt: skip
     found = sorted(re.findall(r"rank (\d) on (n\d): 10\.0 10\.0", output))
     assert [rank for rank, _ in found] == ["0", "1", "2", "3"], output
     assert {host for _, host in found} == {"n1", "n2"}, output
+
+
+def test_the_java_example_trains_a_data_frame_and_resumes(spark: Spark, tmp_path: Path) -> None:
+    """First on a local cluster of two executors with a core each, then on both nodes, with twice the ranks."""
+    program, binding = built(spark, tmp_path / "classes", ROOT / "examples" / "spark" / "SparkDigits.java")
+    root = tmp_path / "checkpoints"
+
+    def train(master: str, ranks: int, epochs: int) -> list[str]:
+        output = spark.job(
+            spark.home / "bin" / "spark-submit", "--master", master, "--conf", "spark.executor.memory=600m",
+            "--conf", "spark.ui.enabled=false", "--jars", binding, "--class", "SparkDigits", program,
+            str(ranks), str(epochs), ROOT / "examples" / "data" / "digits.csv", root,
+        )  # fmt: skip
+        lines = sorted(re.findall(r"^rank \d of .*$", output, re.M))
+        assert len(lines) == ranks, output
+        return lines
+
+    for rank, line in enumerate(train("local-cluster[2,1,1024]", 2, 3)):
+        assert line.startswith(f"rank {rank} of 2 over shm: epochs 0 to 3, accuracy 0."), line
+    for rank, line in enumerate(train(spark.master, 4, 8)):
+        assert line.startswith(f"rank {rank} of 4 over hierarchical: epochs 3 to 8, accuracy 0.9"), line
+    with ts.Checkpoint(root) as checkpoint:
+        assert checkpoint.step == 8
+        assert checkpoint["model.weight"].shape == (10, 64)
+
+
+def test_run_returns_by_rank_and_names_the_rank_that_failed(spark: Spark, tmp_path: Path) -> None:
+    output = spark.job(sys.executable, HERE / "spark_run.py", tmp_path, "local-cluster[2,1,1024]")
+    assert (tmp_path / "ran.json").exists(), output
+    found = json.loads((tmp_path / "ran.json").read_text())
+    total = found["total"]["returned"]
+    assert [(fact["rank"], fact["transport"], fact["sums"]) for fact in total] == [(0, "shm", [3.0]), (1, "shm", [3.0])]
+    raised = found["raises"]
+    assert (raised["error"], raised["peer"]) == ("UserError", 1), raised
+    assert "rank 1 of 2 raised ValueError: no such thing" in raised["message"]
+    assert "ValueError('no such thing')" in raised["cause"]
+    died = found["dies"]
+    assert (died["error"], died["peer"]) == ("PeerLost", 1), died
+    assert "rank 1 of 2 died" in died["message"]
+    assert found["partitions"] == {"returned": [[0, 2, 45], [1, 2, 45]]}

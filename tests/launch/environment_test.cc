@@ -107,6 +107,32 @@ TEST(JobEnvironment, UnderMpich) {
     EXPECT_EQ(job.world_size, 2);
 }
 
+// Hydra's variables are the same in every job of a size.
+TEST(JobEnvironment, TwoJobsOfMpichAtATimeDiffer) {
+    const testing::TemporaryDirectory directory;
+    for (const char* mpirun : {"a", "b"}) {
+        testing::Child launcher = testing::in_child({}, [&] {
+            for (int rank = 0; rank < 2; ++rank) {
+                const std::map<std::string, std::string> variables{{"PMI_RANK", std::to_string(rank)},
+                                                                   {"PMI_SIZE", "2"},
+                                                                   {"MPI_LOCALRANKID", std::to_string(rank)},
+                                                                   {"MPI_LOCALNRANKS", "2"},
+                                                                   {"HYDI_CONTROL_FD", "7"}};
+                testing::Child one = testing::in_child(variables, [&] {
+                    std::ofstream(directory.path() / fmt::format("{}{}", mpirun, rank))
+                        << JobEnvironment::detect().job_id;
+                });
+                if (one.wait() != 0) throw Error(Code::internal, "a rank failed");
+            }
+        });
+        ASSERT_EQ(launcher.wait(), 0);
+    }
+    const auto id = [&](const char* name) { return testing::read_file(directory.path() / name); };
+    EXPECT_EQ(id("a0"), id("a1"));
+    EXPECT_EQ(id("b0"), id("b1"));
+    EXPECT_NE(id("a0"), id("b0"));
+}
+
 TEST(JobEnvironment, UnderSrunTheFirstHostServes) {
     const Environment environment({{"SLURM_PROCID", "5"},
                                    {"SLURM_STEP_NUM_TASKS", "6"},
@@ -120,6 +146,126 @@ TEST(JobEnvironment, UnderSrunTheFirstHostServes) {
     EXPECT_EQ(job.rank, 5);
     EXPECT_EQ(job.candidates.front().host, "gpu07");
     EXPECT_THAT(job.job_id, HasSubstr("77.1"));
+}
+
+TEST(JobEnvironment, InAnIndexedJobTheIndexIsTheRank) {
+    const Environment environment({{"JOB_COMPLETION_INDEX", "3"},
+                                   {"WORLD_SIZE", "4"},
+                                   {"MASTER_ADDR", "digits-0.digits"},
+                                   {"MASTER_PORT", "29500"},
+                                   {"TESSERA_EPOCH", "2"}});
+    const JobEnvironment job = JobEnvironment::detect();
+    EXPECT_EQ(job.launcher, Launcher::kubernetes);
+    EXPECT_EQ(job.rank, 3);
+    EXPECT_EQ(job.world_size, 4);
+    EXPECT_EQ(job.local_world_size, 0) << "the cluster does not say which pods share a node";
+    EXPECT_EQ(job.epoch, 2U);
+    EXPECT_EQ(job.candidates.front(), (Address{"digits-0.digits", 29501}));
+}
+
+TEST(JobEnvironment, PodsOfWorldSizeOneAreJobsOfTheirOwn) {
+    const Environment environment({{"JOB_COMPLETION_INDEX", "3"}, {"WORLD_SIZE", "1"}});
+    EXPECT_EQ(JobEnvironment::detect(), JobEnvironment{});
+}
+
+// As the error advises.
+TEST(JobEnvironment, WithAStoreNobodyNeedsToKnowTheHostOfRankZero) {
+    const std::vector<std::map<std::string, std::string>> launchers{
+        {{"RANK", "1"}, {"WORLD_SIZE", "2"}},
+        {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}},
+        {{"JOB_COMPLETION_INDEX", "1"}, {"WORLD_SIZE", "2"}}};
+    for (auto variables : launchers) {
+        {
+            const Environment environment(variables);
+            EXPECT_THROW((void)JobEnvironment::detect(), Error);
+        }
+        variables["TESSERA_STORE"] = "file:///shared/job";
+        const Environment environment(variables);
+        const JobEnvironment job = JobEnvironment::detect();
+        EXPECT_EQ(job.rank, 1);
+        EXPECT_EQ(job.store_uri, "file:///shared/job");
+    }
+}
+
+// What each launcher really sets, for rank 1 of 4 on two hosts. Each entry wins over all that follow it.
+TEST(JobEnvironment, TheInnermostLauncherWins) {
+    struct Entry {
+        Launcher launcher;
+        std::map<std::string, std::string> variables;
+        int local_world_size;
+    };
+    const std::vector<Entry> table{
+        {Launcher::tessera,
+         {{"TESSERA_RANK", "1"},
+          {"TESSERA_WORLD_SIZE", "4"},
+          {"TESSERA_LOCAL_RANK", "1"},
+          {"TESSERA_LOCAL_WORLD_SIZE", "4"},
+          {"TESSERA_STORE", "tcp://127.0.0.1:5"}},
+         4},
+        {Launcher::torchrun,
+         {{"RANK", "1"},
+          {"WORLD_SIZE", "4"},
+          {"LOCAL_RANK", "1"},
+          {"LOCAL_WORLD_SIZE", "2"},
+          {"MASTER_ADDR", "node1"},
+          {"MASTER_PORT", "29500"}},
+         2},
+        {Launcher::open_mpi,
+         {{"OMPI_COMM_WORLD_RANK", "1"},
+          {"OMPI_COMM_WORLD_SIZE", "4"},
+          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+          {"OMPI_COMM_WORLD_NODE_RANK", "1"},
+          {"OMPI_UNIVERSE_SIZE", "4"},
+          {"PMIX_NAMESPACE", "prterun-node1-77@1"},
+          {"PMIX_RANK", "1"},
+          {"MASTER_ADDR", "node1"}},
+         2},
+        {Launcher::pmi,
+         {{"PMI_RANK", "1"},
+          {"PMI_SIZE", "4"},
+          {"PMI_FD", "9"},
+          {"MPI_LOCALRANKID", "1"},
+          {"MPI_LOCALNRANKS", "2"},
+          {"HYDI_CONTROL_FD", "8"},
+          {"MASTER_ADDR", "node1"}},
+         2},
+        {Launcher::slurm,
+         {{"SLURM_PROCID", "1"},
+          {"SLURM_STEP_NUM_TASKS", "4"},
+          {"SLURM_STEP_ID", "0"},
+          {"SLURM_LOCALID", "1"},
+          {"SLURM_JOB_ID", "77"},
+          {"SLURM_STEP_NUM_NODES", "2"},
+          {"SLURM_STEP_NODELIST", "node[1-2]"}},
+         0},
+        {Launcher::kubernetes,
+         {{"JOB_COMPLETION_INDEX", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "digits-0.digits"}},
+         0},
+    };
+    std::map<std::string, std::string> all;
+    std::vector<Launcher> found;
+    for (auto entry = table.rbegin(); entry != table.rend(); ++entry) {
+        all.insert(entry->variables.begin(), entry->variables.end());
+        found.insert(found.begin(), entry->launcher);
+        // Alone, and with the variables of all outer launchers.
+        for (const auto& variables : {entry->variables, all}) {
+            const Environment environment(variables);
+            const JobEnvironment job = JobEnvironment::detect();
+            EXPECT_EQ(job.launcher, entry->launcher) << name_of(entry->launcher);
+            EXPECT_EQ(job.rank, 1) << name_of(entry->launcher);
+            EXPECT_EQ(job.world_size, 4) << name_of(entry->launcher);
+            EXPECT_EQ(job.local_world_size, entry->local_world_size) << name_of(entry->launcher);
+            EXPECT_TRUE(entry->launcher == Launcher::tessera || !job.candidates.empty());
+        }
+        const Environment environment(all);
+        std::vector<Launcher> listed;
+        for (const LauncherFound& one : launchers_found()) {
+            listed.push_back(one.launcher);
+            for (const auto& [name, value] : one.variables) EXPECT_EQ(all.at(name), value);
+        }
+        EXPECT_EQ(listed, found);
+    }
 }
 
 TEST(JobEnvironment, BatchScriptOutsideAStepIsNoRank) {
@@ -151,6 +297,12 @@ TEST(JobEnvironment, ContradictionsNameTheVariable) {
     EXPECT_THAT(message_of({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}}),
                 HasSubstr("LOCAL_RANK='2' must be a number from 0 to 1; LOCAL_WORLD_SIZE is 2"));
     EXPECT_EQ(message_of({{"WORLD_SIZE", "1"}}), "no error");
+    EXPECT_THAT(message_of({{"JOB_COMPLETION_INDEX", "1"}}),
+                HasSubstr("JOB_COMPLETION_INDEX is set (1), but WORLD_SIZE is not; set WORLD_SIZE"));
+    EXPECT_THAT(message_of({{"JOB_COMPLETION_INDEX", "4"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}}),
+                HasSubstr("JOB_COMPLETION_INDEX='4' must be a number from 0 to 3; WORLD_SIZE is 4"));
+    EXPECT_THAT(message_of({{"JOB_COMPLETION_INDEX", "1"}, {"WORLD_SIZE", "4"}}),
+                AllOf(HasSubstr("Kubernetes does not know where the ranks meet"), HasSubstr("MASTER_ADDR")));
     EXPECT_THAT(message_of({{"TESSERA_RANK", "0"}}), HasSubstr("TESSERA_WORLD_SIZE"));
     EXPECT_THAT(message_of({{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}}), HasSubstr("TESSERA_STORE"));
 }

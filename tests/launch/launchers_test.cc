@@ -58,7 +58,7 @@ TEST(AsARank, SumsOverTheRanks) {
         const char* directory = std::getenv("D");
         if (directory != nullptr) {
             std::ofstream(fmt::format("{}/{}.{}", directory, comm->rank(), round))
-                << name_of(JobEnvironment::detect().launcher) << " " << n << " " << value;
+                << name_of(JobEnvironment::detect().launcher) << " " << n << " " << value << " " << comm->transport();
         }
         comm->finalize();
     }
@@ -185,13 +185,14 @@ class Launchers : public ::testing::Test {
         }
         for (testing::Child& rank : ranks) EXPECT_EQ(rank.wait(), 0) << log();
     }
-    void expect_sums(const std::string& launcher, int world_size) const {
+    void expect_sums(const std::string& launcher, int world_size, const char* transport = "shm") const {
         for (int rank = 0; rank < world_size; ++rank) {
             for (int round = 0; round < 2; ++round) {
                 std::ifstream file(directory_.path() / fmt::format("{}.{}", rank, round));
                 std::string line;
                 std::getline(file, line);
-                EXPECT_EQ(line, fmt::format("{} {} {}", launcher, world_size, world_size * (world_size + 1) / 2));
+                EXPECT_EQ(line, fmt::format("{} {} {} {}", launcher, world_size, world_size * (world_size + 1) / 2,
+                                            transport));
             }
         }
     }
@@ -302,7 +303,21 @@ TEST_F(Launchers, SrunOnSeveralNodesByItsVariables) {
         variables["TESSERA_HOST_ID"] = fmt::format("node {}", rank);  // so the ranks share no memory
         return variables;
     });
-    expect_sums("srun", 2);
+    expect_sums("srun", 2, "gloo");
+}
+
+// Two pods on one node, one on another: nobody says so, the ranks find out.
+TEST_F(Launchers, KubernetesByItsVariables) {
+    const std::string port = std::to_string(testing::free_port());
+    start_by_hand(3, [&](int rank) -> std::map<std::string, std::string> {
+        return {{"JOB_COMPLETION_INDEX", std::to_string(rank)},
+                {"WORLD_SIZE", "3"},
+                {"MASTER_ADDR", "localhost"},
+                {"MASTER_PORT", port},
+                {"TESSERA_STORE_BIND", "127.0.0.1"},
+                {"TESSERA_HOST_ID", rank == 1 ? "node 2" : "node 1"}};
+    });
+    expect_sums("Kubernetes", 3, "hierarchical");
 }
 
 TEST_F(Launchers, ARankThatLeavesWithExitCodeZeroIsToldAsTheRootCause) {
@@ -371,7 +386,7 @@ TEST_F(Launchers, ARankThatCannotUseItsOwnTokenSaysSoAtOnce) {
 
 TEST_F(Launchers, Alone) {
     start("");
-    expect_sums("no launcher", 1);
+    expect_sums("no launcher", 1, "self");
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ namespace tsr::testing {
 inline bool of_a_launcher(std::string_view name) {
     if (name.starts_with("TESSERA_TEST_")) return false;
     for (const char* prefix : {"TESSERA_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "MPI_", "SLURM_",
-                               "TORCHELASTIC_", "GROUP_", "ROLE_", "XDG_RUNTIME_DIR"}) {
+                               "TORCHELASTIC_", "GROUP_", "ROLE_", "JOB_COMPLETION_", "XDG_RUNTIME_DIR"}) {
         if (name.starts_with(prefix)) return true;
     }
     return false;

@@ -110,7 +110,7 @@ ensure_clusters() {
   key=$(hash_of deps/apt.txt deps/torch.txt deps/clusters.txt tools/dev/setup.sh)
   site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   stamp_ok clusters "$key" && [[ -f $site/tessera_clusters.pth && -d $(<"$site/tessera_clusters.pth")/ray ]] && return
-  without_services install_system clusters
+  install_system clusters
   cache=$TESSERA_CACHE/clusters-$(hash_of deps/torch.txt deps/clusters.txt)-$("$VENV/bin/python" -c 'import sys; print(sys.implementation.cache_tag)')
   mkdir -p "$TESSERA_CACHE"
   exec {clusters_lock}>"$cache.lock"
@@ -139,18 +139,19 @@ pip_into_clusters() {
 # without_services COMMAND...: what COMMAND installs by apt does not run as a service of this machine, now or after a restart.
 # The tests start their own sshd and slurmd, on hosts that nobody else reaches.
 without_services() {
-  local policy=/usr/sbin/policy-rc.d made=no before unit
+  local policy=/usr/sbin/policy-rc.d made=no before unit rc=0
   before=$(enabled_units)
   if can_be_root && [[ ! -e $policy ]]; then
     made=yes
     printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
     as_root chmod 755 "$policy"
   fi
-  "$@"
+  "$@" || rc=$?
   [[ $made == no ]] || as_root rm "$policy"
   comm -13 <(printf '%s\n' "$before") <(enabled_units) | while IFS= read -r unit; do
     run_logged "disable-$unit" as_root systemctl disable "$unit" || warn "$unit starts with this machine"
   done
+  return "$rc"
 }
 
 # The services that start with the machine, a line each.
@@ -249,7 +250,7 @@ Then start this command again."
   apt_update
   sudo_beforehand
   say "apt: installing $*"
-  run_logged apt-install retry 3 apt_get install --no-install-recommends --no-remove "$@" ||
+  without_services run_logged apt-install retry 3 apt_get install --no-install-recommends --no-remove "$@" ||
     die "apt could not install them; by hand it is: apt-get install $*"
 }
 

@@ -38,8 +38,8 @@ def init(
 ) -> Comm:
     """Join the job that the environment describes.
 
-    Supports ``tessera run``, torchrun, mpirun and srun; with none of them the job is this process alone. Collective:
-    returns once all ranks have joined.
+    Supports ``tessera run``, torchrun, mpirun, srun and Indexed Jobs of Kubernetes; with none of them the job is this
+    process alone. Collective: returns once all ranks have joined.
 
     Parameters
     ----------

@@ -108,7 +108,8 @@ impl Comm {
         }
     }
 
-    /// Joins the job that the environment describes: `tessera run`, torchrun, mpirun or srun; or this process alone.
+    /// Joins the job that the environment describes: `tessera run`, torchrun, mpirun, srun or an Indexed Job of
+    /// Kubernetes; or this process alone.
     ///
     /// # Errors
     /// [`Timeout`](crate::Code::Timeout): a rank did not join in time; [`PeerLost`](crate::Code::PeerLost): a rank of

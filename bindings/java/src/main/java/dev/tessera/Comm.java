@@ -1,9 +1,11 @@
 package dev.tessera;
 
 import java.nio.file.Path;
+import java.security.SecureRandom;
 import java.time.Duration;
 import java.util.Objects;
 import java.util.Optional;
+import java.util.function.Function;
 
 /**
  * A communicator: the ranks of a group. Its collectives are those of {@link Collectives}. One JVM may have several,
@@ -13,6 +15,7 @@ public final class Comm extends Collectives {
     private final int rank;
     private final int worldSize;
     private final Object parent; // keeps a store or mesh reachable
+    private StoreServer server; // closed with this communicator; null: none
 
     private Comm(Ref ref, Object parent) {
         super(ref);
@@ -27,9 +30,9 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Join the job that the environment describes, with default options: {@code tessera run}, torchrun, mpirun or srun;
-     * with none of them the job has one rank. Under a launcher, an exception that ends the calling thread is reported
-     * to it from now on; see {@link Launch#recordError(Throwable)}.
+     * Join the job that the environment describes, with default options: {@code tessera run}, torchrun, mpirun, srun
+     * or an Indexed Job of Kubernetes; with none of them the job has one rank. Under a launcher, an exception that ends
+     * the calling thread is reported to it from now on; see {@link Launch#recordError(Throwable)}.
      *
      * @return the communicator
      * @throws TesseraTimeoutException if a rank did not join in time
@@ -83,6 +86,85 @@ public final class Comm extends Collectives {
         Objects.requireNonNull(options, "options");
         final long handle = store.ref.callLong(s -> Native.commCreate(s, rank, worldSize, options));
         return new Comm(ref(handle).borrow(store.ref), store);
+    }
+
+    /**
+     * Connect the tasks of a barrier stage of Apache Spark, with default options; see {@link
+     * #fromSpark(int, String, Function, CommOptions)}.
+     *
+     * @param partition {@code task.partitionId()}
+     * @param address {@code task.getTaskInfos()[0].address()}
+     * @param allGather {@code task::allGather}
+     * @return the communicator
+     * @throws TesseraTimeoutException if a task did not join in time
+     */
+    public static Comm fromSpark(int partition, String address, Function<String, String[]> allGather) {
+        return fromSpark(partition, address, allGather, new CommOptions());
+    }
+
+    /**
+     * Connect the tasks of a barrier stage of Apache Spark: each is the rank of its partition. Takes what it needs from
+     * Spark's {@code BarrierTaskContext}, so that this library works with every version of Spark and Scala:
+     *
+     * <pre>{@code
+     * BarrierTaskContext task = BarrierTaskContext.get();
+     * try (Comm comm = Comm.fromSpark(task.partitionId(), task.getTaskInfos()[0].address(), task::allGather)) {
+     *     ...
+     *     comm.finish();
+     * }
+     * }</pre>
+     *
+     * <p>Rank 0 serves the store at which they meet until it closes the communicator, under a random token that only the
+     * tasks of this attempt of the stage get. Collective; calls {@code allGather} once.
+     *
+     * @param partition {@code task.partitionId()}
+     * @param address {@code task.getTaskInfos()[0].address()}: where the other tasks reach rank 0
+     * @param allGather {@code task::allGather}, in Scala {@code task.allGather(_)}
+     * @param options deadline, transport, name
+     * @return the communicator
+     * @throws TesseraTimeoutException if a task did not join in time
+     * @throws TesseraIoException if rank 0 cannot listen on {@code address}
+     */
+    public static Comm fromSpark(
+            int partition, String address, Function<String, String[]> allGather, CommOptions options) {
+        Objects.requireNonNull(options, "options");
+        if (partition != 0) {
+            final String[] told = allGather.apply("");
+            return joinSpark(told[0], partition, told.length, options, null);
+        }
+        final int colon = address.lastIndexOf(':'); // of the port of Spark's executor
+        final String host = colon < 0 ? address : address.substring(0, colon);
+        final String token = randomToken();
+        final StoreServer server =
+                StoreServer.serve(host.replaceAll("^\\[|\\]$", ""), 0, new StoreOptions().token(token));
+        try {
+            final String own = "tcp://" + host + ":" + server.port() + " " + token;
+            return joinSpark(own, 0, allGather.apply(own).length, options, server);
+        } catch (Throwable failure) {
+            server.close();
+            throw failure;
+        }
+    }
+
+    private static Comm joinSpark(String told, int rank, int worldSize, CommOptions options, StoreServer server) {
+        final String[] parts = told.split(" ");
+        if (parts.length != 2) {
+            throw new IllegalStateException(
+                    "rank 0 of " + worldSize + " did not say where the tasks meet; call Comm.fromSpark on all of them");
+        }
+        try (Store store = Store.open(parts[0], new StoreOptions().token(parts[1]))) {
+            final Comm comm = create(store, rank, worldSize, options);
+            comm.server = server;
+            return comm;
+        }
+    }
+
+    private static String randomToken() {
+        final byte[] bytes = new byte[32];
+        new SecureRandom().nextBytes(bytes);
+        final StringBuilder hex = new StringBuilder();
+        for (byte one : bytes) hex.append(String.format("%02x", one));
+        return hex.toString();
     }
 
     /** The communicator that a hook borrows from the library; it is closed when the hook returns. */
@@ -326,6 +408,7 @@ public final class Comm extends Collectives {
     @Override
     public void close() {
         super.close();
+        if (server != null) server.close();
     }
 
     /** Rank, world size and, while open, the transport. */

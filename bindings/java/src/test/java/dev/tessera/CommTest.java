@@ -11,10 +11,14 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
@@ -132,6 +136,53 @@ class CommTest {
             assertNull(comm.error());
             comm.finish();
         });
+    }
+
+    /** Threads in place of Spark's tasks: an all-gather of strings is all that is taken from Spark. */
+    @Test
+    void tasksOfABarrierStageJoin() throws Exception {
+        final String[] messages = new String[3];
+        final CyclicBarrier meeting = new CyclicBarrier(3);
+        final List<Thread> tasks = new ArrayList<>();
+        final Map<Integer, Throwable> errors = new ConcurrentHashMap<>();
+        for (int task = 0; task < 3; ++task) {
+            final int partition = task;
+            tasks.add(new Thread(() -> {
+                try (Comm comm = Comm.fromSpark(partition, "127.0.0.1:4711", message -> {
+                    messages[partition] = message;
+                    try {
+                        meeting.await(Patience.seconds(20), TimeUnit.SECONDS);
+                    } catch (Exception error) {
+                        throw new IllegalStateException(error);
+                    }
+                    return messages;
+                }, Ranks.options())) {
+                    assertEquals(partition, comm.rank());
+                    assertEquals(3, comm.worldSize());
+                    final Tensor sum = floats(partition + 1);
+                    comm.allReduce(sum, ReduceOp.SUM);
+                    assertValues(sum, 6);
+                    comm.finish();
+                } catch (Throwable error) {
+                    errors.put(partition, error);
+                }
+            }));
+        }
+        tasks.forEach(Thread::start);
+        for (Thread task : tasks) {
+            task.join(Patience.millis(60_000));
+            assertFalse(task.isAlive());
+        }
+        assertEquals(Map.of(), errors);
+        final String[] told = messages[0].split(" ");
+        assertEquals(64, told[1].length());
+        assertEquals(List.of("", ""), List.of(messages[1], messages[2]));
+        final StoreOptions options = new StoreOptions().token(told[1]).timeout(Duration.ofMillis(50));
+        assertThrows(TesseraTimeoutException.class, () -> Store.open(told[0], options), "the store goes with rank 0");
+        assertTrue(assertThrows(IllegalStateException.class,
+                () -> Comm.fromSpark(1, "127.0.0.1:1", message -> new String[] {"", ""})).getMessage()
+                .startsWith("rank 0 of 2 did not say where the tasks meet"));
+        assertThrows(NullPointerException.class, () -> Comm.fromSpark(0, "127.0.0.1:1", message -> messages, null));
     }
 
     @Test
