@@ -90,6 +90,13 @@ inline CommOptions test_options(const char* backend = test_backend()) {
     return options;
 }
 
+// Where all ranks see what the others do.
+inline CommOptions on_one_host() {
+    CommOptions options = test_options("shm");
+    options.host_id = "here";
+    return options;
+}
+
 // Throws the errors of all ranks, if there are any, so that a test that expects success shows them: the first may be what
 // another's led to.
 inline void expect_all_well(const Outcomes& outcomes) {

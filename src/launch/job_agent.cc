@@ -350,7 +350,10 @@ void JobAgent::turn() {
     }
     take_signals();
     if (ranks_.in_round()) {  // one SIGCHLD may stand for many
-        for (RankEnd& end : ranks_.reap()) report(RankEnded{ranks_.round(), std::move(end)});
+        // Without its guardian this host is leaving: the coordinator hears of that when the connection ends.
+        for (RankEnd& end : ranks_.reap()) {
+            if (!guardian_died_) report(RankEnded{ranks_.round(), std::move(end)});
+        }
     }
     pump();
     ranks_.pass_deadline();

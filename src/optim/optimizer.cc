@@ -288,7 +288,7 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
         if (std::isfinite(largest)) {
             const double root = root_of(joined(power_sum_in(largest, params_, p), Over::sum), p);
             norm = std::min(largest * root, std::numeric_limits<double>::max());
-            factor = max_norm / largest / root;
+            factor = norm > max_norm ? max_norm / largest / root : 1;
         }
     }
     if (std::isfinite(norm) && factor < 1) {

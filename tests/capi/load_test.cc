@@ -119,7 +119,7 @@ TEST_F(LoadByNames, RefusesWhatCannotBeNames) {
     };
     refused(nullptr, "w", "rules[0].saved is NULL");
     refused("model.w", nullptr, "rules[0].here is NULL");
-    refused("\xc3(", "w", "a name in a rule is not UTF-8");
+    refused("\xc3(", "w", "rules[0].saved is not UTF-8");
     refused("model.", "w", "the rule 'model.' -> 'w'");
     refused("model.w", "model.b", "'model.b' and 'model.w' of the checkpoint would both be named 'model.b'");
     expect_untouched();

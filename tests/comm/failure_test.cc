@@ -229,13 +229,6 @@ TEST(Failure, ALateRankIsNamedInTimeByOneThatSpins) {
     }
 }
 
-// Where all see what the others do.
-CommOptions on_one_host() {
-    CommOptions options = test_options("shm");
-    options.host_id = "here";
-    return options;
-}
-
 // What a late rank does meanwhile, if it is in a call: it never came, but who looks at it should know for what it waits.
 struct Elsewhere {
     std::string told;                                                          // of the late rank

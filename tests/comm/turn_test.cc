@@ -84,7 +84,7 @@ TEST(Turn, ThatTakesTooLongIsATimeoutWithItsLastReport) {
 }
 
 TEST(Turn, ThatWaitsElsewhereForAWaitingRankIsNamed) {
-    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+    expect_all_well(run_ranks(2, testing::on_one_host(), [](Communicator& comm) {
         const auto other = comm.split(0, comm.rank(), comm.options());
         Turn turn(unowned(comm), 0, patience(milliseconds{300}));
         if (turn.is_own()) {

@@ -52,7 +52,7 @@ const std::map<std::string, std::pair<Names, Names>> expected{
     {"safetensors_index", {{"more", "none", "sound"}, {}}},
     {"store_request",
      {{"add", "cancel", "compare", "compare-absent", "delete", "get", "no-key", "set", "set-empty", "wait"}, {}}},
-    {"store_hello", {{"sound"}, {}}},
+    {"store_hello", {{"answer", "sound"}, {}}},  // an answer has the form of a hello
 };
 
 class Corpus : public ::testing::TestWithParam<Target> {};

@@ -3,6 +3,7 @@
 #include "launch/hosts.hpp"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "launch/agents.hpp"
 
@@ -147,6 +148,7 @@ TEST_F(Agents, AHostThatCannotBelongToTheJobIsTold) {
     const auto differs = [&](std::vector<std::string> options, const std::vector<std::string>& command,
                              const std::string& part) {
         port_ = testing::free_port();
+        std::filesystem::remove(output_of("a"));
         Child a = start_on("a", {"--nnodes", "3", "--node-rank", "0"}, {"/bin/true"});
         await_said("a", "waiting for more hosts");
         Child b = start_on("b", std::move(options), command);

@@ -166,7 +166,7 @@ TEST_F(Run, EncryptedJobsTellTheirRanks) {
     ::setenv("TESSERA_TLS", "1", 1);  // holds for the launcher as well
     EXPECT_EQ(run_shell({}, show).out, "[rank 0 sh] x1\n");
     const Result insecure = run_shell({"--insecure"}, show);
-    EXPECT_EQ(insecure.code, 1);
+    EXPECT_EQ(insecure.code, 2) << insecure.err;
     EXPECT_THAT(insecure.err, HasSubstr("TESSERA_TLS and an insecure store contradict each other"));
     ::unsetenv("TESSERA_TLS");
 }
