@@ -49,13 +49,17 @@ class LongerUsage : public CLI::Formatter {
 // Reports a missing or unknown command; CLI11 would report an unexpected argument.
 bool names_no_command(const CLI::App& app, const std::string& group, std::span<char*> words) {
     std::vector<std::string> known;
-    for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+    std::vector<std::string> listed;
+    for (const CLI::App* command : app.get_subcommands({})) {
+        known.push_back(command->get_name());
+        if (!command->get_group().empty()) listed.push_back(command->get_name());  // else hide()
+    }
     if (known.empty() || (!words.empty() && words[0][0] == '-')) return false;
     if (!words.empty() && std::ranges::find(known, words[0]) != known.end()) {
         return names_no_command(*app.get_subcommand(words[0]), fmt::format("{} {}", group, words[0]), words.subspan(1));
     }
     const std::string what = words.empty() ? "missing command" : fmt::format("unknown command '{}'", words[0]);
-    fmt::print(stderr, "{}: {}; available: {}. Run `{} --help` for details\n", group, what, fmt::join(known, ", "),
+    fmt::print(stderr, "{}: {}; available: {}. Run `{} --help` for details\n", group, what, fmt::join(listed, ", "),
                group);
     return true;
 }
@@ -205,6 +209,8 @@ Option Command::added(CLI::Option* option) const {
     return {option, &call_->variables};
 }
 
+void Command::hide() { app_->group(""); }
+
 void Command::require_command() { app_->require_subcommand(1); }
 
 Option Command::add_option(const std::string& names, std::string& value, const std::string& what) {
@@ -247,6 +253,12 @@ std::vector<std::string> Command::rest() const {
     return words;
 }
 
+std::vector<std::string> Command::given() const {
+    std::vector<std::string> words = call_->words;
+    words.resize(words.size() - rest().size());
+    return words;
+}
+
 void Command::end_usage_with(const std::string& text) { app_->formatter(std::make_shared<LongerUsage>(text)); }
 
 void Command::footer(const std::string& text) { app_->footer(text); }
@@ -269,6 +281,7 @@ int run_command_line(const std::string& name, const std::string& what, const std
     std::span words(argv, static_cast<size_t>(argc));
     if (names_no_command(app, name, words.subspan(1))) return 2;
     if (takes_program(app, words)) {
+        call.words.assign(words.begin() + 2, words.end());
         const auto dashes = std::ranges::find(words, std::string_view("--"));
         call.behind_dashes.assign(dashes, words.end());
         words = words.first(words.size() - call.behind_dashes.size());

@@ -62,12 +62,14 @@ class Command {
     // The result of parsing a call, and its exit code.
     struct Call {
         int exit_code = 0;
+        std::vector<std::string> words;          // after the command's name
         std::vector<std::string> behind_dashes;  // including the `--`; empty if there is none
         Option::Variables variables;
     };
     Command(CLI::App* app, Call* call) : app_(app), call_(call) {}
 
     Command add_command(const std::string& name, const std::string& what);
+    void hide();             // the help does not list it
     void require_command();  // a call must name a sub-command
 
     // The same command; the help lists the options that are added through it under this heading.
@@ -90,6 +92,8 @@ class Command {
     // `--`).
     void take_program();
     [[nodiscard]] std::vector<std::string> rest() const;
+    // The words before the program: the options, as they were given.
+    [[nodiscard]] std::vector<std::string> given() const;
 
     void end_usage_with(const std::string& text);
     void footer(const std::string& text);

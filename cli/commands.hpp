@@ -12,5 +12,6 @@ void add_trace(Command& tessera);
 void add_bench(Command& tessera);
 void add_pipeline(Command& tessera);
 void add_deepspeed(Command& tessera);
+void add_agent_from_stdin(Command& tessera);
 
 }  // namespace tsr::cli

@@ -31,6 +31,7 @@
 #include "launch/process.hpp"
 #include "launch/variables.hpp"
 #include "run_program.hpp"
+#include "several_hosts.hpp"
 #include "store/token.hpp"
 
 namespace tsr::cli {
@@ -57,7 +58,7 @@ struct Arguments {
     std::string rank_logs = "None";
     bool bind_cores = false;
     std::string core_list;
-    int ssh_port = 22;
+    int ssh_port = 0;  // ssh's own
     std::string venv_script;
     std::string log_level;
     bool quiet = false;
@@ -86,7 +87,7 @@ void add_options(Command& command, Arguments& a) {
     command.add_option("--node_rank", a.node_rank, "with --no_ssh: which host of the hostfile this is");
     command.add_option("--launcher", a.launcher, "what starts the ranks of several hosts")
         .one_of({"pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi"})
-        .show_default();
+        .default_text("pdsh, which means ssh");
     command.add_option("--launcher_args", a.launcher_arguments, "further arguments of mpirun or srun, between spaces");
     command.add_flag("--module", a.module, "run the script as python -m");
     command.add_flag("--no_python", a.no_python, "run the script itself, without python");
@@ -103,7 +104,7 @@ void add_options(Command& command, Arguments& a) {
     command.add_option("--bind_core_list", a.core_list, "the cores to share: 0-7,16-23").default_text("all");
     command.add_option("--ssh_port", a.ssh_port, "of the hosts' sshd; one host needs none")
         .in_range(1, 65535)
-        .show_default();
+        .default_text("ssh's own");
     command.add_option("--venv_script", a.venv_script, "a shell script to source before each rank starts");
     command.add_option("--log_level", a.log_level, "TESSERA_LOG of the ranks")
         .one_of({"debug", "info", "warning", "error", "critical"});
@@ -324,6 +325,72 @@ int run_under_scheduler(const Arguments& a, LaunchPlan plan, Scheduler scheduler
     throw os_error(fmt::format("cannot execute {}", path), errno);
 }
 
+// Of `tessera run`, which starts the ranks of each of several hosts.
+std::vector<std::string> options_of_run(const Arguments& a) {
+    if (!a.core_list.empty() || !a.venv_script.empty()) {
+        refuse("--bind_core_list and --venv_script are supported on one host only");
+    }
+    if (!a.launcher_arguments.empty()) refuse("--launcher_args: this job is started by ssh; name a --launcher");
+    std::vector<std::string> words{"--kill-grace-s", "30"};  // DeepSpeed's
+    words.emplace_back(a.no_python ? "--no-python" : a.module ? "--module" : "--run-path");
+    if (!a.no_local_rank) words.insert(words.end(), {"--pass-local-rank", "local_rank"});
+    if (a.bind_cores) words.insert(words.end(), {"--bind", "cores"});
+    if (a.rank_logs != "None") words.insert(words.end(), {"--log-dir", a.rank_logs, "--redirects", "3"});
+    return words;
+}
+
+Assignments environment_of_host(const Arguments& a, const LaunchPlan& plan, size_t host) {
+    Assignments all = environment_files();
+    all.emplace_back("CROSS_RANK", std::to_string(host));
+    all.emplace_back("CROSS_SIZE", std::to_string(plan.hosts.size()));
+    all.emplace_back("LOCAL_SIZE", std::to_string(plan.hosts[host].ranks.size()));
+    if (std::string level = text_of_log_level(a); !level.empty()) all.emplace_back("TESSERA_LOG", std::move(level));
+    return all;
+}
+
+// An agent on each host, through ssh.
+int run_through_ssh(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
+    SeveralHosts job;
+    job.plan = plan;
+    job.options = options_of_run(a);
+    job.program = std::move(program);
+    job.environment = [&](size_t host) { return environment_of_host(a, plan, host); };
+    job.master_address = a.master_address;
+    job.master_port = a.master_port;
+    if (a.ssh_port != 0) job.ssh_port = a.ssh_port;
+    const RunOptions defaults;
+    job.stop_signals = defaults.stop_signals;
+    job.patience = defaults.grace + milliseconds{50000};
+    const PidFile pid_file(a.save_pid);
+    return run_on_hosts(job);
+}
+
+// The agent of this host; the same command is run on the others.
+int run_agent_of(const Arguments& a, const LaunchPlan& plan, const std::vector<std::string>& program) {
+    const auto host = static_cast<size_t>(a.node_rank);
+    for (const auto& [name, value] : environment_of_host(a, plan, host)) ::setenv(name.c_str(), value.c_str(), 1);
+    const std::vector<std::string>& devices = plan.hosts[host].devices;
+    if (!devices.empty()) ::setenv("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ",")).c_str(), 1);
+    std::vector<std::string> words{"tessera",
+                                   "run",
+                                   "--nnodes",
+                                   std::to_string(plan.hosts.size()),
+                                   "--node-rank",
+                                   std::to_string(a.node_rank),
+                                   "--master-addr",
+                                   a.master_address.empty() ? plan.hosts.front().host : a.master_address,
+                                   "--master-port",
+                                   std::to_string(a.master_port == 0 ? default_master_port : a.master_port),
+                                   "-n",
+                                   std::to_string(plan.hosts[host].ranks.size())};
+    for (const auto& more : {options_of_run(a), program}) words.insert(words.end(), more.begin(), more.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    ::execv("/proc/self/exe", argv.data());
+    throw os_error("cannot start the agent of this host", errno);
+}
+
 int run_here(const Arguments& a, const LaunchPlan& plan, const Script& script) {
     const RunOptions options = options_of(a, plan, script);
     const PidFile pid_file(a.save_pid);
@@ -333,7 +400,7 @@ int run_here(const Arguments& a, const LaunchPlan& plan, const Script& script) {
 
 int launch(Arguments& a, std::vector<std::string> words) {
     refuse_what_is_not_supported(a);
-    const Script script = script_of(a, std::move(words));
+    const Script script = script_of(a, words);
     if (a.hosts.hostfile.empty() && ::access(default_hostfile, F_OK) == 0) a.hosts.hostfile = default_hostfile;
     std::vector<std::string> command = script.start;
     if (!a.no_local_rank) command.emplace_back("--local_rank=N");
@@ -357,10 +424,7 @@ int launch(Arguments& a, std::vector<std::string> words) {
     if (!a.no_ssh && a.launcher != "pdsh") {
         return run_under_scheduler(a, std::move(plan), scheduler_named(a.launcher), script);
     }
-    refuse(
-        "the job has {} hosts, but this version starts ranks on its own host only; use --launcher openmpi, mpich, "
-        "impi or slurm, or `tessera run` on each host with --nnodes and --rdzv-endpoint",
-        plan.hosts.size());
+    return a.no_ssh ? run_agent_of(a, plan, words) : run_through_ssh(a, plan, std::move(words));
 }
 
 }  // namespace

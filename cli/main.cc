@@ -27,6 +27,7 @@ int run_command(int argc, char** argv) {
         tsr::cli::add_bench(tessera);
         tsr::cli::add_pipeline(tessera);
         tsr::cli::add_deepspeed(tessera);
+        tsr::cli::add_agent_from_stdin(tessera);
     };
     const int code =
         tsr::cli::run_command_line("tessera", "Tessera: distributed training for C, Python, Java and Rust in one job",

@@ -1,11 +1,15 @@
 // `tessera run`: reads the command line into RunOptions; src/launch does the rest.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -18,6 +22,7 @@
 #include "launch/job_directory.hpp"
 #include "launch/process.hpp"
 #include "run_program.hpp"
+#include "several_hosts.hpp"
 #include "store/store.hpp"
 #include "store/tls.hpp"
 #include "torchrun_options.hpp"
@@ -217,7 +222,54 @@ void check(const RunOptions& options) {
     }
 }
 
-// This command starts ranks here only.
+// The options that this command leaves to the agents of the hosts.
+std::vector<std::string> options_of_agents(const std::vector<std::string>& given) {
+    constexpr std::array<std::string_view, 7> own{"--hostfile",    "--include",     "--exclude",    "--master-addr",
+                                                  "--master_addr", "--master-port", "--master_port"};
+    std::vector<std::string> words;
+    for (size_t i = 0; i < given.size(); ++i) {
+        const std::string_view name = std::string_view(given[i]).substr(0, given[i].find('='));
+        if (std::ranges::find(own, name) == own.end()) {
+            words.push_back(given[i]);
+        } else if (name.size() == given[i].size()) {
+            ++i;  // its value
+        }
+    }
+    return words;
+}
+
+int run_on_hosts_of(const Command& run, const Arguments& arguments, const RunOptions& options, LaunchPlan plan) {
+    const HostWords& words = arguments.hosts;
+    if (!words.endpoint.empty() || !words.run_id.empty() || words.node_rank) {
+        throw UsageError(
+            "a hostfile with several hosts: this command numbers the hosts and chooses where their agents meet; leave "
+            "out "
+            "--rdzv-endpoint, --rdzv-id and --node-rank, or give --master-addr and --master-port");
+    }
+    SeveralHosts job;
+    job.plan = std::move(plan);
+    job.options = options_of_agents(run.given());
+    job.program = run.rest();
+    job.master_address = words.master_address;
+    if (!words.master_port.empty()) {
+        HostWords meeting;
+        meeting.nodes = "2";
+        meeting.master_address = "localhost";
+        meeting.master_port = words.master_port;
+        job.master_port = hosts_of(meeting)->endpoint_port;
+    }
+    job.stop_signals = options.stop_signals;
+    job.patience = options.grace + options.kill_grace + milliseconds{20000};
+    job.insecure = options.insecure;
+    try {
+        return run_on_hosts(job);
+    } catch (const Error& error) {
+        if (error.code() == Code::invalid_argument) throw UsageError(error.what());
+        throw;
+    }
+}
+
+// Without a hostfile, this command starts ranks here only.
 void require_this_host(const Arguments& arguments, const LaunchPlan& plan) {
     const std::string& first = plan.hosts.front().host;
     const bool is_chosen = !arguments.choice.hostfile.empty() || first == "localhost" || first == host_name();
@@ -225,7 +277,8 @@ void require_this_host(const Arguments& arguments, const LaunchPlan& plan) {
     std::string names;
     for (const PlannedHost& host : plan.hosts) names += (names.empty() ? "" : ", ") + host.host;
     throw UsageError(
-        fmt::format("the job needs the hosts {}, but this command starts ranks on its own host only; start it on each "
+        fmt::format("the job needs the hosts {}, but without a hostfile this command starts ranks on its own host "
+                    "only; start it on each "
                     "host, with --nnodes and --rdzv-endpoint; --plan shows who would run where",
                     names));
 }
@@ -316,6 +369,9 @@ void add_run(Command& tessera) {
         if (arguments->plan) {
             print_plan(plan, arguments->json);
             return 0;
+        }
+        if (plan.hosts.size() > 1 && !arguments->choice.hostfile.empty()) {
+            return run_on_hosts_of(run, *arguments, options, plan);
         }
         require_this_host(*arguments, plan);
         // Of the launcher's own store, and inherited by the ranks.
