@@ -280,11 +280,11 @@ def test_what_a_callback_raises_is_told_once(tmp_path: Path):
 
     weight = np.arange(10.0)
     with ts.Saver(None, tmp_path, progress=progress) as saver:
-        with pytest.raises(Mine, match=str(ts.Phase.WRITE.value)):
+        with pytest.raises(Mine, match=str(ts.Phase.WRITE)):
             saver.save(1, ts.State(weight=weight))
         saver.wait()
         weight[:] = 0
-        with pytest.raises(Mine, match=str(ts.Phase.READ.value)):
+        with pytest.raises(Mine, match=str(ts.Phase.READ)):
             saver.resume(ts.State(weight=weight))
         assert weight.tolist() == list(range(10))
 

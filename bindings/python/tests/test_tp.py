@@ -130,7 +130,7 @@ def test_plans_take_placements_and_layouts(ranks):
         fused = np.arange(24.0).reshape(12, 2)  # q, k and v of 4 rows each
         boxes = [[((4 * one + 2 * rank, 0), (2, 2)) for one in range(3)] for rank in range(2)]
         layout = ts.Layout.from_boxes((12, 2), boxes)
-        params = {"qkv": fused, "a": fused, "b": fused, "ids": np.arange(3)}
+        params = {"qkv": fused, "a": fused.copy(), "b": fused.copy(), "ids": np.arange(3)}
         plan = {"qkv": layout, "a": ts.Shard(1), "b": ts.Replicate()}
         with ts.Mesh(comm, {"tp": 2}) as mesh, ts.TensorParallel(mesh, params, plan) as tp:
             rows = [4 * one + 2 * comm.rank + i for one in range(3) for i in range(2)]

@@ -35,7 +35,7 @@ class _Rank:
     def node(self) -> str:
         import ray
 
-        return ray.get_runtime_context().get_node_id()
+        return str(ray.get_runtime_context().get_node_id())
 
     def run(self, uri: str, token: str, rank: int, job: tuple[Any, ...]) -> Any:
         world_size, options, fn, args, kwargs = job

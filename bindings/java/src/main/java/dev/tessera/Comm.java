@@ -127,6 +127,8 @@ public final class Comm extends Collectives {
      */
     public static Comm fromSpark(
             int partition, String address, Function<String, String[]> allGather, CommOptions options) {
+        Objects.requireNonNull(address, "address");
+        Objects.requireNonNull(allGather, "allGather");
         Objects.requireNonNull(options, "options");
         if (partition != 0) {
             final String[] told = allGather.apply("");

@@ -134,6 +134,8 @@ class BadInputTest {
         values.put(Ddp.Hook.class, (Ddp.Hook) bucket -> { });
         values.put(Turn.Body.class, (Turn.Body<Object, RuntimeException>) turn -> null);
         values.put(Launch.Program.class, (Launch.Program) () -> { });
+        values.put(java.util.function.Function.class,
+                (java.util.function.Function<Object, Object>) told -> new String[] {"x"});
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });
         values.put(Collectives.class, instances.get(Comm.class));
         if (type.isEnum()) {
