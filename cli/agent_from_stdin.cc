@@ -1,5 +1,5 @@
 // `tessera agent-from-stdin`: what ssh starts on another host. It reads an order (launch/hosts/ssh.hpp), runs the command
-// that the order names, and passes on the signals that follow (launch/hosts/front.hpp).
+// that the order names, and passes on the signals that follow (launch/front.hpp).
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "commands.hpp"
-#include "launch/hosts/front.hpp"
+#include "launch/front.hpp"
 #include "launch/hosts/ssh.hpp"
 
 namespace tsr::cli {

@@ -13,7 +13,7 @@
 #include "base/refuse.hpp"
 #include "comm/host.hpp"
 #include "launch/environment.hpp"
-#include "launch/hosts/front.hpp"
+#include "launch/front.hpp"
 #include "launch/process.hpp"
 #include "store/token.hpp"
 

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/error.hpp"
-#include "launch/hosts/front.hpp"
+#include "launch/front.hpp"
 #include "launch/hosts/ssh.hpp"
 #include "run_fixture.hpp"
 
@@ -138,7 +138,8 @@ TEST_F(SshJob, AHostThatCannotBeReachedEndsTheJobAndIsNamed) {
 }
 
 TEST_F(SshJob, ASignalStopsTheJobOnAllHosts) {
-    Child child = start(on({"worker-1"}, {"--grace-s", "0.1", "/bin/sh", "-c", "echo $$ > $D/rank$RANK; exec sleep 600"}));
+    Child child =
+        start(on({"worker-1"}, {"--grace-s", "0.1", "/bin/sh", "-c", "echo $$ > $D/rank$RANK; exec sleep 600"}));
     std::vector<pid_t> ranks;
     for (int rank = 0; rank < 4; ++rank) ranks.push_back(pid_in(fmt::format("rank{}", rank)));
     ::kill(child.pid(), SIGTERM);
@@ -150,7 +151,9 @@ TEST_F(SshJob, ASignalStopsTheJobOnAllHosts) {
 
 TEST_F(SshJob, WhatIsBehindAnSshThatEndsStops) {
     const AgentOrder given{
-        path("d"), {{"TOLD", "$(id)"}}, {"run", "--grace-s", "0.1", "/bin/sh", "-c", "echo \"$TOLD\"; echo $$ > rank; exec sleep 600"}};
+        path("d"),
+        {{"TOLD", "$(id)"}},
+        {"run", "--grace-s", "0.1", "/bin/sh", "-c", "echo \"$TOLD\"; echo $$ > rank; exec sleep 600"}};
     std::ofstream(path("in"), std::ios::binary) << ssh_start("a", {}, "/t", given).input;
     const std::string command =
         fmt::format("(cat {0}/in; until [ -s {0}/d/rank ]; do :; done) | {1} agent-from-stdin > {0}/out 2>&1",

@@ -1,4 +1,4 @@
-#include "launch/hosts/front.hpp"
+#include "launch/front.hpp"
 
 #include <fcntl.h>
 #include <fmt/core.h>
