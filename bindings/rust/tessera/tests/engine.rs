@@ -774,7 +774,9 @@ fn gradients_of_a_pass_that_failed_are_the_librarys() {
         ranks(2, |comm| {
             let unit = |name| params![name => (vec![0.0f32; 3], [3])];
             let mut engine = Engine::new(&comm, [("a", unit("v")), ("b", unit("w"))], &sgd(stage, 1, "")).unwrap();
-            engine.backward(1).unwrap().ready().unwrap();
+            let written = engine.backward(1).unwrap();
+            written.grad_mut(1).unwrap().fill(1.0);
+            written.ready().unwrap();
             drop(engine.backward(0).unwrap());
             comm.barrier().unwrap();
             if comm.rank().unwrap() == 1 {
