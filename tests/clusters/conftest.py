@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import ROOT, Cluster, rank_environment
+from cluster_hosts import ROOT, Cluster, rank_environment
 
 sys.path.insert(0, str(ROOT / "examples" / "demo"))
 sys.path.append(str(ROOT / "tests" / "interop"))

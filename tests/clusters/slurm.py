@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from hosts import Cluster, assigned
+from cluster_hosts import Cluster, assigned
 from patience import until
 
 __all__ = ["EVEN", "Slurm"]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import tessera as ts
-from hosts import Cluster, Host, assigned, rank_command
+from cluster_hosts import Cluster, Host, assigned, rank_command
 from patience import patience, until
 from programs import ROOT, TESSERA, digits
 

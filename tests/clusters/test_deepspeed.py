@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_hosts import Cluster, Host, assigned, facts, rank_command
 from deepspeed_steps import check_alike
-from hosts import Cluster, Host, assigned, facts, rank_command
 from patience import patience
 from ranks import trained, undisturbed
 

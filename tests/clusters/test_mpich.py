@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hosts import facts, rank_command
+from cluster_hosts import facts, rank_command
 from patience import patience
 
 

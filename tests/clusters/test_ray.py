@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tessera as ts
-from hosts import ROOT, Cluster, assigned, facts
+from cluster_hosts import ROOT, Cluster, assigned, facts
 from patience import until
 from ranks import trained, undisturbed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
-from hosts import Cluster, assigned, facts, rank_command
+from cluster_hosts import Cluster, assigned, facts, rank_command
 from patience import until
 from programs import LANGUAGES, ROOT, TESSERA, digits
 from ranks import trained, undisturbed

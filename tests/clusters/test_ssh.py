@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hosts import Cluster, assigned, facts, rank_command
+from cluster_hosts import Cluster, assigned, facts, rank_command
 from patience import patience, until
 from ranks import trained, undisturbed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "clusters"))
-from hosts import Cluster, facts, rank_command, rank_environment
+from cluster_hosts import Cluster, facts, rank_command, rank_environment
 from slurm import EVEN, Slurm
 
 
