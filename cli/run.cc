@@ -287,7 +287,7 @@ void require_this_host(const Arguments& arguments, const LaunchPlan& plan) {
 
 void add_run(Command& tessera) {
     auto arguments = std::make_shared<Arguments>();
-    Command run = tessera.add_command("run", "Start the ranks of a job on this machine and watch them");
+    Command run = tessera.add_command("run", "Start the ranks of a job and watch them");
     run.take_program();
     run.end_usage_with(" CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...");
     run.footer(
