@@ -281,7 +281,7 @@ std::vector<std::string> words_of(const std::string& text) {
 }
 
 // Becomes mpirun or srun.
-int run_under_scheduler(const Arguments& a, LaunchPlan plan, Scheduler scheduler, const Script& script) {
+[[noreturn]] void run_under_scheduler(const Arguments& a, LaunchPlan plan, Scheduler scheduler, const Script& script) {
     if (a.bind_cores || !a.core_list.empty() || !a.venv_script.empty() || a.rank_logs != "None" || a.save_pid) {
         refuse(
             "--bind_cores_to_rank, --bind_core_list, --venv_script, --enable_each_rank_log and --save_pid are not "
@@ -313,16 +313,8 @@ int run_under_scheduler(const Arguments& a, LaunchPlan plan, Scheduler scheduler
     }
     run.arguments = words_of(a.launcher_arguments);
     run.gpus = a.hosts.filter.num_gpus > 0;
-    std::vector<std::string> words = scheduler_command(scheduler, plan, run);
-    const std::string path = find_executable(words.front());
-    const auto pointers = [](std::vector<std::string>& texts) {
-        std::vector<char*> list;
-        for (std::string& text : texts) list.push_back(text.data());
-        list.push_back(nullptr);
-        return list;
-    };
-    ::execve(path.c_str(), pointers(words).data(), pointers(entries).data());
-    throw os_error(fmt::format("cannot execute {}", path), errno);
+    const std::vector<std::string> words = scheduler_command(scheduler, plan, run);
+    execute(find_executable(words.front()), words, entries);
 }
 
 // Of `tessera run`, which starts the ranks of each of several hosts.
@@ -366,11 +358,12 @@ int run_through_ssh(const Arguments& a, const LaunchPlan& plan, std::vector<std:
 }
 
 // The agent of this host; the same command is run on the others.
-int run_agent_of(const Arguments& a, const LaunchPlan& plan, const std::vector<std::string>& program) {
+[[noreturn]] void run_agent_of(const Arguments& a, const LaunchPlan& plan, const std::vector<std::string>& program) {
     const auto host = static_cast<size_t>(a.node_rank);
-    for (const auto& [name, value] : environment_of_host(a, plan, host)) ::setenv(name.c_str(), value.c_str(), 1);
+    Variables variables;
+    for (const auto& [name, value] : environment_of_host(a, plan, host)) variables.set(name, value);
     const std::vector<std::string>& devices = plan.hosts[host].devices;
-    if (!devices.empty()) ::setenv("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ",")).c_str(), 1);
+    if (!devices.empty()) variables.set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ",")));
     std::vector<std::string> words{"tessera",
                                    "run",
                                    "--nnodes",
@@ -384,11 +377,7 @@ int run_agent_of(const Arguments& a, const LaunchPlan& plan, const std::vector<s
                                    "-n",
                                    std::to_string(plan.hosts[host].ranks.size())};
     for (const auto& more : {options_of_run(a), program}) words.insert(words.end(), more.begin(), more.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    ::execv("/proc/self/exe", argv.data());
-    throw os_error("cannot start the agent of this host", errno);
+    execute("/proc/self/exe", words, variables.entries());
 }
 
 int run_here(const Arguments& a, const LaunchPlan& plan, const Script& script) {
@@ -422,9 +411,10 @@ int launch(Arguments& a, std::vector<std::string> words) {
         return run_here(a, plan, script);
     }
     if (!a.no_ssh && a.launcher != "pdsh") {
-        return run_under_scheduler(a, std::move(plan), scheduler_named(a.launcher), script);
+        run_under_scheduler(a, std::move(plan), scheduler_named(a.launcher), script);
     }
-    return a.no_ssh ? run_agent_of(a, plan, words) : run_through_ssh(a, plan, std::move(words));
+    if (a.no_ssh) run_agent_of(a, plan, words);
+    return run_through_ssh(a, plan, std::move(words));
 }
 
 }  // namespace

@@ -26,8 +26,6 @@ std::string plural(size_t count, const char* noun) {
     return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-double seconds(milliseconds span) { return std::chrono::duration<double>(span).count(); }
-
 }  // namespace
 
 Coordinator::Coordinator(RunOptions options, std::string job, size_t width, Time now)

@@ -20,6 +20,7 @@
 #include "base/error.hpp"
 #include "base/fd.hpp"
 #include "launch/process.hpp"
+#include "launch/variables.hpp"
 
 namespace tsr {
 
@@ -30,23 +31,6 @@ constexpr milliseconds death_deadline{10000};
 constexpr int ssh_failed = 255;
 constexpr std::string_view signal_word = "signal ";
 constexpr size_t longest_line = 64;
-
-std::vector<std::string> own_environment() {
-    std::vector<std::string> entries;
-    for (char** entry = environ; *entry != nullptr; ++entry) entries.emplace_back(*entry);
-    return entries;
-}
-
-Fd signal_descriptor(const std::vector<int>& signals) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGCHLD);
-    for (const int signal : signals) sigaddset(&set, signal);
-    if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) throw os_error("pthread_sigmask", error);
-    Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!fd.valid()) throw os_error("signalfd", errno);
-    return fd;
-}
 
 // The signals that have come, without SIGCHLD.
 std::vector<int> signals_in(const Fd& signals) {
@@ -72,7 +56,7 @@ class Agents {
             Spawn order;
             order.path = find_executable(start.start.command.front());
             order.arguments = start.start.command;
-            order.environment = own_environment();
+            order.environment = Variables().entries();
             order.input = input.get();
             order.output = STDOUT_FILENO;
             order.error = STDERR_FILENO;
@@ -206,7 +190,7 @@ int run_behind_front(const std::vector<std::string>& command) {
     Spawn order;
     order.path = "/proc/self/exe";
     order.arguments = command;
-    order.environment = own_environment();
+    order.environment = Variables().entries();
     order.output = STDOUT_FILENO;
     order.error = STDERR_FILENO;
     sigemptyset(&order.signal_mask);

@@ -60,8 +60,6 @@ std::string round_name(int round) { return fmt::format("round-{}", round); }
 // The name of a file in the directory of its round.
 std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-double seconds(milliseconds span) { return std::chrono::duration<double>(span).count(); }
-
 }  // namespace
 
 HostRanks::HostRanks(const RunOptions& options, const std::string& host, const Token& token,

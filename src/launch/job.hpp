@@ -16,6 +16,8 @@
 
 namespace tsr {
 
+[[nodiscard]] inline double seconds(milliseconds span) { return std::chrono::duration<double>(span).count(); }
+
 // One command and how many ranks run it.
 struct Program {
     std::vector<std::string> command;

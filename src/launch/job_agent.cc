@@ -37,15 +37,9 @@ constexpr size_t max_peers = 4096;
 
 std::string random_id() { return Token::random().hex().substr(0, 16); }
 
-Fd signal_descriptor(const std::vector<int>& stop_signals) {
-    sigset_t set;
-    sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGUSR1}) sigaddset(&set, signal);
-    for (const int signal : stop_signals) sigaddset(&set, signal);
-    if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) throw os_error("pthread_sigmask", error);
-    Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!fd.valid()) throw os_error("signalfd", errno);
-    return fd;
+std::vector<int> with_flights(std::vector<int> signals) {
+    signals.push_back(SIGUSR1);
+    return signals;
 }
 
 std::string architecture() {
@@ -88,8 +82,6 @@ class InterruptedByAny {
     std::array<pollfd, 2> polls_;
 };
 
-double seconds(milliseconds span) { return std::chrono::duration<double>(span).count(); }
-
 }  // namespace
 
 JobAgent::JobAgent(RunOptions options, int guardian, const sigset_t& signal_mask)
@@ -100,7 +92,7 @@ JobAgent::JobAgent(RunOptions options, int guardian, const sigset_t& signal_mask
       token_(!options_.hosts || options_.insecure
                  ? Token::random()
                  : find_token("", is_loopback(options_.hosts->endpoint_host), endpoint())),
-      signals_(signal_descriptor(options_.stop_signals)),
+      signals_(signal_descriptor(with_flights(options_.stop_signals))),
       events_(options_.events_file),
       logs_(STDOUT_FILENO, STDERR_FILENO),
       ranks_(options_, host_, token_, signal_mask, logs_, events_),

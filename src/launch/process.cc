@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -227,6 +228,23 @@ pid_t spawn(const Spawn& spawn) {
                                 spawn.path, way_to_start(spawn.path)));
     }
     throw os_error(fmt::format("cannot start '{}'", spawn.path), failure);
+}
+
+Fd signal_descriptor(const std::vector<int>& signals) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    for (const int signal : signals) sigaddset(&set, signal);
+    if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) throw os_error("pthread_sigmask", error);
+    Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!fd.valid()) throw os_error("signalfd", errno);
+    return fd;
+}
+
+void execute(const std::string& path, const std::vector<std::string>& arguments,
+             const std::vector<std::string>& environment) {
+    ::execve(path.c_str(), pointers(arguments).data(), pointers(environment).data());
+    throw os_error(fmt::format("cannot execute {}", path), errno);
 }
 
 void kill_all_children(Deadline deadline) {

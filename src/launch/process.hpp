@@ -41,6 +41,13 @@ namespace tsr {
 // The file that `command` would execute, searched in PATH. Throws NOT_FOUND or PERMISSION.
 [[nodiscard]] std::string find_executable(const std::string& command);
 
+// Blocks SIGCHLD and `signals` in this thread; they are read from the descriptor, which does not block.
+[[nodiscard]] Fd signal_descriptor(const std::vector<int>& signals);
+
+// This process becomes the program at `path`. Throws IO, NOT_FOUND or PERMISSION if it cannot be executed.
+[[noreturn]] void execute(const std::string& path, const std::vector<std::string>& arguments,
+                          const std::vector<std::string>& environment);
+
 struct Spawn {
     std::string path;
     std::vector<std::string> arguments;    // with argv[0]
