@@ -3,7 +3,8 @@
     pytest_progress.py FILE [--workers N] [--filter REGEX] [--done PASSED] ARGUMENTS-OF-PYTEST...
 
 With N workers, N processes share the files of tests: each takes the next one that none has taken. Each writes its own
-FILE and report: `--junitxml=NAME.xml` becomes `NAME.1.xml` and so on.
+FILE and report: `--junitxml=NAME.xml` becomes `NAME.1.xml` and so on. What a test marked `whole_run` judges is the work
+of all: it runs in the worker that ends last, and finds their folder in TESSERA_TEST_SHARED.
 
 A line of the file is a JSON list: ["begins", test], or [outcome, test, text]; outcomes are passed, failed and skipped.
 A test that passed and then failed in its teardown has both. tools/tally.py reads it where there is no report.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -38,12 +40,14 @@ class Progress:
         self._passed: TextIO | None = None
         self._filter = re.compile("")
         self._taken: Path | None = None  # a folder with a file for each file of tests that a worker has taken
+        self._workers = 1
 
     def take_only(self, pattern: str) -> None:
         self._filter = re.compile(pattern)
 
-    def share(self, folder: Path) -> None:
+    def share(self, folder: Path, workers: int) -> None:
         self._taken = folder
+        self._workers = workers
 
     def keep_passed_in(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,11 +64,19 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """pytest's own loop, over what this worker takes. It takes the next file when the last test of one begins:
-        pytest has to know then what to tear down."""
+        """pytest's own loop, over what this worker takes."""
         if self._taken is None or session.testsfailed or session.config.option.collectonly:
             return None
-        items = self._shared(session.items, self._taken)
+        judges = [item for item in session.items if item.get_closest_marker("whole_run")]
+        self._run(session, self._shared([item for item in session.items if item not in judges], "tests"))
+        (self._taken / f"ended-{os.getpid()}").touch()
+        if len(list(self._taken.glob("ended-*"))) == self._workers:
+            self._run(session, self._shared(judges, "judges"))
+        return True
+
+    @staticmethod
+    def _run(session: pytest.Session, items: Iterator[pytest.Item]) -> None:
+        """It takes the next file when the last test of one begins: pytest has to know then what to tear down."""
         item = next(items, None)
         while item is not None:
             following = next(items, None)
@@ -74,13 +86,12 @@ class Progress:
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
             item = following
-        return True
 
-    @staticmethod
-    def _shared(items: list[pytest.Item], taken: Path) -> Iterator[pytest.Item]:
+    def _shared(self, items: list[pytest.Item], kind: str) -> Iterator[pytest.Item]:
+        assert self._taken is not None
         ours = set()
         for file, tests in itertools.groupby(items, key=lambda item: item.nodeid.split("::")[0]):
-            mark = taken / file.replace("/", "+")
+            mark = self._taken / f"{kind}-{file.replace('/', '+')}"
             try:
                 mark.touch(exist_ok=mark in ours)
             except FileExistsError:
@@ -121,7 +132,7 @@ def work_together(file: str, workers: int, arguments: list[str]) -> int:
                 else word
                 for word in arguments
             ]
-            command = [sys.executable, __file__, numbered(file, number), "--share", taken, *own]
+            command = [sys.executable, __file__, numbered(file, number), "--share", taken, f"--of={workers}", *own]
             processes.append(subprocess.Popen(command))
         statuses = [process.wait() for process in processes]
     return next((status for status in statuses if status), 0)
@@ -132,6 +143,7 @@ def main() -> int:
     parser.add_argument("file")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--share", type=Path)
+    parser.add_argument("--of", type=int, default=1)
     parser.add_argument("--filter", default="")
     parser.add_argument("--done", type=Path)
     options, arguments = parser.parse_known_args()
@@ -142,7 +154,8 @@ def main() -> int:
     progress = Progress(Path(options.file))
     progress.take_only(options.filter)
     if options.share:
-        progress.share(options.share)
+        progress.share(options.share, options.of)
+        os.environ["TESSERA_TEST_SHARED"] = str(options.share)
     if options.done:
         progress.keep_passed_in(options.done)
     return pytest.main(arguments, plugins=[progress])

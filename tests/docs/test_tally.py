@@ -179,6 +179,24 @@ def test_workers_run_each_file_once_and_at_a_time(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "15 passed, 1 failed, 0 skipped"
 
 
+def test_what_judges_the_whole_run_runs_when_the_last_worker_has_ended_its_tests(tmp_path: Path) -> None:
+    judge = (
+        "import pytest\nfrom pathlib import Path\n@pytest.mark.whole_run\n"
+        "def test_judges(): assert sorted(file.name for file in Path().glob('ended.*')) == ['ended.y', 'ended.z']\n"
+    )
+    ends = MEETS.replace("def test_ends(): pass", "def test_ends(): Path('ended.NAME').touch()")
+    late = ends.replace("test_ends():", "test_ends():\n    until_the_other_worker_is_gone();") + (
+        "def until_the_other_worker_is_gone():\n"
+        "    end = time.monotonic() + PATIENCE\n"
+        "    while not list(Path().glob('report.*.xml')): assert time.monotonic() < end\n"
+    )
+    with shared_by_two(tmp_path, {"a": judge, "y": ends, "z": late}) as running:
+        status = running.wait(patience(120))
+    (tmp_path / "sections.tsv").write_text(f"Python\tjunit\t{tmp_path / 'report.xml'}\t{status}\t1\n")
+    done = subprocess.run([sys.executable, str(TALLY), str(tmp_path)], capture_output=True, text=True)
+    assert (status, done.stdout.splitlines()[-1]) == (0, "7 passed, 0 failed, 0 skipped"), done.stdout
+
+
 def test_workers_that_are_ended_have_told_what_they_did(tmp_path: Path) -> None:
     hangs = (
         "import signal\ndef test_hangs():\n    open('NAME', 'w').close()\n    signal.pause()\ndef test_ends(): pass\n"

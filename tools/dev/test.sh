@@ -61,7 +61,7 @@ cmd_test() {
     [[ $sanitizers == no ]] || build_ahead asan tsan
     section "ABI" junit run_cpp "$preset" abi ""
     section "C and C++" junit run_cpp "$preset" "" abi
-    workers=1 section "Python" junit run_pytest bindings/python/tests python # one test counts what the others call
+    section "Python" junit run_pytest bindings/python/tests python
     section "Java" surefire run_java
     section "Rust" cargo run_rust
     costly "All languages together" section "All languages together" junit run_together

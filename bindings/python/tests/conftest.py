@@ -7,6 +7,7 @@ free port of the loopback, files lie in pytest's temporary directories, and proc
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -29,7 +30,29 @@ TOKEN = "5a" * 32
 SECONDS = patience(20.0)
 
 
-called: set[str] = set()  # the functions of tessera._core that this run has called
+class Seen:
+    """What this run has seen. Several pytests that share the tests (tools/pytest_progress.py) add to one file."""
+
+    def __init__(self, name: str) -> None:
+        folder = os.environ.get("TESSERA_TEST_SHARED")
+        self._file = Path(folder, f"seen-{name}") if folder else None
+        self._here: set[str] = set()
+
+    def add(self, text: str) -> None:
+        if text in self._here:
+            return
+        self._here.add(text)
+        if self._file:
+            with self._file.open("ab", buffering=0) as file:  # one write a line: lines of others are not torn
+                file.write(json.dumps(text).encode() + b"\n")
+
+    def everything(self) -> set[str]:
+        if not self._file or not self._file.exists():
+            return self._here
+        return {json.loads(line) for line in self._file.read_bytes().splitlines()}
+
+
+called = Seen("called")  # the functions of tessera._core
 
 
 def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +68,7 @@ for _name, _member in list(vars(_core).items()):
         setattr(_core, _name, _counted(_name, _member))
 
 
-messages: set[str] = set()  # of every error of the library that this run has seen
+messages = Seen("messages")  # of every error of the library
 _init = ts.TesseraError.__init__
 
 
@@ -59,7 +82,7 @@ setattr(ts.TesseraError, "__init__", _kept)  # noqa: B010  # mypy knows no assig
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What judges the whole run comes last."""
-    items.sort(key=lambda item: item.path.name == "test_parity.py")
+    items.sort(key=lambda item: item.get_closest_marker("whole_run") is not None)
 
 
 class Ranks:

@@ -83,18 +83,23 @@ def test_the_launcher_is_told_here_too(tmp_path: Path, monkeypatch: pytest.Monke
         _core.record_error_about("of no code", None, 0, 1)
 
 
+@pytest.mark.whole_run
 def test_no_message_of_the_whole_run_speaks_c():
     """Every error that the tests provoke, in any module of theirs, came by here."""
-    assert [text for text in messages if re.search(r"\btsr_|\bTSR_|struct_size|\w_ms\b|\bNULL\b|_core\b", text)] == []
+    assert [
+        text for text in messages.everything() if re.search(r"\btsr_|\bTSR_|struct_size|\w_ms\b|\bNULL\b|_core\b", text)
+    ] == []
 
 
+@pytest.mark.whole_run
 def test_every_function_was_called(request: pytest.FixtureRequest):
     names = {path.name for path in Path(__file__).parent.glob("test_*.py")}
     ran = {item.path.name for item in request.session.items}
     if names != ran or request.config.getoption("keyword"):
         pytest.skip("only a part of the tests runs")
     functions = bodies()
-    reached, queue = set(called), list(called)
+    called_by_all = called.everything()
+    reached, queue = set(called_by_all), list(called_by_all)
     while queue:
         for name in set(re.findall(r"\w+", functions.get(queue.pop(), ""))) & functions.keys() - reached:
             reached.add(name)
@@ -103,4 +108,4 @@ def test_every_function_was_called(request: pytest.FixtureRequest):
     text = " ".join(functions[name] for name in reached | {"free", "release", "on_poll"} if name in functions)
     assert [name for name in exported() if not re.search(rf"\b{name}\(", text)] == []
     public = {name for name, member in vars(_core).items() if callable(member) and hasattr(member, "__wrapped__")}
-    assert sorted(public - called) == []
+    assert sorted(public - called_by_all) == []

@@ -106,7 +106,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_id=100", "--rdzv_backend=c10d
 
 @pytest.mark.parametrize(
     ("launcher", "ranks"),
-    [(name, ranks) for name in ("torchrun", "tessera run") for ranks in sample([2, 4], 1, f"elastic, {name}")],
+    sample([(name, ranks) for name in ("torchrun", "tessera run") for ranks in (2, 4)], 1, "elastic"),
 )
 def test_the_elastic_program_as_it_is(tmp_path: Path, environment: dict[str, str], launcher: str, ranks: int) -> None:
     program = HERE / "elastic_ddp.py"

@@ -46,7 +46,7 @@ def test_it_trains_as_one_process_does(tmp_path: Path, ranks: int) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "tessera run"])
+@pytest.mark.parametrize("launcher", sample(["torchrun", "tessera run"], 1, "fsdp2 as it is"))
 def test_it_runs_as_it_is(tmp_path: Path, launcher: str) -> None:
     program = HERE / "fsdp2.py"
     if launcher == "torchrun":

@@ -76,7 +76,7 @@ def launched(launcher: str, ranks: int, program: Path, *arguments: object, cwd: 
 
 @pytest.mark.parametrize(
     ("launcher", "ranks"),
-    [(name, ranks) for name in ("torchrun", "tessera run") for ranks in sample([2, 4], 1, f"sentences, {name}")],
+    sample([(name, ranks) for name in ("torchrun", "tessera run") for ranks in (2, 4)], 1, "sentences"),
 )
 def test_it_trains_and_evaluates_as_one_process(tmp_path: Path, launcher: str, ranks: int) -> None:
     train_file, test_file, model_path = (tmp_path / name for name in ("train.txt", "test.txt", "model.pt"))
