@@ -2,11 +2,13 @@
 
 #include <fmt/core.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -20,6 +22,9 @@ namespace {
 
 // What TLS puts into one record. Several parts are copied together: a record costs more than the copy.
 constexpr size_t record_size = 16384;
+
+// About a round trip on one host: to sleep and to be woken takes as long.
+constexpr std::chrono::microseconds answer_is_due{25};
 
 Error gone(int error) { return os_error("the connection", error); }
 
@@ -290,6 +295,27 @@ void receive_all(Channel& channel, char* bytes, size_t size, Deadline deadline, 
         return true;
     };
     if (!repeat(channel, deadline, attempt)) throw_timeout(what);
+}
+
+size_t receive_some(Channel& channel, char* bytes, size_t least, size_t size, Deadline deadline,
+                    std::string_view what) {
+    size_t received = 0;
+    const auto attempt = [&] {
+        while (received < least) {
+            const size_t got = channel.read(bytes + received, size - received);
+            if (got == 0) return false;
+            received += got;
+        }
+        return true;
+    };
+    for (const auto until = Clock::now() + answer_is_due; !attempt();) {
+        if (Clock::now() >= until) {
+            if (!repeat(channel, deadline, attempt)) throw_timeout(what);
+            break;
+        }
+        ::sched_yield();
+    }
+    return received;
 }
 
 bool readable(Channel& channel, Deadline deadline) {

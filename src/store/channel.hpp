@@ -56,10 +56,14 @@ class Channel {
     short wants_;
 };
 
-// Completes the handshake. These three also throw TIMEOUT and INTERRUPTED; `what` is the beginning of their messages.
+// Completes the handshake. The next four also throw TIMEOUT and INTERRUPTED; `what` is the beginning of their messages.
 void open(Channel& channel, Deadline deadline, std::string_view what);
 void send_all(Channel& channel, std::string_view bytes, Deadline deadline, std::string_view what);
 void receive_all(Channel& channel, char* bytes, size_t size, Deadline deadline, std::string_view what);
+// Receives at least `least` bytes and at most `size`; returns how many. For an answer that is due: it looks a few times
+// before it sleeps.
+[[nodiscard]] size_t receive_some(Channel& channel, char* bytes, size_t least, size_t size, Deadline deadline,
+                                  std::string_view what);
 // Waits until there are bytes to read; returns false if the deadline passes first.
 [[nodiscard]] bool readable(Channel& channel, Deadline deadline);
 
