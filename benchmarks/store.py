@@ -1,7 +1,7 @@
 """Operations a second of the TCP store on loopback, plaintext and TLS, beside PyTorch's TCPStore and the bound.
 
 Clients are processes with one connection each, which set and get small values back to back. PyTorch has two servers; a
-round takes the faster one. It has no TLS.
+round takes the faster one. It has no TLS. The bound is that of the plaintext.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def bench(binaries: Path, rounds: int) -> list[results.Case]:
                 encrypted.append(ours(binaries, clients, encrypted=True))
                 torch.append(peer.operations(clients))
             words = f"{clients} client{'s' if clients > 1 else ''}"
-            for name, rates in ((words, plain), (f"{words}, TLS", encrypted)):
+            for name, rates, target in ((words, plain, 1.0), (f"{words}, TLS", encrypted, None)):
                 pairs = [(rate, BOUND) for rate in rates]
-                cases.append(results.case(name, "operations/s", "bound", pairs, 1.0, smaller_is_better=False))
+                cases.append(results.case(name, "operations/s", "bound", pairs, target, smaller_is_better=False))
             pairs = list(zip(plain, torch, strict=True))
             cases.append(results.case(words, "operations/s", TORCH, pairs, None, smaller_is_better=False))
     finally:

@@ -12,6 +12,7 @@
 
 #include "base/clock.hpp"
 #include "base/fd.hpp"
+#include "store/brief_wait.hpp"
 #include "store/handshake.hpp"
 #include "store/tls.hpp"
 
@@ -40,6 +41,7 @@ class Channel {
     [[nodiscard]] bool has_bytes();  // whether read() would return some, or throw
 
     [[nodiscard]] short wants() const;  // POLLIN or POLLOUT
+    [[nodiscard]] BriefWait& brief_wait() { return brief_wait_; }
 
    private:
     struct Shaking;
@@ -54,6 +56,7 @@ class Channel {
     std::unique_ptr<Shaking> shaking_;
     std::unique_ptr<Tls> tls_;
     short wants_;
+    BriefWait brief_wait_;
 };
 
 // Completes the handshake. The next four also throw TIMEOUT and INTERRUPTED; `what` is the beginning of their messages.

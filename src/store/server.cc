@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -13,7 +12,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -29,6 +27,7 @@
 #include "base/log.hpp"
 #include "base/thread.hpp"
 #include "store/address.hpp"
+#include "store/brief_wait.hpp"
 #include "store/channel.hpp"
 #include "store/handshake.hpp"
 #include "store/table.hpp"
@@ -112,15 +111,13 @@ class TcpStoreServer final : public StoreServer {
 
     bool turn() {
         std::array<epoll_event, 64> events;
-        const bool looks = Clock::now() < quiet_after_;  // clients often ask again before this thread could sleep
-        const int count =
-            ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), looks ? 0 : next_timeout());
-        if (count < 0 && errno != EINTR) throw os_error("epoll_wait", errno);
-        if (count == 0 && looks) {
-            ::sched_yield();
-            return true;
-        }
-        quiet_after_ = Clock::now() + next_request;
+        int count = 0;
+        const auto wait = [&](int timeout_ms) {
+            count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+            if (count < 0 && errno != EINTR) throw os_error("epoll_wait", errno);
+            return count > 0;
+        };
+        if (!brief_wait_.look([&] { return wait(0); })) wait(next_timeout());
         bool arrivals = false;
         for (int i = 0; i < count; ++i) {
             const epoll_event& event = events[static_cast<size_t>(i)];
@@ -388,7 +385,6 @@ class TcpStoreServer final : public StoreServer {
     }
 
     static constexpr size_t keep_capacity = 65536;
-    static constexpr std::chrono::microseconds next_request{25};  // as in channel.cc
 
     Address address_;
     handshake::Party party_;
@@ -401,7 +397,7 @@ class TcpStoreServer final : public StoreServer {
     bool told_of_refusal_ = false;
     bool told_of_shortage_ = false;
     uint64_t next_id_ = first_connection_id;
-    Clock::time_point quiet_after_;
+    BriefWait brief_wait_;
     std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
     std::deque<uint64_t> strangers_;                             // before the handshake's end, oldest first
     std::multimap<std::string, uint64_t, std::less<>> waiters_;  // key -> connection
