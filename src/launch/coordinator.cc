@@ -104,8 +104,8 @@ void Coordinator::join(Node node, const Hello& hello, Time now) {
     }
     // Later terms know a voter by its own word: only that of the first one makes one.
     const bool votes =
-        hello.seat >= 0 && (term_ == 0 ? voters_.try_emplace(hello.seat, hello.agent).first->second == hello.agent
-                                       : hello.votes && hello.job == job_);
+        hello.seat >= 0 &&
+        (term_ == 0 ? voters_.try_emplace(hello.seat, hello.agent).first->second == hello.agent : hello.ballot == job_);
     nodes_[node] = Member{.hello = hello, .number = joined_++, .votes = votes};
     had_majority_ = had_majority_ || has_majority();
     order(node, Welcome{job_, hosts_.run_id, nodes_.begin()->second.hello.host, term_, votes});

@@ -203,7 +203,7 @@ Hello JobAgent::hello(int socket) {
         if (socket >= 0) hello.address = local_address_of(socket);
         if (takes_part_) hello.job = job_id_;
         hello.seat = seat_;
-        hello.votes = election_.has_value();
+        if (election_) hello.ballot = job_id_;
     }
     return hello;
 }
@@ -402,7 +402,8 @@ void JobAgent::ask() {
 
 void JobAgent::hear_of_search(int seat, const Order& order) {
     if (const auto* welcome = std::get_if<Welcome>(&order)) {
-        const bool is_old = welcome->term < term_ || (election_ && welcome->term < election_->term());
+        const bool is_old =
+            welcome->job == job_id_ && (welcome->term < term_ || (election_ && welcome->term < election_->term()));
         const bool is_other = takes_part_ && welcome->job != job_id_;
         if (is_old || is_other || contacts_->socket(seat) < 0) return contacts_->drop(seat);
         if (coordinator_) {  // of a job that has not begun
@@ -607,6 +608,7 @@ void JobAgent::obey(Order order) {
         }
         welcome_ = true;
         if (options_.hosts) {
+            if (welcome->job != job_id_) election_.reset();
             job_id_ = welcome->job;
             run_id_ = welcome->run;
             coordinator_host_ = welcome->host;
@@ -746,7 +748,7 @@ void JobAgent::hear(Coordinator::Node node, Peer& peer, Report report) {
         }
     };
     if (const auto* stand = std::get_if<Stand>(&report)) {
-        const bool belongs = peer.hello && peer.hello->votes && peer.hello->job == job_id_;
+        const bool belongs = peer.hello && peer.hello->ballot == job_id_;
         const bool may_vote = belongs && election_ && !coordinator_;
         const Vote no{stand->term, stand->binding, false, election_ ? election_->term() : 0};
         peer.link.send(encode(Order(may_vote ? election_->answer(*stand, Clock::now()) : no)));

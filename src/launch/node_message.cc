@@ -158,7 +158,7 @@ std::string encode(const Report& report) {
                                          {"master_port", hello.master_port},
                                          {"job", hello.job},
                                          {"seat", hello.seat},
-                                         {"votes", hello.votes}});
+                                         {"ballot", hello.ballot}});
             },
             [](const RankEnded& ended) {
                 return text_of("ended", {{"round", ended.round}, {"end", end_json(ended.end)}});
@@ -246,7 +246,7 @@ Report decode_report(const Json& message) {
         hello.master_port = port_at(message, "master_port");
         hello.job = message.at("job").as_string();
         hello.seat = number_at(message, "seat", -1, max_ranks - 1);
-        hello.votes = message.at("votes").as_bool();
+        hello.ballot = message.at("ballot").as_string();
         return hello;
     }
     if (kind == "ended") return RankEnded{number_at(message, "round"), end_at(message)};

@@ -29,9 +29,9 @@ struct Hello {
     std::vector<std::string> agreed;  // what has to be the same on all hosts, one line for each
     uint16_t master_port = 0;         // free on that host
     // Of a job with spares.
-    std::string job;     // that it belongs to; empty: to none yet
+    std::string job;     // in whose rounds it was; empty: in none yet
     int seat = -1;       // its place among the store hosts
-    bool votes = false;  // as the store host of its seat
+    std::string ballot;  // the job in which it has the vote of its seat; empty: none
 };
 
 // A rank has ended; what it left is not read yet.

@@ -134,7 +134,7 @@ class Spares {
             ++leaders;
             EXPECT_TRUE(host.coordinator->has_majority());
             ASSERT_TRUE(host.round) << "no round runs";
-            EXPECT_TRUE(runs(*host.round));
+            EXPECT_TRUE(runs(host));
         }
         EXPECT_EQ(leaders, 1);
     }
@@ -161,7 +161,7 @@ class Spares {
         hello.ranks = {options_.ranks()};
         hello.job = h.takes_part ? h.job : "";
         hello.seat = h.seat;
-        hello.votes = h.election.has_value();
+        if (h.election) hello.ballot = h.job;
         return hello;
     }
 
@@ -214,20 +214,21 @@ class Spares {
             }
         }
         connections_.remove_if([](const Connection& c) { return !c.client_open && !c.server_open; });
-        std::set<int> running;
+        std::set<std::pair<std::string, int>> running;
         for (const SimulatedHost& h : hosts_) {
-            if (h.round && runs(*h.round)) running.insert(h.round->round);
+            if (h.round && runs(h)) running.insert({h.job, h.round->round});
         }
         EXPECT_LE(running.size(), 1U) << "two rounds run with all of their ranks";
     }
 
-    // All ranks of the round live.
-    bool runs(const StartRound& round) const {
+    // All ranks of its round live.
+    bool runs(const SimulatedHost& of) const {
         int ranks = 0;
         for (const SimulatedHost& h : hosts_) {
-            if (h.alive && h.round && h.round->round == round.round) ranks += static_cast<int>(h.round->seats.size());
+            if (!h.alive || !h.round || h.job != of.job || h.round->round != of.round->round) continue;
+            ranks += static_cast<int>(h.round->seats.size());
         }
-        return ranks == round.world_size;
+        return ranks == of.round->world_size;
     }
 
     void act(int i) {
@@ -258,7 +259,7 @@ class Spares {
             c.up.pop_front();
             c.server_heard = now_;
             if (const auto* stand = std::get_if<Stand>(&report)) {
-                const bool may = c.hello && c.hello->votes && c.hello->job == h.job && h.election && !h.coordinator;
+                const bool may = c.hello && c.hello->ballot == h.job && h.election && !h.coordinator;
                 const Vote no{stand->term, stand->binding, false, h.election ? h.election->term() : 0};
                 send_down(c, may ? h.election->answer(*stand, now_) : no);
             } else if (const auto* hello = std::get_if<Hello>(&report)) {
@@ -319,6 +320,7 @@ class Spares {
     void obey(int i, const Order& order) {
         SimulatedHost& h = host(i);
         if (const auto* welcome = std::get_if<Welcome>(&order)) {
+            if (welcome->job != h.job) h.election.reset();
             h.job = welcome->job;
             h.term = welcome->term;
             if (!welcome->votes) h.election.reset();
@@ -433,7 +435,8 @@ class Spares {
             c.down.pop_front();
             c.client_heard = now_;
             if (const auto* welcome = std::get_if<Welcome>(&order)) {
-                const bool old = welcome->term < h.term || (h.election && welcome->term < h.election->term());
+                const bool old = welcome->job == h.job &&
+                                 (welcome->term < h.term || (h.election && welcome->term < h.election->term()));
                 if (old || (h.takes_part && welcome->job != h.job)) return drop();
                 if (h.coordinator) {
                     h.coordinator.reset();
