@@ -80,6 +80,8 @@ def main() -> int:
     read_path = commands.add_parser("read_path", help="a load of a warm checkpoint beside pread and checksums")
     read_path.add_argument("--rounds", type=int, default=11)
     read_path.add_argument("--ranks", type=numbers, default=[1, 2])
+    store = commands.add_parser("store", help="operations a second of the TCP store beside PyTorch's TCPStore")
+    store.add_argument("--rounds", type=int, default=7)
     gpu = commands.add_parser("gpu", help="all_reduce of CUDA tensors beside NCCL alone (needs a GPU)")
     gpu.add_argument("--rounds", type=int, default=7)
     build = commands.add_parser("build", help="cold builds without ccache beside those of another commit")
@@ -181,6 +183,10 @@ def main() -> int:
         import read_path as read_bench
 
         cases = read_bench.bench(arguments.binaries, arguments.rounds, arguments.ranks)
+    elif arguments.name == "store":
+        import store as store_bench
+
+        cases = store_bench.bench(arguments.binaries, arguments.rounds)
     elif arguments.name == "gpu":
         import gpu as gpu_bench
 

@@ -84,6 +84,10 @@ void add_host_options(Command& group, HostWords& hosts) {
                     "join_timeout=600,last_call_timeout=30,keep_alive_interval=2,keep_alive_max_attempt=3 (seconds), "
                     "is_host=true|false")
         .environment_default("PET_RDZV_CONF");
+    group.add_option(
+        "--store-hosts", hosts.store_hosts,
+        "spares for the host of --rdzv-endpoint: HOST[:PORT],..., at least two; the job continues while more "
+        "than half of these store hosts live");
     group.add_option("--rdzv-backend", hosts.backend, "static or c10d; both mean the same here")
         .environment_default("PET_RDZV_BACKEND");
     group.add_option("--node-rank", hosts.node_rank, "this host's place among the hosts")
@@ -167,6 +171,9 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
         options.hosts = hosts_of(arguments.hosts);
     } catch (const Error& error) {
         throw UsageError(error.what());
+    }
+    if (!options.hosts && !arguments.hosts.store_hosts.empty() && arguments.choice.hostfile.empty()) {
+        throw UsageError("--store-hosts names spares for a job of several hosts (--nnodes); this one has one host");
     }
     if (options.hosts) {
         options.hosts->version = TESSERA_VERSION;

@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "base/error.hpp"
+#include "launch/election.hpp"
 #include "launch/process.hpp"
 #include "launch/report.hpp"
 
@@ -29,11 +30,24 @@ std::string plural(size_t count, const char* noun) {
 }  // namespace
 
 Coordinator::Coordinator(RunOptions options, std::string job, size_t width, Time now)
+    : Coordinator(std::move(options), std::move(job), width, now, Succession{}) {}
+
+Coordinator::Coordinator(RunOptions options, std::string job, size_t width, Time now, const Succession& succession)
     : options_(std::move(options)),
       hosts_(options_.hosts.value_or(HostOptions{})),
       job_(std::move(job)),
+      term_(succession.term),
       width_(width),
+      round_(first_round(succession.term) - 1),
+      restarts_(succession.restarts),
+      awaited_(succession.hosts),
       gathering_since_(now) {}
+
+bool Coordinator::has_majority() const {
+    if (hosts_.spares.empty()) return true;
+    const auto voters = std::ranges::count_if(nodes_, [](const auto& entry) { return entry.second.votes; });
+    return voters >= Election::majority_of(hosts_.seats());
+}
 
 void Coordinator::order_all(const Order& order) {
     for (const auto& [node, member] : nodes_) this->order(node, order);
@@ -50,7 +64,7 @@ void Coordinator::say(std::string text) { order_all(Say{std::move(text), "", {}}
 // --- reports
 
 void Coordinator::take(Node node, const Report& report, Time now) {
-    if (state_ == State::finished) return;
+    if (state_ == State::finished || state_ == State::deposed) return;
     if (const auto* hello = std::get_if<Hello>(&report)) return join(node, *hello, now);
     if (!nodes_.contains(node)) return;
     if (const auto* ended = std::get_if<RankEnded>(&report)) {
@@ -80,6 +94,7 @@ void Coordinator::join(Node node, const Hello& hello, Time now) {
         lose(other, "its agent has connected again", now);
         break;
     }
+    if (state_ == State::deposed) return;
     if (state_ == State::finished) return order(node, Refused{"the job has ended"});
     if (const std::string why = why_refused(hello); !why.empty()) {
         order(node, Refused{why});
@@ -87,8 +102,13 @@ void Coordinator::join(Node node, const Hello& hello, Time now) {
         if (round_ < 0 && !nodes_.empty()) return finish(1, why, why);
         return say(fmt::format("refused host {}: {}", hello.host, why));
     }
-    order(node, Welcome{job_, hosts_.run_id});
-    nodes_[node] = Member{.hello = hello, .number = joined_++};
+    // Later terms know a voter by its own word: only that of the first one makes one.
+    const bool votes =
+        hello.seat >= 0 &&
+        (term_ == 0 ? voters_.try_emplace(hello.seat, hello.agent).first->second == hello.agent : hello.ballot == job_);
+    nodes_[node] = Member{.hello = hello, .number = joined_++, .votes = votes};
+    had_majority_ = had_majority_ || has_majority();
+    order(node, Welcome{job_, hosts_.run_id, nodes_.begin()->second.hello.host, term_, votes});
     if (nodes_.size() > 1 && hello.architecture != nodes_.begin()->second.hello.architecture) {
         say(fmt::format("host {} is {}, but host {} is {}", hello.host, hello.architecture,
                         nodes_.begin()->second.hello.host, nodes_.begin()->second.hello.architecture));
@@ -203,9 +223,13 @@ void Coordinator::note_over(Node node, const RoundOver& over, Time now) {
 
 void Coordinator::lose(Node node, const std::string& why, Time now) {
     const auto found = nodes_.find(node);
-    if (found == nodes_.end() || state_ == State::finished) return;
+    if (found == nodes_.end() || state_ == State::finished || state_ == State::deposed) return;
     const Member member = found->second;
     nodes_.erase(found);
+    if (had_majority_ && !has_majority()) {
+        state_ = State::deposed;
+        return;
+    }
     if (!member.in_round) {
         if (hosts_.max_nodes > 1) say(fmt::format("host {} has left: {}", member.hello.host, why));
         return tick(now);
@@ -289,6 +313,8 @@ std::string Coordinator::missing_hosts() const {
         }
         text += fmt::format("; missing: node rank {}", missing);
     }
+    if (!has_majority())
+        text += fmt::format("; more than half of the {} store hosts are needed (--store-hosts)", hosts_.seats());
     return text;
 }
 
@@ -303,16 +329,18 @@ std::optional<Coordinator::Time> Coordinator::next_tick() const {
 void Coordinator::tick(Time now) {
     if (state_ != State::gathering) return;
     const int present = static_cast<int>(nodes_.size());
-    if (present >= hosts_.max_nodes) return begin_round();
-    if (present < hosts_.min_nodes) last_call_.reset();
-    if (present >= hosts_.min_nodes && !last_call_) last_call_ = now + hosts_.last_call;
+    const bool enough = present >= hosts_.min_nodes && has_majority();
+    if (enough && present >= (awaited_ > 0 ? std::min(awaited_, hosts_.max_nodes) : hosts_.max_nodes))
+        return begin_round();
+    if (!enough) last_call_.reset();
+    if (enough && !last_call_) last_call_ = now + hosts_.last_call;
     if (last_call_ && now >= *last_call_) return begin_round();
     if (!told_waiting_ && now >= gathering_since_ + patience) {
         told_waiting_ = true;
         say(fmt::format("waiting for more hosts: {}", missing_hosts()));
     }
     if (now < gathering_since_ + hosts_.join_timeout) return;
-    if (present >= hosts_.min_nodes) return begin_round();
+    if (enough) return begin_round();
     const std::string text =
         fmt::format("the job cannot start: after {:g} s, {}", seconds(hosts_.join_timeout), missing_hosts());
     finish(1, text, text);
@@ -369,6 +397,7 @@ void Coordinator::begin_round() {
     cut_short_ = false;
     listening_ = false;
     last_call_.reset();
+    awaited_ = 0;
     for (auto& [node, member] : nodes_) {
         member.started = std::ranges::find(chosen, node) != chosen.end();
         member.in_round = member.started;
@@ -524,7 +553,7 @@ void Coordinator::give_up(const std::vector<RankEnd>& failures, const std::strin
 }
 
 void Coordinator::fail(int exit_code, const std::string& why) {
-    if (state_ == State::finished) return;
+    if (state_ == State::finished || state_ == State::deposed) return;
     const std::string text = fmt::format("the coordinating agent failed: {}", why);
     finish(exit_code, "", text);
 }

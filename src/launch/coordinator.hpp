@@ -3,6 +3,9 @@
 //
 //   gathering -> running -> stopping -> gathering or the next round, or the end
 //
+// With spares (--store-hosts) it acts only while more than half of the store hosts follow it: without them it begins no
+// round, and once it has lost them it is deposed and decides nothing any more. Its rounds are those of its term (Election).
+//
 // A round is an epoch of the job's store: rounds only count up, and a new one begins only after every host of the
 // previous one has said that all of its processes are dead, or is lost. A lost host's processes belong to an epoch that
 // no store serves any more.
@@ -29,8 +32,18 @@ class Coordinator {
         Order order;
     };
 
+    // What a spare knows when it takes over.
+    struct Succession {
+        int term = 0;
+        int restarts = 0;  // used
+        int hosts = 0;     // to wait for: the others of the last round
+    };
+    static constexpr int rounds_of_a_term = 1'000'000;
+    [[nodiscard]] static int first_round(int term) { return term * rounds_of_a_term; }
+
     // `width`: of the report's lines; 0: not cut.
     Coordinator(RunOptions options, std::string job, size_t width, Time now);
+    Coordinator(RunOptions options, std::string job, size_t width, Time now, const Succession& succession);
 
     void take(Node node, const Report& report, Time now);
     void lose(Node node, const std::string& why, Time now);
@@ -43,6 +56,9 @@ class Coordinator {
     [[nodiscard]] std::vector<Addressed> take_orders() { return std::exchange(orders_, {}); }
 
     [[nodiscard]] bool finished() const { return state_ == State::finished; }
+    [[nodiscard]] bool deposed() const { return state_ == State::deposed; }
+    // Whether more than half of the store hosts follow; true without spares.
+    [[nodiscard]] bool has_majority() const;
     [[nodiscard]] int round() const { return round_; }
     [[nodiscard]] int restarts() const { return restarts_; }
     // Of the round, by rank: those that have ended so far. Nothing that begins in them waits for a lost host's.
@@ -50,7 +66,7 @@ class Coordinator {
     [[nodiscard]] bool all_ended() const;
 
    private:
-    enum class State { gathering, running, stopping, finished };
+    enum class State { gathering, running, stopping, finished, deposed };
     enum class Reason { none, failure, lost_node, stop, change };
 
     struct Member {
@@ -59,6 +75,7 @@ class Coordinator {
         bool in_round = false;  // has started it, and not said that it is over
         bool started = false;   // it takes part in the round
         bool spent = false;     // none of its ranks is left (--on-loss shrink)
+        bool votes = false;     // it is the store host of its seat
     };
 
     void join(Node node, const Hello& hello, Time now);
@@ -94,6 +111,7 @@ class Coordinator {
     const RunOptions options_;
     const HostOptions hosts_;  // one host if the options have none
     const std::string job_;
+    const int term_;
     const size_t width_;
 
     State state_ = State::gathering;
@@ -101,6 +119,9 @@ class Coordinator {
     int round_ = -1;
     int restarts_ = 0;
     int joined_ = 0;
+    int awaited_ = 0;  // hosts that a successor waits for before its first round; 0: as usual
+    bool had_majority_ = false;
+    std::map<int, std::string> voters_;  // of a seat: the first agent that took it, in term 0
     int stop_signal_ = 0;
     bool cut_short_ = false;
     bool listening_ = false;

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "base/env.hpp"
@@ -41,7 +43,7 @@ void set_nodes(HostOptions& hosts, std::string_view text) {
     }
 }
 
-void set_endpoint(HostOptions& hosts, std::string_view text, std::string_view option, uint16_t port) {
+std::pair<std::string, uint16_t> address_of(std::string_view text, std::string_view option, uint16_t port) {
     std::string_view host = text;
     std::string_view digits;
     if (text.starts_with('[')) {
@@ -61,8 +63,33 @@ void set_endpoint(HostOptions& hosts, std::string_view text, std::string_view op
     }
     if (host.empty()) throw wrong(fmt::format("{} '{}' has no host", option, text));
     if (host.starts_with('-')) throw wrong(fmt::format("{} '{}': a host cannot begin with '-'", option, text));
-    hosts.endpoint_host = host;
-    hosts.endpoint_port = digits.empty() ? port : number<uint16_t>(digits, option, 1, 65535);
+    return {std::string(host), digits.empty() ? port : number<uint16_t>(digits, option, 1, 65535)};
+}
+
+void set_spares(HostOptions& hosts, std::string_view text) {
+    constexpr std::string_view option = "--store-hosts";
+    std::set<std::pair<std::string, uint16_t>> known = {{hosts.endpoint_host, hosts.endpoint_port}};
+    for (bool more = !text.empty(); more;) {
+        const size_t comma = text.find(',');
+        more = comma != std::string_view::npos;
+        hosts.spares.push_back(address_of(text.substr(0, comma), option, port_of_rendezvous));
+        const auto& [host, port] = hosts.spares.back();
+        if (!known.insert(hosts.spares.back()).second) {
+            throw wrong(
+                fmt::format("{} names {} with port {} twice, or the host of --rdzv-endpoint", option, host, port));
+        }
+        if (more) text.remove_prefix(comma + 1);
+    }
+    if (hosts.spares.size() == 1) {
+        throw wrong(
+            fmt::format("{} names one spare, {}: of two store hosts neither can tell the other's death from a cut "
+                        "network; name at least two spares",
+                        option, hosts.spares.front().first));
+    }
+    if (hosts.seats() > hosts.max_nodes) {
+        throw wrong(fmt::format("{} names {} spares, but of {} hosts (--nnodes) one owns --rdzv-endpoint", option,
+                                hosts.spares.size(), hosts.max_nodes));
+    }
 }
 
 milliseconds span(std::string_view value, const std::string& option) {
@@ -146,7 +173,8 @@ std::optional<HostOptions> hosts_of(const HostWords& words) {
                                 hosts.max_nodes));
     }
     if (!words.endpoint.empty()) {
-        set_endpoint(hosts, words.endpoint, "--rdzv-endpoint", port_of_rendezvous);
+        std::tie(hosts.endpoint_host, hosts.endpoint_port) =
+            address_of(words.endpoint, "--rdzv-endpoint", port_of_rendezvous);
     } else if (!words.master_address.empty()) {
         hosts.endpoint_host = words.master_address;
         if (hosts.endpoint_host.starts_with('[') && hosts.endpoint_host.ends_with(']')) {
@@ -157,6 +185,7 @@ std::optional<HostOptions> hosts_of(const HostWords& words) {
     } else {
         set_from_slurm(hosts);
     }
+    set_spares(hosts, words.store_hosts);
     return hosts;
 }
 

@@ -12,6 +12,7 @@ namespace tsr {
 struct HostWords {
     std::string nodes = "1";  // N or MIN:MAX
     std::string endpoint;     // HOST[:PORT], [IPv6]:PORT
+    std::string store_hosts;  // HOST[:PORT],...
     std::string backend;
     std::string run_id;
     std::string conf;  // KEY=VALUE,...

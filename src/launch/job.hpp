@@ -47,13 +47,17 @@ struct HostOptions {
     int max_nodes = 1;
     std::string endpoint_host;  // where the agents meet
     uint16_t endpoint_port = 29400;
-    std::string version;                // of Tessera
-    std::string run_id = "none";        // distinguishes jobs at one endpoint
-    int node_rank = -1;                 // -1: in the order in which hosts join
+    std::vector<std::pair<std::string, uint16_t>> spares;  // --store-hosts, in order: HOST, PORT
+    std::string version;                                   // of Tessera
+    std::string run_id = "none";                           // distinguishes jobs at one endpoint
+    int node_rank = -1;                                    // -1: in the order in which hosts join
     std::optional<bool> is_host;        // whether this agent owns the endpoint; nullopt: if it can listen there
     milliseconds join_timeout{600000};  // until enough hosts have joined
     milliseconds last_call{30000};      // for more, once there are enough
     milliseconds silence{6000};         // after which an agent counts as lost
+
+    // Of the store hosts: the endpoint and the spares.
+    [[nodiscard]] int seats() const { return 1 + static_cast<int>(spares.size()); }
 };
 
 struct RunOptions {

@@ -52,6 +52,7 @@ std::vector<std::string> agreed_by(const RunOptions& options) {
     const HostOptions& hosts = *options.hosts;
     std::vector<std::string> agreed;
     agreed.push_back(fmt::format("--nnodes {}:{}", hosts.min_nodes, hosts.max_nodes));
+    for (const auto& [host, port] : hosts.spares) agreed.push_back(fmt::format("--store-hosts {}:{}", host, port));
     agreed.push_back(fmt::format("--max-restarts {}", options.max_restarts));
     agreed.push_back(fmt::format("--min-ranks {}", options.min_ranks));
     constexpr std::array<const char*, 3> words = {"restart", "shrink", "continue"};
@@ -160,7 +161,9 @@ bool JobAgent::open_events() {
 
 int JobAgent::run_job() {
     for (const Program& program : options_.programs) (void)find_executable(program.command.front());
-    if (options_.hosts) {
+    if (options_.hosts && !options_.hosts->spares.empty()) {
+        begin_with_spares();
+    } else if (options_.hosts) {
         join();
     } else {
         coordinate("127.0.0.1");
@@ -184,7 +187,8 @@ int JobAgent::run_job() {
 
 // --- meeting the other agents
 
-Hello JobAgent::hello() {
+// `socket`: connected to the coordinating agent; -1: in this process.
+Hello JobAgent::hello(int socket) {
     Hello hello;
     hello.agent = agent_id_;
     hello.host = host_;
@@ -196,7 +200,10 @@ Hello JobAgent::hello() {
         hello.version = options_.hosts->version;
         hello.node_rank = options_.hosts->node_rank;
         hello.agreed = agreed_by(options_);
-        if (coordinator_link_) hello.address = local_address_of(coordinator_link_->socket());
+        if (socket >= 0) hello.address = local_address_of(socket);
+        if (takes_part_) hello.job = job_id_;
+        hello.seat = seat_;
+        if (election_) hello.ballot = job_id_;
     }
     return hello;
 }
@@ -208,14 +215,23 @@ void JobAgent::coordinate(const std::string& bind_host) {
     pump();
 }
 
-// The address on which this agent listens, if it owns the endpoint: the address is one of this host's, and no other
-// agent listens there.
+// The address on which this agent listens, if it owns the endpoint.
 std::optional<std::string> JobAgent::listen_at_endpoint() {
     const HostOptions& hosts = *options_.hosts;
     if (hosts.is_host == false) return std::nullopt;
     std::optional<Error> last;
-    for (const std::string& numeric : numeric_addresses(hosts.endpoint_host)) {
-        Address address{numeric, hosts.endpoint_port};
+    const auto own = listen_at({hosts.endpoint_host, hosts.endpoint_port}, "--rdzv-endpoint", last);
+    if (!own && hosts.is_host == true && last) {
+        throw Error(Code::io, fmt::format("this agent is to own the endpoint (is_host), but {}", last->what()))
+            .caused_by(*last);
+    }
+    return own;
+}
+
+// Listens if the address is one of this host's, and no other agent listens there; else `last` says why not.
+std::optional<std::string> JobAgent::listen_at(const Address& place, const char* option, std::optional<Error>& last) {
+    for (const std::string& numeric : numeric_addresses(place.host)) {
+        Address address{numeric, place.port};
         Fd socket;
         try {
             socket = listen_on(address);
@@ -226,18 +242,14 @@ std::optional<std::string> JobAgent::listen_at_endpoint() {
             if (failure == EADDRINUSE) break;
             continue;
         }
-        if (is_loopback(numeric) && numeric != hosts.endpoint_host && hosts.endpoint_host != "localhost") {
+        if (is_loopback(numeric) && numeric != place.host && place.host != "localhost") {
             throw Error(Code::invalid_argument,
                         fmt::format("host name '{}' means {} on this host, where other hosts cannot reach it; give "
-                                    "--rdzv-endpoint a numeric address or a name that means one",
-                                    hosts.endpoint_host, numeric));
+                                    "{} a numeric address or a name that means one",
+                                    place.host, numeric, option));
         }
         listener_.emplace(std::move(socket), party_);
         return numeric;
-    }
-    if (hosts.is_host == true && last) {
-        throw Error(Code::io, fmt::format("this agent is to own the endpoint (is_host), but {}", last->what()))
-            .caused_by(*last);
     }
     return std::nullopt;
 }
@@ -298,23 +310,172 @@ void JobAgent::join_once(Deadline deadline) {
         connect_with_handshake({options_.hosts->endpoint_host, options_.hosts->endpoint_port}, party_, deadline);
     coordinator_address_ = remote_address_of(channel.fd());
     coordinator_link_.emplace(std::move(channel));
-    coordinator_link_->send(encode(Report(hello())));
+    coordinator_link_->send(encode(Report(hello(coordinator_link_->socket()))));
+}
+
+// --- with spares
+
+Address JobAgent::store_host(int seat) const {
+    const HostOptions& hosts = *options_.hosts;
+    if (seat == 0) return {hosts.endpoint_host, hosts.endpoint_port};
+    const auto& [host, port] = hosts.spares.at(static_cast<size_t>(seat - 1));
+    return {host, port};
+}
+
+// The owner of the endpoint begins a job, unless a spare coordinates one already; no round begins without more than half
+// of the store hosts.
+void JobAgent::begin_with_spares() {
+    std::optional<Error> last;
+    if (const auto own = listen_at_endpoint()) {
+        seat_ = 0;
+        coordinate(*own);
+    }
+    for (int seat = 1; seat_ < 0 && seat < options_.hosts->seats(); ++seat) {
+        if (const auto own = listen_at(store_host(seat), "--store-hosts", last)) {
+            seat_ = seat;
+            bind_host_ = *own;
+        }
+    }
+    search();
+}
+
+void JobAgent::search() {
+    std::map<int, Address> others;
+    for (int seat = 0; seat < options_.hosts->seats(); ++seat) {
+        if (seat != seat_) others.emplace(seat, store_host(seat));
+    }
+    contacts_.emplace(std::move(others), party_, options_.hosts->silence);
+    search_deadline_ = Deadline::in(options_.hosts->join_timeout);
+    asked_.reset();
+    if (election_ && !coordinator_) election_->lose(Clock::now());
+}
+
+void JobAgent::tend_contacts() {
+    if (!contacts_) return;
+    if (coordinator_ && coordinator_->round() >= 0) return contacts_.reset();
+    for (Contacts::News& news : contacts_->turn()) {
+        if (news.opened) {
+            contacts_->send(news.seat, encode(Report(hello(contacts_->socket(news.seat)))));
+            if (const auto stand = question()) contacts_->send(news.seat, encode(Report(*stand)));
+        }
+        for (const Json& message : news.messages) {
+            Order order;
+            try {
+                order = decode_order(message);
+            } catch (const Error& error) {
+                if (contacts_) contacts_->drop(news.seat);
+                if (coordinator_link_) coordinator_link_->end(error.what());
+                break;
+            }
+            if (contacts_) {
+                hear_of_search(news.seat, order);
+            } else if (coordinator_link_) {  // the connection has become that to the coordinating agent
+                obey(std::move(order));
+            }
+            if (exit_code_) return;
+        }
+        if (!contacts_) return;
+    }
+    if (coordinator_) return;
+    if (election_) {
+        election_->tick(Clock::now());
+        ask();
+    }
+    if (!search_deadline_.expired()) return;
+    logs_.say(
+        fmt::format("host {} found no agent that coordinates the job within {:g} s (--rdzv-conf join_timeout); more "
+                    "than half of the {} store hosts are needed (--store-hosts): {}",
+                    host_, seconds(options_.hosts->join_timeout), options_.hosts->seats(), contacts_->why()));
+    exit_code_ = 1;
+}
+
+std::optional<Stand> JobAgent::question() const {
+    return election_ && !coordinator_ ? election_->question() : std::nullopt;
+}
+
+// Asks the other store hosts once for each term and phase.
+void JobAgent::ask() {
+    const auto stand = question();
+    if (stand && stand != asked_) contacts_->send_all(encode(Report(*stand)));
+    asked_ = stand;
+}
+
+void JobAgent::hear_of_search(int seat, const Order& order) {
+    if (const auto* welcome = std::get_if<Welcome>(&order)) {
+        const bool is_old =
+            welcome->job == job_id_ && (welcome->term < term_ || (election_ && welcome->term < election_->term()));
+        const bool is_other = takes_part_ && welcome->job != job_id_;
+        if (is_old || is_other || contacts_->socket(seat) < 0) return contacts_->drop(seat);
+        if (coordinator_) {  // of a job that has not begun
+            coordinator_.reset();
+            election_.reset();
+            reports_.clear();
+            peers_.clear();
+        }
+        coordinator_link_.emplace(contacts_->take(seat));
+        coordinator_address_ = remote_address_of(coordinator_link_->socket());
+        coordinator_uri_ = store_host(seat).uri();
+        contacts_.reset();
+        obey(order);
+    } else if (const auto* vote = std::get_if<Vote>(&order)) {
+        if (!election_ || coordinator_) return;
+        if (election_->count(seat, *vote)) return lead();
+        ask();
+    } else if (std::holds_alternative<Refused>(order) && !coordinator_) {
+        obey(order);
+    }
+}
+
+void JobAgent::lead() {
+    const int term = election_->term();
+    election_->follow(term);
+    contacts_.reset();
+    const bool enough = group_size_ == 0 || group_size_ - 1 >= options_.hosts->min_nodes;
+    const Coordinator::Succession succession{term, restarts_ + (enough ? 0 : 1), std::max(group_size_ - 1, 0)};
+    logs_.say(fmt::format("host {} coordinates the job from now on, term {}", host_, term));
+    coordinator_ =
+        std::make_unique<Coordinator>(options_, job_id_, terminal_width(STDERR_FILENO), Clock::now(), succession);
+    led_since_ = Clock::now();
+    report(hello());
+    for (auto& [node, peer] : peers_) {
+        if (peer.hello) reports_.emplace_back(node, *peer.hello);
+    }
+    pump();
+}
+
+// Others may have another coordinating agent by now: this one is a host like them.
+void JobAgent::stand_down() {
+    lost_link_ = fmt::format("fewer than {} of {} store hosts follow it (--store-hosts)",
+                             Election::majority_of(options_.hosts->seats()), options_.hosts->seats());
+    coordinator_host_ = host_;
+    coordinator_uri_ = store_host(seat_).uri();
+    coordinator_.reset();
+    reports_.clear();
+    peers_.clear();
+    own_client_.reset();
+    store_.reset();
+    if (ranks_.in_round()) ranks_.hear();
 }
 
 // The coordinating agent has ended, dropped this host or cannot be reached; no rank of this host lives any more.
 void JobAgent::rejoin_or_end() {
     const HostOptions& hosts = *options_.hosts;
     const std::string why = std::exchange(lost_link_, "");
-    const bool may = welcome_ && (hosts.min_nodes < hosts.max_nodes || options_.max_restarts > 0);
+    bool may = welcome_ && (hosts.min_nodes < hosts.max_nodes || options_.max_restarts > 0);
+    if (!hosts.spares.empty()) {
+        const bool enough = group_size_ == 0 || group_size_ - 1 >= hosts.min_nodes;
+        may = welcome_ && stop_heard_ == 0 && (enough || restarts_ < options_.max_restarts);
+    }
     coordinator_link_.reset();
+    const std::string lost = fmt::format("lost the coordinating agent on host {} at {}: {}", coordinator_host_,
+                                         coordinator_uri_.empty() ? endpoint() : coordinator_uri_, why);
     if (!may) {
-        logs_.say(
-            fmt::format("lost the coordinating agent at {}: {}; the ranks of this host were ended", endpoint(), why));
-        exit_code_ = 1;
+        logs_.say(lost + "; the ranks of this host were ended");
+        exit_code_ = stop_heard_ == 0 ? 1 : 128 + stop_heard_;
         return;
     }
-    logs_.say(fmt::format("lost the coordinating agent at {}: {}; trying to join again for up to {:g} s", endpoint(),
-                          why, seconds(hosts.join_timeout)));
+    logs_.say(fmt::format("{}; trying to join again for up to {:g} s", lost, seconds(hosts.join_timeout)));
+    if (!hosts.spares.empty()) return search();
     join();
 }
 
@@ -332,6 +493,7 @@ void JobAgent::turn() {
     if (listener_) listener_->append_polls(polls);
     for (const auto& [node, peer] : peers_) polls.push_back(peer.link.poll_entry());
     if (coordinator_link_) polls.push_back(coordinator_link_->poll_entry());
+    if (contacts_) contacts_->append_polls(polls);
     if (::poll(polls.data(), polls.size(), timeout_ms()) < 0 && errno != EINTR) throw os_error("poll", errno);
     logs_.handle_polls(polls.data() + own, of_logs);
     events_.write_some();
@@ -354,6 +516,7 @@ void JobAgent::turn() {
     if (options_.hosts) {
         tend_peers();
         tend_coordinator();
+        tend_contacts();
         beat();
     }
     if (coordinator_) coordinator_->tick(Clock::now());
@@ -366,6 +529,7 @@ int JobAgent::timeout_ms() const {
         if (const auto tick = coordinator_->next_tick()) next = next.earlier(Deadline(*tick));
     }
     if (options_.hosts) next = next.earlier(Deadline(last_beat_ + beat_pause));
+    if (contacts_) next = next.earlier(Deadline::in(poll_slice));
     return static_cast<int>(next.remaining().count());
 }
 
@@ -444,8 +608,14 @@ void JobAgent::obey(Order order) {
         }
         welcome_ = true;
         if (options_.hosts) {
+            if (welcome->job != job_id_) election_.reset();
             job_id_ = welcome->job;
             run_id_ = welcome->run;
+            coordinator_host_ = welcome->host;
+            term_ = welcome->term;
+            if (!welcome->votes) election_.reset();
+            if (welcome->votes && !election_) election_.emplace(seat_, options_.hosts->seats());
+            if (election_) election_->follow(term_);
         }
     } else if (const auto* refused = std::get_if<Refused>(&order)) {
         logs_.say(fmt::format("this host cannot join the job: {}", refused->why));
@@ -453,6 +623,7 @@ void JobAgent::obey(Order order) {
     } else if (auto* start = std::get_if<StartRound>(&order)) {
         start_round(std::move(*start));
     } else if (const auto* end = std::get_if<EndRanks>(&order)) {
+        if (end->manner == EndRanks::Manner::stop) stop_heard_ = end->signal;
         if (!ranks_.in_round()) return;
         switch (end->manner) {
             case EndRanks::Manner::failure: return ranks_.hear();
@@ -480,6 +651,8 @@ void JobAgent::start_round(StartRound order) {
     }
     if (order.seats.empty() || ranks_.in_round()) throw Error(Code::corrupt, "a round was ordered that cannot begin");
     takes_part_ = true;
+    group_size_ = order.group_size;
+    restarts_ = order.restarts;
     told_of_listener_ = false;
     const std::string uri = coordinator_ ? store_->uri() : Address{coordinator_address_, order.store_port}.uri();
     ranks_.start({std::move(order), uri, job_id_, run_id_});
@@ -550,9 +723,13 @@ void JobAgent::tend_peers() {
     pump();  // what they said before
     for (const auto& [node, why] : lost) {
         peers_.erase(node);
+        if (!coordinator_) continue;
         coordinator_->lose(node, why, Clock::now());
         departures_changed_ = true;
     }
+    const bool is_late = coordinator_ && term_ > 0 && coordinator_->round() < Coordinator::first_round(term_) &&
+                         !coordinator_->has_majority() && Clock::now() - led_since_ > options_.hosts->silence;
+    if (coordinator_ && (coordinator_->deposed() || is_late)) return stand_down();
     pump();
 }
 
@@ -570,6 +747,18 @@ void JobAgent::hear(Coordinator::Node node, Peer& peer, Report report) {
             if (*error && (*error)->timestamp > 0) (*error)->timestamp -= ahead;
         }
     };
+    if (const auto* stand = std::get_if<Stand>(&report)) {
+        const bool belongs = peer.hello && peer.hello->ballot == job_id_;
+        const bool may_vote = belongs && election_ && !coordinator_;
+        const Vote no{stand->term, stand->binding, false, election_ ? election_->term() : 0};
+        peer.link.send(encode(Order(may_vote ? election_->answer(*stand, Clock::now()) : no)));
+        return;
+    }
+    if (const auto* hello = std::get_if<Hello>(&report); hello != nullptr && !options_.hosts->spares.empty()) {
+        if (!hello->job.empty() && hello->job != job_id_) return peer.link.end("it belongs to another job");
+        peer.hello = *hello;
+    }
+    if (!coordinator_) return;
     if (auto* ended = std::get_if<RankEnded>(&report)) shift(ended->end);
     if (auto* details = std::get_if<RankDetails>(&report)) shift(details->end);
     reports_.emplace_back(node, std::move(report));
@@ -600,6 +789,7 @@ void JobAgent::tend_coordinator() {
     }
     if (!coordinator_link_->ended()) return;
     lost_link_ = coordinator_link_->why();
+    if (election_) election_->lose(Clock::now());  // it may vote while its ranks end
     if (ranks_.in_round()) ranks_.hear();
 }
 
@@ -612,6 +802,7 @@ void JobAgent::beat() {
     last_beat_ = Clock::now();
     const Beat beat{wall_time()};
     for (auto& [node, peer] : peers_) peer.link.send(encode(Order(beat)));
+    if (contacts_) contacts_->send_all(encode(Report(beat)));
     if (coordinator_link_ && welcome_) coordinator_link_->send(encode(Report(beat)));
 }
 

@@ -2,6 +2,10 @@
 // (Coordinator, in the agent that owns the endpoint) and the connections between the agents (NodeLink). What happens here
 // becomes a report to the coordinator, in this process or in another; what the coordinator orders is done here.
 //
+// With spares (--store-hosts), the agents that have lost the coordinating one search for another among the store hosts
+// (Contacts), which elect one of themselves (Election). It knows the term and the restarts of the last round; what else the
+// previous one knew is lost.
+//
 // The coordinating agent also serves the ranks' store, a new one for each round, and writes into it which ranks ended.
 //
 // Single-threaded. It runs in the process that run_guarded() creates.
@@ -17,13 +21,16 @@
 #include <vector>
 
 #include "base/fd.hpp"
+#include "launch/contacts.hpp"
 #include "launch/coordinator.hpp"
+#include "launch/election.hpp"
 #include "launch/events.hpp"
 #include "launch/host_ranks.hpp"
 #include "launch/job.hpp"
 #include "launch/log_mux.hpp"
 #include "launch/node_link.hpp"
 #include "launch/port.hpp"
+#include "store/address.hpp"
 #include "store/handshake.hpp"
 #include "store/server.hpp"
 #include "store/token.hpp"
@@ -44,16 +51,29 @@ class JobAgent {
         explicit Peer(Channel channel) : link(std::move(channel)) {}
         NodeLink link;
         std::optional<double> clock_ahead;  // of its clock, in seconds
+        std::optional<Hello> hello;         // with spares: for when this agent coordinates
     };
 
     [[nodiscard]] bool open_events();
     [[nodiscard]] int run_job();
-    [[nodiscard]] Hello hello();
+    [[nodiscard]] Hello hello(int socket = -1);
     void coordinate(const std::string& bind_host);
     [[nodiscard]] std::optional<std::string> listen_at_endpoint();
+    [[nodiscard]] std::optional<std::string> listen_at(const Address& place, const char* option,
+                                                       std::optional<Error>& last);
     void join();
     void join_once(Deadline deadline);
     void rejoin_or_end();
+
+    [[nodiscard]] Address store_host(int seat) const;
+    void begin_with_spares();
+    void search();
+    void tend_contacts();
+    [[nodiscard]] std::optional<Stand> question() const;
+    void ask();
+    void hear_of_search(int seat, const Order& order);
+    void lead();
+    void stand_down();
 
     void turn();
     void take_signals();
@@ -111,9 +131,23 @@ class JobAgent {
     // Of the others.
     std::optional<NodeLink> coordinator_link_;
     std::string coordinator_address_;
+    std::string coordinator_host_;
     std::string lost_link_;  // why there is none any more; empty: there is one
     bool welcome_ = false;
     bool takes_part_ = false;  // it has been in a round
+
+    // With spares (--store-hosts).
+    int seat_ = -1;                     // this agent's place among the store hosts
+    std::optional<Election> election_;  // if it votes
+    std::optional<Contacts> contacts_;  // while it searches for the coordinating agent
+    Deadline search_deadline_ = Deadline::in(milliseconds{0});
+    std::optional<Stand> asked_;  // what the other store hosts were asked last
+    int term_ = 0;                // of the coordinating agent
+    std::string coordinator_uri_;
+    Clock::time_point led_since_;
+    int group_size_ = 0;  // of the last round; 0: there was none
+    int restarts_ = 0;    // at its beginning
+    int stop_heard_ = 0;  // the signal that asks the job to stop
 };
 
 }  // namespace tsr

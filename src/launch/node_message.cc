@@ -155,7 +155,10 @@ std::string encode(const Report& report) {
                                          {"node_rank", hello.node_rank},
                                          {"ranks", numbers(hello.ranks)},
                                          {"agreed", strings(hello.agreed)},
-                                         {"master_port", hello.master_port}});
+                                         {"master_port", hello.master_port},
+                                         {"job", hello.job},
+                                         {"seat", hello.seat},
+                                         {"ballot", hello.ballot}});
             },
             [](const RankEnded& ended) {
                 return text_of("ended", {{"round", ended.round}, {"end", end_json(ended.end)}});
@@ -173,6 +176,7 @@ std::string encode(const Report& report) {
             [](const NodeFailed& failed) {
                 return text_of("failed", {{"message", short_text(failed.message)}, {"exit_code", failed.exit_code}});
             },
+            [](const Stand& stand) { return text_of("stand", {{"term", stand.term}, {"binding", stand.binding}}); },
             [](const Beat& beat) { return text_of("beat", {{"time", beat.time}}); }},
         report);
 }
@@ -180,7 +184,13 @@ std::string encode(const Report& report) {
 std::string encode(const Order& order) {
     return std::visit(
         Overloaded{
-            [](const Welcome& welcome) { return text_of("welcome", {{"job", welcome.job}, {"run", welcome.run}}); },
+            [](const Welcome& welcome) {
+                return text_of("welcome", {{"job", welcome.job},
+                                           {"run", welcome.run},
+                                           {"host", short_text(welcome.host)},
+                                           {"term", welcome.term},
+                                           {"votes", welcome.votes}});
+            },
             [](const Refused& refused) { return text_of("refused", {{"why", short_text(refused.why)}}); },
             [](const StartRound& start) {
                 Json::Array seats;
@@ -209,6 +219,11 @@ std::string encode(const Order& order) {
             [](const Finish& finish) {
                 return text_of("finish", {{"exit_code", finish.exit_code}, {"text", short_text(finish.text)}});
             },
+            [](const Vote& vote) {
+                return text_of(
+                    "vote",
+                    {{"term", vote.term}, {"binding", vote.binding}, {"yes", vote.yes}, {"highest", vote.highest}});
+            },
             [](const Beat& beat) { return text_of("beat", {{"time", beat.time}}); }},
         order);
 }
@@ -229,6 +244,9 @@ Report decode_report(const Json& message) {
         if (hello.ranks.size() > static_cast<size_t>(max_ranks)) throw Error(Code::corrupt, "too many programs");
         hello.agreed = strings_at(message, "agreed");
         hello.master_port = port_at(message, "master_port");
+        hello.job = message.at("job").as_string();
+        hello.seat = number_at(message, "seat", -1, max_ranks - 1);
+        hello.ballot = message.at("ballot").as_string();
         return hello;
     }
     if (kind == "ended") return RankEnded{number_at(message, "round"), end_at(message)};
@@ -240,6 +258,7 @@ Report decode_report(const Json& message) {
     if (kind == "stop") return StopAsked{number_at(message, "signal", 1, 64)};
     if (kind == "flights") return FlightsAsked{};
     if (kind == "listening") return Listening{};
+    if (kind == "stand") return Stand{number_at(message, "term", 0, max_term), message.at("binding").as_bool()};
     if (kind == "failed") return NodeFailed{message.at("message").as_string(), number_at(message, "exit_code", 1, 255)};
     if (kind == "beat") return Beat{message.at("time").as_double()};
     throw_unknown(kind);
@@ -247,7 +266,10 @@ Report decode_report(const Json& message) {
 
 Order decode_order(const Json& message) {
     const std::string& kind = message.at("kind").as_string();
-    if (kind == "welcome") return Welcome{message.at("job").as_string(), message.at("run").as_string()};
+    if (kind == "welcome") {
+        return Welcome{message.at("job").as_string(), message.at("run").as_string(), message.at("host").as_string(),
+                       number_at(message, "term", 0, max_term), message.at("votes").as_bool()};
+    }
     if (kind == "refused") return Refused{message.at("why").as_string()};
     if (kind == "start") {
         StartRound start;
@@ -280,6 +302,10 @@ Order decode_order(const Json& message) {
         return Say{message.at("text").as_string(), message.at("event").as_string(), message.at("fields").as_object()};
     }
     if (kind == "finish") return Finish{number_at(message, "exit_code", 0, 255), message.at("text").as_string()};
+    if (kind == "vote") {
+        return Vote{number_at(message, "term", 0, max_term), message.at("binding").as_bool(),
+                    message.at("yes").as_bool(), number_at(message, "highest", 0, max_term)};
+    }
     if (kind == "beat") return Beat{message.at("time").as_double()};
     throw_unknown(kind);
 }

@@ -13,6 +13,8 @@
 
 namespace tsr {
 
+inline constexpr int max_term = 2000;  // rounds are numbered by terms, as an int
+
 // --- reports
 
 // An agent introduces its host.
@@ -26,6 +28,10 @@ struct Hello {
     std::vector<int> ranks;           // of each program
     std::vector<std::string> agreed;  // what has to be the same on all hosts, one line for each
     uint16_t master_port = 0;         // free on that host
+    // Of a job with spares.
+    std::string job;     // in whose rounds it was; empty: in none yet
+    int seat = -1;       // its place among the store hosts
+    std::string ballot;  // the job in which it has the vote of its seat; empty: none
 };
 
 // A rank has ended; what it left is not read yet.
@@ -62,18 +68,36 @@ struct NodeFailed {
     int exit_code = 1;
 };
 
+// A store host asks another one for its vote (Election).
+struct Stand {
+    int term = 0;
+    bool binding = false;  // else it asks whether it would get the vote
+    friend bool operator==(const Stand&, const Stand&) = default;
+};
+
 struct Beat {
     double time = 0;  // the sender's clock: seconds since 1970
 };
 
 using Report =
-    std::variant<Hello, RankEnded, RankDetails, RoundOver, StopAsked, FlightsAsked, Listening, NodeFailed, Beat>;
+    std::variant<Hello, RankEnded, RankDetails, RoundOver, StopAsked, FlightsAsked, Listening, NodeFailed, Stand, Beat>;
 
 // --- orders
 
 struct Welcome {
-    std::string job;  // this job's identity, different for each start of it
-    std::string run;  // the user's name for it
+    std::string job;   // this job's identity, different for each start of it
+    std::string run;   // the user's name for it
+    std::string host;  // of the coordinating agent
+    int term = 0;      // in which it leads; 0: as the owner of the endpoint
+    bool votes = false;
+};
+
+// A store host's answer to Stand.
+struct Vote {
+    int term = 0;
+    bool binding = false;
+    bool yes = false;
+    int highest = 0;  // the highest term that it knows of
 };
 
 struct Refused {
@@ -127,7 +151,7 @@ struct Finish {
     std::string text;  // to print; may be empty
 };
 
-using Order = std::variant<Welcome, Refused, StartRound, EndRanks, WriteFlights, Listening, Say, Finish, Beat>;
+using Order = std::variant<Welcome, Refused, StartRound, EndRanks, WriteFlights, Listening, Say, Finish, Vote, Beat>;
 
 // The text of a frame. Long texts of ranks are cut, so that it fits.
 [[nodiscard]] std::string encode(const Report& report);

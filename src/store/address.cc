@@ -40,6 +40,15 @@ void set_option(int socket, int level, int option, int value) {
     (void)setsockopt(socket, level, option, &value, sizeof value);
 }
 
+void tune(const Fd& socket) {
+    set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    // The death of a process closes its socket; these probes detect the death of a host in about 20 seconds.
+    set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, 5);
+    set_option(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, 5);
+    set_option(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
 bool loopback(const sockaddr* address) {
     if (address->sa_family == AF_INET) {
         const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
@@ -164,6 +173,18 @@ std::string peer_address_of(int socket) {
     return fmt::format("{} (port {})", host.data(), port.data());
 }
 
+Fd begin_connecting(const Address& address) {
+    const AddressList list = resolve(address, 0);
+    const std::string what = fmt::format("cannot connect to the store at {}", address.uri());
+    Fd socket(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket.valid()) throw os_error(what, errno);
+    tune(socket);
+    if (::connect(socket.get(), list->ai_addr, list->ai_addrlen) != 0 && errno != EINPROGRESS) {
+        throw os_error(what, errno).retry_may_help();
+    }
+    return socket;
+}
+
 Fd connect_to(const Address& address, Deadline deadline) {
     const AddressList list = resolve(address, 0);
     const std::string what = fmt::format("cannot connect to the store at {}", address.uri());
@@ -181,12 +202,7 @@ Fd connect_to(const Address& address, Deadline deadline) {
             if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failure, &size) != 0) throw os_error(what, errno);
             if (failure != 0) continue;
         }
-        set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-        // The death of a process closes its socket; these probes detect the death of a host in about 20 seconds.
-        set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
-        set_option(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, 5);
-        set_option(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, 5);
-        set_option(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, 3);
+        tune(socket);
         return socket;
     }
     throw os_error(what, failure).retry_may_help();

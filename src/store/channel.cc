@@ -256,6 +256,16 @@ bool repeat(Channel& channel, Deadline deadline, Attempt&& attempt) {
     return true;
 }
 
+// Reads until `received` is `least`, and at most `size`; false if it has to wait.
+bool read_on(Channel& channel, char* bytes, size_t least, size_t size, size_t& received) {
+    while (received < least) {
+        const size_t got = channel.read(bytes + received, size - received);
+        if (got == 0) return false;
+        received += got;
+    }
+    return true;
+}
+
 [[noreturn]] void throw_timeout(std::string_view what) {
     throw Error(Code::timeout, fmt::format("{}: no answer before the deadline", what));
 }
@@ -281,15 +291,16 @@ void send_all(Channel& channel, std::string_view bytes, Deadline deadline, std::
 
 void receive_all(Channel& channel, char* bytes, size_t size, Deadline deadline, std::string_view what) {
     size_t received = 0;
-    const auto attempt = [&] {
-        while (received < size) {
-            const size_t got = channel.read(bytes + received, size - received);
-            if (got == 0) return false;
-            received += got;
-        }
-        return true;
-    };
+    const auto attempt = [&] { return read_on(channel, bytes, size, size, received); };
     if (!repeat(channel, deadline, attempt)) throw_timeout(what);
+}
+
+size_t receive_some(Channel& channel, char* bytes, size_t least, size_t size, Deadline deadline,
+                    std::string_view what) {
+    size_t received = 0;
+    const auto attempt = [&] { return read_on(channel, bytes, least, size, received); };
+    if (!channel.brief_wait().look(attempt) && !repeat(channel, deadline, attempt)) throw_timeout(what);
+    return received;
 }
 
 bool readable(Channel& channel, Deadline deadline) {

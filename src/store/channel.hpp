@@ -12,6 +12,7 @@
 
 #include "base/clock.hpp"
 #include "base/fd.hpp"
+#include "store/brief_wait.hpp"
 #include "store/handshake.hpp"
 #include "store/tls.hpp"
 
@@ -40,6 +41,7 @@ class Channel {
     [[nodiscard]] bool has_bytes();  // whether read() would return some, or throw
 
     [[nodiscard]] short wants() const;  // POLLIN or POLLOUT
+    [[nodiscard]] BriefWait& brief_wait() { return brief_wait_; }
 
    private:
     struct Shaking;
@@ -54,12 +56,17 @@ class Channel {
     std::unique_ptr<Shaking> shaking_;
     std::unique_ptr<Tls> tls_;
     short wants_;
+    BriefWait brief_wait_;
 };
 
-// Completes the handshake. These three also throw TIMEOUT and INTERRUPTED; `what` is the beginning of their messages.
+// Completes the handshake. The next four also throw TIMEOUT and INTERRUPTED; `what` is the beginning of their messages.
 void open(Channel& channel, Deadline deadline, std::string_view what);
 void send_all(Channel& channel, std::string_view bytes, Deadline deadline, std::string_view what);
 void receive_all(Channel& channel, char* bytes, size_t size, Deadline deadline, std::string_view what);
+// Receives at least `least` bytes and at most `size`; returns how many. For an answer that is due: it looks a few times
+// before it sleeps.
+[[nodiscard]] size_t receive_some(Channel& channel, char* bytes, size_t least, size_t size, Deadline deadline,
+                                  std::string_view what);
 // Waits until there are bytes to read; returns false if the deadline passes first.
 [[nodiscard]] bool readable(Channel& channel, Deadline deadline);
 

@@ -27,6 +27,7 @@
 #include "base/log.hpp"
 #include "base/thread.hpp"
 #include "store/address.hpp"
+#include "store/brief_wait.hpp"
 #include "store/channel.hpp"
 #include "store/handshake.hpp"
 #include "store/table.hpp"
@@ -110,8 +111,13 @@ class TcpStoreServer final : public StoreServer {
 
     bool turn() {
         std::array<epoll_event, 64> events;
-        const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), next_timeout());
-        if (count < 0 && errno != EINTR) throw os_error("epoll_wait", errno);
+        int count = 0;
+        const auto wait = [&](int timeout_ms) {
+            count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+            if (count < 0 && errno != EINTR) throw os_error("epoll_wait", errno);
+            return count > 0;
+        };
+        if (!brief_wait_.look([&] { return wait(0); })) wait(next_timeout());
         bool arrivals = false;
         for (int i = 0; i < count; ++i) {
             const epoll_event& event = events[static_cast<size_t>(i)];
@@ -391,6 +397,7 @@ class TcpStoreServer final : public StoreServer {
     bool told_of_refusal_ = false;
     bool told_of_shortage_ = false;
     uint64_t next_id_ = first_connection_id;
+    BriefWait brief_wait_;
     std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
     std::deque<uint64_t> strangers_;                             // before the handshake's end, oldest first
     std::multimap<std::string, uint64_t, std::less<>> waiters_;  // key -> connection

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -151,15 +152,18 @@ class TcpStore final : public Store {
     }
 
     static Reply read_reply(Channel& channel, Deadline deadline, const std::string& what) {
-        char head[wire::length_size + 1];
-        receive_all(channel, head, sizeof head, deadline, what);
-        std::string_view bytes(head, sizeof head);
+        std::array<char, 1024> begin;  // most replies are shorter
+        std::string_view bytes(
+            begin.data(), receive_some(channel, begin.data(), wire::length_size + 1, begin.size(), deadline, what));
         const auto length = wire::take_number<uint32_t>(bytes);
-        if (length < 1 || length > wire::max_reply) {
-            throw Error(Code::corrupt, fmt::format("{}: the reply claims {} bytes", what, length));
+        if (length < 1 || length > wire::max_reply || bytes.size() > length) {
+            throw Error(Code::corrupt,
+                        fmt::format("{}: the reply claims {} bytes; {} came", what, length, bytes.size()));
         }
-        Reply reply{static_cast<wire::Outcome>(bytes[0]), std::string(length - 1, '\0')};
-        receive_all(channel, reply.payload.data(), reply.payload.size(), deadline, what);
+        Reply reply{static_cast<wire::Outcome>(bytes[0]), std::string(bytes.substr(1))};
+        const size_t there = reply.payload.size();
+        reply.payload.resize(length - 1);
+        receive_all(channel, reply.payload.data() + there, reply.payload.size() - there, deadline, what);
         return reply;
     }
 

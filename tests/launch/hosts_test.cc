@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "comm/host.hpp"
 #include "launch/agents.hpp"
+#include "launch/coordinator.hpp"
 
 namespace tsr {
 namespace {
@@ -103,14 +105,63 @@ TEST_F(Agents, AKilledAgentIsLostAndItsRanksDie) {
 }
 
 TEST_F(Agents, TheOthersEndWhenTheCoordinatingAgentIsKilled) {
-    Child a = start_on("a", two_hosts, {meets_, "on"});
+    const std::vector<std::string> three_hosts = {"--nnodes", "3", "-n", "2"};
+    Child a = start_on("a", three_hosts, {meets_, "on"});
     await_said("a", "waiting for more hosts");
-    Child b = start_on("b", two_hosts, {meets_, "on"});
-    const std::vector<pid_t> pids = await_met(0, 4);
+    Child b = start_on("b", three_hosts, {meets_, "on"});
+    Child c = start_on("c", three_hosts, {meets_, "on"});
+    const std::vector<pid_t> pids = await_met(0, 6);
     ::kill(child_of(a.pid()), SIGKILL);
     EXPECT_EQ(b.wait(), 1) << said("b");
+    EXPECT_EQ(c.wait(), 1) << said("c");
     for (const pid_t pid : pids) expect_dies(pid);
-    EXPECT_THAT(said("b"), HasSubstr("lost the coordinating agent at tcp://127.0.0.1:"));
+    for (const char* host : {"b", "c"}) {
+        EXPECT_THAT(said(host), HasSubstr(fmt::format("lost the coordinating agent on host {} at tcp://127.0.0.1:{}: "
+                                                      "its agent has ended; the ranks of this host were ended",
+                                                      host_name(), port_)));
+    }
+}
+
+TEST_F(Agents, ASpareTakesOverAndTheOldHostComesBackWithoutAVote) {
+    const std::string spares = fmt::format("127.0.0.1:{},127.0.0.1:{}", testing::free_port(), testing::free_port());
+    const std::vector<std::string> options = {"--nnodes",      "2:3",  "-n",        "2",
+                                              "--store-hosts", spares, "--grace-s", "0.2"};
+    Child a = start_on("a", options, {meets_, "on"});
+    await_said("a", "more than half of the 3 store hosts are needed (--store-hosts)");
+    Child b = start_on("b", options, {meets_, "on"});
+    Child c = start_on("c", options, {meets_, "on"});
+    const std::vector<pid_t> first = await_met(0, 6);
+    ::kill(child_of(a.pid()), SIGKILL);
+    EXPECT_NE(a.wait(), 0);
+    (void)await_met(Coordinator::first_round(1), 4);
+    for (const pid_t pid : first) expect_dies(pid);
+    for (const char* host : {"b", "c"}) {
+        EXPECT_THAT(said(host),
+                    AllOf(HasSubstr("lost the coordinating agent on host "), HasSubstr("its agent has ended")));
+    }
+    EXPECT_THAT(said("b") + said("c"), HasSubstr("coordinates the job from now on, term 1"));
+    Child again = start_on("again", options, {meets_, "on"});
+    (void)await_met(Coordinator::first_round(1) + 1, 6);
+    let_go();
+    EXPECT_EQ(b.wait(), 0) << said("b");
+    EXPECT_EQ(c.wait(), 0) << said("c");
+    EXPECT_EQ(again.wait(), 0) << said("again");
+}
+
+TEST_F(Agents, WithoutMostStoreHostsTheJobEndsInItsDeadline) {
+    const std::string spares = fmt::format("127.0.0.1:{},127.0.0.1:{}", testing::free_port(), testing::free_port());
+    const std::vector<std::string> options = {"--nnodes", "1:3", "--store-hosts", spares};
+    Child a = start_on("a", options, {meets_, "on"});
+    await_said("a", "more than half of the 3 store hosts are needed");
+    Child b = start_on("b", options, {meets_, "on"});
+    Child c = start_on("c", with(options, {"--rdzv-conf", "join_timeout=3"}), {meets_, "on"});
+    const std::vector<pid_t> pids = await_met(0, 3);
+    ::kill(child_of(a.pid()), SIGKILL);
+    ::kill(child_of(b.pid()), SIGKILL);
+    EXPECT_EQ(c.wait(), 1) << said("c");
+    for (const pid_t pid : pids) expect_dies(pid);
+    EXPECT_THAT(said("c"), AllOf(HasSubstr("found no agent that coordinates the job within 3 s"),
+                                 HasSubstr("more than half of the 3 store hosts are needed (--store-hosts)")));
 }
 
 TEST_F(Agents, AJobShrinksWithAHostAndGrowsWithALateOne) {
@@ -203,6 +254,8 @@ TEST(Hosts, EndpointsAreReadInAllForms) {
     EXPECT_EQ(of_endpoint("host-a:1234").endpoint_port, 1234);
     EXPECT_EQ(of_endpoint("[fe80::1]:77").endpoint_host, "fe80::1");
     EXPECT_EQ(of_endpoint("[::1]").endpoint_port, 29400);
+    const HostOptions spares = hosts_of({.nodes = "3", .endpoint = "a", .store_hosts = "b,[::1]:7"}).value();
+    EXPECT_EQ(spares.spares, (std::vector<std::pair<std::string, uint16_t>>{{"b", 29400}, {"::1", 7}}));
     const HostOptions master = hosts_of({.nodes = "2:3", .master_address = "m", .master_port = "5"}).value();
     EXPECT_EQ(std::tie(master.endpoint_host, master.endpoint_port), std::tuple("m", 5));
     EXPECT_EQ(std::tie(master.min_nodes, master.max_nodes), std::tuple(2, 3));
@@ -244,6 +297,12 @@ TEST(Hosts, MistakesAreNamed) {
     told({.endpoint = "a", .node_rank = "2"}, "--node-rank 2 is not below the number of hosts, 2");
     told({.endpoint = "a", .node_rank = "-1"}, "--node-rank '-1'");
     told({.endpoint = "a", .standalone = true}, "--standalone");
+    told({.nodes = "3", .endpoint = "a", .store_hosts = "b"}, "--store-hosts names one spare, b");
+    told({.nodes = "3", .endpoint = "a", .store_hosts = "b,b"}, "--store-hosts names b with port 29400 twice");
+    told({.nodes = "3", .endpoint = "a:1", .store_hosts = "b,a:1"}, "--store-hosts names a with port 1 twice");
+    told({.nodes = "2", .endpoint = "a", .store_hosts = "b,c"}, "names 2 spares, but of 2 hosts");
+    told({.nodes = "3", .endpoint = "a", .store_hosts = "b,,c"}, "--store-hosts '' has no host");
+    told({.nodes = "3", .endpoint = "a", .store_hosts = "b,-c"}, "cannot begin with '-'");
 }
 
 TEST(Hosts, SlurmTellsWhereTheAgentsMeet) {

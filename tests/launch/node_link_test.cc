@@ -131,10 +131,20 @@ TEST(NodeMessage, SurvivesTheJourney) {
     hello.agreed = {"one", "two"};
     hello.ranks = {1, 2};
     hello.node_rank = 5;
+    hello.job = "j";
+    hello.seat = 2;
+    hello.ballot = "b";
     const Hello same = std::get<Hello>(again(hello));
     EXPECT_EQ(same.agreed, hello.agreed);
     EXPECT_EQ(same.ranks, hello.ranks);
     EXPECT_EQ(same.node_rank, 5);
+    EXPECT_EQ(std::tie(same.job, same.seat, same.ballot), std::tuple("j", 2, "b"));
+    EXPECT_EQ(std::get<Stand>(again(Stand{7, true})), (Stand{7, true}));
+    const Welcome welcome = std::get<Welcome>(order_again(Welcome{"j", "r", "h", 3, true}));
+    EXPECT_EQ(std::tie(welcome.job, welcome.run, welcome.host), std::tuple("j", "r", "h"));
+    EXPECT_EQ(std::tie(welcome.term, welcome.votes), std::tuple(3, true));
+    const Vote vote = std::get<Vote>(order_again(Vote{7, true, true, 9}));
+    EXPECT_EQ(std::tie(vote.term, vote.binding, vote.yes, vote.highest), std::tuple(7, true, true, 9));
     StartRound start;
     start.world_size = 4;
     start.group_size = 2;
@@ -165,8 +175,13 @@ TEST(NodeMessage, HostileOnesAreRefused) {
     std::mt19937 random(seed);
     StartRound start;
     start.seats = {{0, 0, 0}};
-    const std::string texts[] = {encode(Report(RankDetails{2, an_end()})), encode(Report(Hello{})),
-                                 encode(Order(start)), encode(Order(EndRanks{}))};
+    const std::string texts[] = {encode(Report(RankDetails{2, an_end()})),
+                                 encode(Report(Hello{})),
+                                 encode(Order(start)),
+                                 encode(Order(EndRanks{})),
+                                 encode(Report(Stand{})),
+                                 encode(Order(Vote{})),
+                                 encode(Order(Welcome{}))};
     const std::string_view bits[] = {"-1", "null", "[]", "{}", "1e99", "99999999999", "\"x\"", "true"};
     for (int i = 0; i < 3000; ++i) {
         std::string text = texts[random() % std::size(texts)];

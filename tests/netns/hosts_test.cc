@@ -1,5 +1,6 @@
 // One agent of `tessera run` on each host of a network that can be cut.
 #include "launch/agents.hpp"
+#include "launch/coordinator.hpp"
 #include "netns/networks.hpp"
 
 namespace tsr::testing {
@@ -67,20 +68,40 @@ TEST_F(NetnsAgents, AHostThatIsCutOffIsMissedAndComesBack) {
     EXPECT_EQ(b.wait(), 0) << said("h1");
 }
 
+TEST_F(NetnsAgents, ASpareTakesOverFromAHostThatIsCutOff) {
+    const std::vector<std::string> options = {
+        "--nnodes",  "2:3", "--store-hosts", host_address(1) + "," + host_address(2),
+        "--grace-s", "0.2", "--rdzv-conf",   "keep_alive_interval=1,keep_alive_max_attempt=2"};
+    std::vector<Child> agents;
+    for (int host = 0; host < 3; ++host) agents.push_back(start_at(host, options, {meets_, "on"}));
+    const std::vector<pid_t> first = await_met(0, 3);
+    networks_->cut(0);
+    (void)await_met(Coordinator::first_round(1), 2);
+    for (const pid_t pid : first) expect_dies(pid);
+    await_said("h0", "fewer than 2 of 3 store hosts follow it (--store-hosts)");
+    EXPECT_THAT(said("h1"), HasSubstr("coordinates the job from now on, term 1"));
+    networks_->mend(0);
+    (void)await_met(Coordinator::first_round(1) + 1, 3);
+    let_go();
+    for (int host = 0; host < 3; ++host) EXPECT_EQ(agents[static_cast<size_t>(host)].wait(), 0) << said(name_of(host));
+}
+
 // The job ends in its deadline where the host that is cut off owns the endpoint.
 TEST_F(NetnsAgents, AHostThatIsNeededEndsTheJobWhenItIsCutOff) {
-    const std::vector<std::string> options = {"--nnodes", "2", "--rdzv-conf",
+    const std::vector<std::string> options = {"--nnodes", "3", "--rdzv-conf",
                                               "keep_alive_interval=1,keep_alive_max_attempt=2"};
-    Child a = start_at(0, options, {meets_, "on"});
-    Child b = start_at(1, options, {meets_, "on"});
-    const std::vector<pid_t> pids = await_met(0, 2);
+    std::vector<Child> agents;
+    for (int host = 0; host < 3; ++host) agents.push_back(start_at(host, options, {meets_, "on"}));
+    const std::vector<pid_t> pids = await_met(0, 3);
     networks_->cut(0);
-    EXPECT_EQ(b.wait(), 1) << said("h1");
-    EXPECT_EQ(a.wait(), 1) << said("h0");
+    for (int host = 0; host < 3; ++host) EXPECT_EQ(agents[static_cast<size_t>(host)].wait(), 1) << said(name_of(host));
     for (const pid_t pid : pids) expect_dies(pid);
-    EXPECT_THAT(said("h1"),
-                HasSubstr("lost the coordinating agent at tcp://10.213.77.1:29400: it has not been heard for 2 s"));
-    EXPECT_THAT(said("h0"), HasSubstr("1 host left, fewer than 2 (--nnodes)"));
+    for (const int host : {1, 2}) {
+        EXPECT_THAT(said(name_of(host)),
+                    AllOf(HasSubstr("lost the coordinating agent on host "),
+                          HasSubstr(" at tcp://10.213.77.1:29400: it has not been heard for 2 s")));
+    }
+    EXPECT_THAT(said("h0"), HasSubstr("1 host left, fewer than 3 (--nnodes)"));
 }
 
 }  // namespace

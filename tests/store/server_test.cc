@@ -1,9 +1,11 @@
 // The TCP server and its client beyond what every store does: tokens, epochs, death, and hostile peers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <string>
@@ -18,6 +20,7 @@
 #include "sockets.hpp"
 #include "soon.hpp"
 #include "store/address.hpp"
+#include "store/channel.hpp"
 #include "store/handshake.hpp"
 #include "store/server.hpp"
 #include "store/wire.hpp"
@@ -228,6 +231,35 @@ TEST_F(StoreServerTest, WaitAndSetRaceGivesTheValueOrATimeoutAndNothingElse) {
         setter.join();
         EXPECT_EQ(waiting->get(key, soon()), key);
     }
+}
+
+TEST(StoreClient, AReplyThatIsNotOneIsCorrupt) {
+    Address address{"127.0.0.1", 0};
+    const Fd listener = listen_on(address);
+    const auto party = handshake::Party::of(test_store_options(), true, address.uri());
+    const std::string replies[] = {std::string("\0\0\0\0\1", 5), "\xff\xff\xff\xff\1",
+                                   std::string("\1\0\0\0\1more", 9)};
+    std::thread server([&] {
+        try {
+            for (const std::string& reply : replies) {
+                if (!wait_for(listener.get(), POLLIN, soon())) throw Error(Code::timeout, "nobody connects");
+                Channel channel = Channel::to_client(
+                    Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)), party);
+                open(channel, soon(), "test");
+                std::string request = wire::encode({.operation = wire::Operation::erase, .key = "k"});
+                receive_all(channel, request.data(), request.size(), soon(), "test");
+                send_all(channel, reply, soon(), "test");
+                (void)readable(channel, soon());  // the client has gone
+            }
+        } catch (const Error& error) {
+            if (error.code() != Code::io) ADD_FAILURE() << error.what();
+        }
+    });
+    for (size_t i = 0; i < std::size(replies); ++i) {
+        const auto store = Store::open(address.uri(), test_store_options());
+        EXPECT_EQ(testing::code_of([&] { (void)store->erase("k", soon()); }), Code::corrupt) << i;
+    }
+    server.join();
 }
 
 // All that a server reads of somebody who has not proved himself; it asks the system for no byte more.
