@@ -15,6 +15,7 @@
 #include <variant>
 
 #include "base/error.hpp"
+#include "base/random_id.hpp"
 #include "base/json.hpp"
 #include "base/terminal.hpp"
 #include "comm/host.hpp"
@@ -34,8 +35,6 @@ constexpr milliseconds connect_deadline{5000};
 constexpr milliseconds patience{1000};  // until a message says that the other agents are not found
 constexpr milliseconds farewell{2000};  // for the other agents to hear of the job's end
 constexpr size_t max_peers = 4096;
-
-std::string random_id() { return Token::random().hex().substr(0, 16); }
 
 std::vector<int> with_flights(std::vector<int> signals) {
     signals.push_back(SIGUSR1);
