@@ -1,7 +1,5 @@
 // One agent for each host of a job, on loopback: TESSERA_HOST_ID makes this machine several hosts. tests/netns has the
 // same on networks that can be cut.
-#include "launch/hosts.hpp"
-
 #include <algorithm>
 #include <filesystem>
 
@@ -186,77 +184,6 @@ TEST_F(Agents, HostsThatDoNotComeAreNamed) {
     EXPECT_EQ(b.wait(), 1);
     EXPECT_THAT(said("b"),
                 AllOf(HasSubstr("found no agent of the job at tcp://127.0.0.1:"), HasSubstr("within 0.3 s")));
-}
-
-// --- the words of the command line
-
-HostOptions of_endpoint(const std::string& endpoint) { return hosts_of({.nodes = "2", .endpoint = endpoint}).value(); }
-
-TEST(Hosts, AJobOfOneHostHasNone) {
-    EXPECT_FALSE(hosts_of({}));
-    EXPECT_FALSE(hosts_of({.nodes = "1:1", .endpoint = "localhost:29400", .standalone = true}));
-}
-
-TEST(Hosts, EndpointsAreReadInAllForms) {
-    EXPECT_EQ(of_endpoint("host-a").endpoint_host, "host-a");
-    EXPECT_EQ(of_endpoint("host-a").endpoint_port, 29400);
-    EXPECT_EQ(of_endpoint("host-a:1234").endpoint_port, 1234);
-    EXPECT_EQ(of_endpoint("[fe80::1]:77").endpoint_host, "fe80::1");
-    EXPECT_EQ(of_endpoint("[::1]").endpoint_port, 29400);
-    const HostOptions master = hosts_of({.nodes = "2:3", .master_address = "m", .master_port = "5"}).value();
-    EXPECT_EQ(std::tie(master.endpoint_host, master.endpoint_port), std::tuple("m", 5));
-    EXPECT_EQ(std::tie(master.min_nodes, master.max_nodes), std::tuple(2, 3));
-    const HostOptions conf = hosts_of({.nodes = "2",
-                                       .endpoint = "h",
-                                       .conf = "join_timeout=1.5,last_call_timeout=2,keep_alive_interval=2,"
-                                               "keep_alive_max_attempt=2,is_host=1,read_timeout=9"})
-                                 .value();
-    EXPECT_EQ(conf.join_timeout.count(), 1500);
-    EXPECT_EQ(conf.last_call.count(), 2000);
-    EXPECT_EQ(conf.silence.count(), 4000);
-    EXPECT_EQ(conf.is_host, true);
-}
-
-TEST(Hosts, MistakesAreNamed) {
-    const auto told = [](HostWords words, const std::string& part) {
-        if (words.nodes == "1") words.nodes = "2";
-        try {
-            (void)hosts_of(words);
-            ADD_FAILURE() << part;
-        } catch (const Error& error) {
-            EXPECT_THAT(error.what(), HasSubstr(part));
-        }
-    };
-    told({}, "--rdzv-endpoint HOST:PORT");
-    told({.nodes = "0"}, "--nnodes '0': expected a number from 1 to 4096");
-    told({.nodes = "3:2"}, "MIN <= MAX");
-    told({.nodes = "1000000000"}, "--nnodes");
-    told({.nodes = "2x"}, "--nnodes '2x'");
-    told({.endpoint = ":5"}, "has no host");
-    told({.endpoint = "a:b"}, "'b'");
-    told({.endpoint = "a:70000"}, "'70000'");
-    told({.endpoint = "::1"}, "brackets");
-    told({.endpoint = "-oProxy"}, "cannot begin with '-'");
-    told({.endpoint = "a", .backend = "etcd"}, "--rdzv-backend etcd");
-    told({.endpoint = "a", .conf = "x=1"}, "unknown key 'x'");
-    told({.endpoint = "a", .conf = "join_timeout"}, "KEY=VALUE");
-    told({.endpoint = "a", .conf = "join_timeout=nan"}, "join_timeout 'nan'");
-    told({.endpoint = "a", .node_rank = "2"}, "--node-rank 2 is not below the number of hosts, 2");
-    told({.endpoint = "a", .node_rank = "-1"}, "--node-rank '-1'");
-    told({.endpoint = "a", .standalone = true}, "--standalone");
-}
-
-TEST(Hosts, SlurmTellsWhereTheAgentsMeet) {
-    const testing::Environment environment({{"SLURM_STEP_NODELIST", "node[07-09]"},
-                                            {"SLURM_STEP_ID", "3"},
-                                            {"SLURM_JOB_ID", "77"},
-                                            {"SLURM_NODEID", "1"}});
-    const HostOptions hosts = hosts_of({.nodes = "3"}).value();
-    EXPECT_EQ(hosts.endpoint_host, "node07");
-    EXPECT_GE(hosts.endpoint_port, 20000);
-    EXPECT_EQ(hosts.node_rank, 1);
-    EXPECT_EQ(hosts.run_id, "77.3");
-    EXPECT_EQ(of_endpoint("a:1").node_rank, -1) << "only where it tells the place, too";
 }
 
 }  // namespace

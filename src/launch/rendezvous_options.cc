@@ -1,4 +1,4 @@
-#include "launch/hosts.hpp"
+#include "launch/rendezvous_options.hpp"
 
 #include <fmt/core.h>
 
@@ -41,6 +41,12 @@ void set_nodes(HostOptions& hosts, std::string_view text) {
     }
 }
 
+void set_host(HostOptions& hosts, std::string_view host, std::string_view option) {
+    if (host.empty()) throw wrong(fmt::format("{} has no host", option));
+    if (host.starts_with('-')) throw wrong(fmt::format("{} '{}': a host cannot begin with '-'", option, host));
+    hosts.endpoint_host = host;
+}
+
 void set_endpoint(HostOptions& hosts, std::string_view text, std::string_view option, uint16_t port) {
     std::string_view host = text;
     std::string_view digits;
@@ -59,9 +65,7 @@ void set_endpoint(HostOptions& hosts, std::string_view text, std::string_view op
         host = text.substr(0, colon);
         digits = text.substr(colon + 1);
     }
-    if (host.empty()) throw wrong(fmt::format("{} '{}' has no host", option, text));
-    if (host.starts_with('-')) throw wrong(fmt::format("{} '{}': a host cannot begin with '-'", option, text));
-    hosts.endpoint_host = host;
+    set_host(hosts, host, option);
     hosts.endpoint_port = digits.empty() ? port : number<uint16_t>(digits, option, 1, 65535);
 }
 
@@ -148,10 +152,9 @@ std::optional<HostOptions> hosts_of(const HostWords& words) {
     if (!words.endpoint.empty()) {
         set_endpoint(hosts, words.endpoint, "--rdzv-endpoint", port_of_rendezvous);
     } else if (!words.master_address.empty()) {
-        hosts.endpoint_host = words.master_address;
-        if (hosts.endpoint_host.starts_with('[') && hosts.endpoint_host.ends_with(']')) {
-            hosts.endpoint_host = hosts.endpoint_host.substr(1, hosts.endpoint_host.size() - 2);
-        }
+        std::string_view host = words.master_address;
+        if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+        set_host(hosts, host, "--master-addr");
         hosts.endpoint_port =
             words.master_port.empty() ? port_of_master : number<uint16_t>(words.master_port, "--master-port", 1, 65535);
     } else {
