@@ -76,6 +76,7 @@ struct RunOptions {
     Bind bind = Bind::none;
 
     [[nodiscard]] int ranks() const;
+    std::vector<int> shared_processors;  // that the ranks of this host share equally; empty: `bind` says
     // Throws INVALID_ARGUMENT for an invalid job.
     void check() const;
 };
