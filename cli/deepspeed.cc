@@ -335,8 +335,7 @@ Assignments environment_of_host(const Arguments& a, const LaunchPlan& plan, size
     return all;
 }
 
-// An agent on each host, through ssh.
-int run_through_ssh(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
+SeveralHosts job_of(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
     SeveralHosts job;
     job.plan = plan;
     job.options = options_of_run(a);
@@ -348,31 +347,21 @@ int run_through_ssh(const Arguments& a, const LaunchPlan& plan, std::vector<std:
     const RunOptions defaults;
     job.stop_signals = defaults.stop_signals;
     job.patience = defaults.grace + milliseconds{50000};
+    return job;
+}
+
+// An agent on each host, through ssh.
+int run_through_ssh(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
+    const SeveralHosts job = job_of(a, plan, std::move(program));
     const PidFile pid_file(a.save_pid);
     return run_on_hosts(job);
 }
 
 // The agent of this host; the same command is run on the others.
-[[noreturn]] void run_agent_of(const Arguments& a, const LaunchPlan& plan, const std::vector<std::string>& program) {
-    const auto host = static_cast<size_t>(a.node_rank);
-    Variables variables;
-    for (const auto& [name, value] : environment_of_host(a, plan, host)) variables.set(name, value);
-    const std::vector<std::string>& devices = plan.hosts[host].devices;
-    if (!devices.empty()) variables.set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ",")));
-    std::vector<std::string> words{"tessera",
-                                   "run",
-                                   "--nnodes",
-                                   std::to_string(plan.hosts.size()),
-                                   "--node-rank",
-                                   std::to_string(a.node_rank),
-                                   "--master-addr",
-                                   a.master_address.empty() ? plan.hosts.front().host : a.master_address,
-                                   "--master-port",
-                                   std::to_string(a.master_port == 0 ? default_master_port : a.master_port),
-                                   "-n",
-                                   std::to_string(plan.hosts[host].ranks.size())};
-    for (const auto& more : {options_of_run(a), program}) words.insert(words.end(), more.begin(), more.end());
-    execute("/proc/self/exe", words, variables.entries());
+[[noreturn]] void run_agent_of(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
+    SeveralHosts job = job_of(a, plan, std::move(program));
+    if (job.master_port == 0) job.master_port = default_master_port;
+    become_agent(job, static_cast<size_t>(a.node_rank));
 }
 
 int run_here(const Arguments& a, const LaunchPlan& plan, const Script& script) {
@@ -408,7 +397,7 @@ int launch(Arguments& a, std::vector<std::string> words) {
     if (!a.no_ssh && a.launcher != "pdsh") {
         run_under_scheduler(a, std::move(plan), scheduler_named(a.launcher), script);
     }
-    if (a.no_ssh) run_agent_of(a, plan, words);
+    if (a.no_ssh) run_agent_of(a, plan, std::move(words));
     return run_through_ssh(a, plan, std::move(words));
 }
 

@@ -1,7 +1,6 @@
 #include "launch/job_agent.hpp"
 
 #include <fmt/core.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <sys/utsname.h>
@@ -56,7 +55,7 @@ std::vector<std::string> agreed_by(const RunOptions& options) {
     constexpr std::array<const char*, 3> words = {"restart", "shrink", "continue"};
     agreed.push_back(fmt::format("--on-loss {}", words.at(static_cast<size_t>(options.on_loss))));
     for (const Program& program : options.programs) {
-        agreed.push_back(fmt::format("the command `{}`", fmt::join(program.command, " ")));
+        agreed.push_back(fmt::format("the command {}", program.text_for_all_hosts()));
         agreed.push_back(fmt::format("--role {}", program.role));
     }
     return agreed;
@@ -158,7 +157,6 @@ bool JobAgent::open_events() {
 }
 
 int JobAgent::run_job() {
-    for (const Program& program : options_.programs) (void)find_executable(program.command.front());
     if (options_.hosts) {
         join();
     } else {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
@@ -134,6 +135,76 @@ TEST(Coordinator, RolesAreCountedOverAllHosts) {
     }
     EXPECT_EQ(job.starts.at(0).seats, (std::vector<Seat>{{0, 0, 0, 0, 4}, {1, 0, 1, 1, 4}, {2, 1, 0, 0, 2}}));
     EXPECT_EQ(job.starts.at(1).seats, (std::vector<Seat>{{3, 0, 0, 2, 4}, {4, 0, 1, 3, 4}, {5, 1, 0, 1, 2}}));
+}
+
+// Two programs, of which each host runs one.
+RunOptions two_programs(int least, int most) {
+    RunOptions options = options_of(least, most);
+    options.programs.push_back({.command = {"b", "x"}, .ranks = 0, .environment = {}});
+    return options;
+}
+
+Hello running(int number, std::vector<int> ranks) {
+    Hello hello = hello_of(number, 0);
+    hello.ranks = std::move(ranks);
+    return hello;
+}
+
+TEST(Coordinator, AHostMayRunSomeOfTheProgramsAndARestartKeepsThem) {
+    RunOptions options = two_programs(2, 2);
+    options.programs[1].role = "reader";
+    options.max_restarts = 1;
+    Job job(options);
+    job.join(0, running(0, {2, 0}));
+    job.join(1, running(1, {0, 3}));
+    const std::vector<Seat> a{{0, 0, 0, 0, 2}, {1, 0, 1, 1, 2}};
+    const std::vector<Seat> b{{2, 1, 0, 0, 3}, {3, 1, 1, 1, 3}, {4, 1, 2, 2, 3}};
+    for (int round = 0; round < 2; ++round) {
+        EXPECT_EQ(job.starts.at(0).seats, a);
+        EXPECT_EQ(job.starts.at(1).seats, b);
+        EXPECT_EQ(job.starts.at(1).round, round);
+        job.end_all(1, 1 << 8, false);
+        job.end_all(0, 15, true);
+    }
+    EXPECT_EQ(job.finishes.at(0).exit_code, 1);
+}
+
+TEST(Coordinator, AProgramThatNoHostRunsIsNamed) {
+    Job full(two_programs(2, 2));
+    full.join(0, running(0, {2, 0}));
+    full.join(1, running(1, {1, 0}));
+    EXPECT_TRUE(full.starts.empty());
+    EXPECT_EQ(full.finishes.at(1).exit_code, 1);
+    EXPECT_EQ(full.finishes.at(1).text, "the job cannot start: all hosts have joined, but no host runs `b x`");
+    // An elastic job waits for a host that does.
+    Job elastic(two_programs(1, 3));
+    elastic.join(0, running(0, {2, 0}));
+    elastic.pass(milliseconds{250});
+    EXPECT_TRUE(elastic.starts.empty());
+    EXPECT_THAT(elastic.said, HasSubstr("1 of 1 to 3 hosts have joined: h0; no host runs `b x`"));
+    elastic.join(1, running(1, {0, 1}));
+    elastic.pass(milliseconds{100});
+    EXPECT_EQ(elastic.starts.at(1).world_size, 3);
+    // It needs one for as long as it runs.
+    elastic.lose(1);
+    elastic.end_all(0, 15, true);
+    EXPECT_EQ(elastic.finishes.at(0).exit_code, 1);
+    EXPECT_THAT(elastic.finishes.at(0).text, HasSubstr("1 host left; no host runs `b x`"));
+    Job late(two_programs(1, 3));
+    late.join(0, running(0, {2, 0}));
+    late.pass(milliseconds{1000});
+    EXPECT_THAT(late.finishes.at(0).text, HasSubstr("after 1 s, 1 of 1 to 3 hosts have joined: h0; no host runs"));
+}
+
+TEST(Coordinator, TooFewRanksLeftAreNamed) {
+    RunOptions options = options_of(1, 2);
+    options.min_ranks = 3;
+    Job job(options);
+    job.join(0, hello_of(0, 2));
+    job.join(1, hello_of(1, 2));
+    job.lose(1);
+    job.end_all(0, 15, true);
+    EXPECT_THAT(job.finishes.at(0).text, HasSubstr("2 ranks left, fewer than --min-ranks 3"));
 }
 
 TEST(Coordinator, TheLastCallEndsTheWaitForMoreHosts) {

@@ -247,7 +247,6 @@ TEST_F(Deepspeed, RunTakesHostfilesToo) {
     EXPECT_EQ(result.out, "2 ranks on 1 host\nnode 0: localhost\n  ranks 0-1 (local 0-1)  ./rank\n");
     EXPECT_EQ(tessera("run -n 1@localhost true").code, 0);
     const std::pair<const char*, const char*> table[] = {
-        {"run -n 1@far-away true", "the job needs the hosts far-away"},
         {"run -n 1@a true : -n 1 true", "name a host for every program, or for none"},
         {"run -n '1@-a' true", "host '-a' begins with '-'"},
         {"run --hostfile hosts -n 2 true", "write no -n and no other program"},

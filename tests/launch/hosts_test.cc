@@ -2,6 +2,8 @@
 // same on networks that can be cut.
 #include <algorithm>
 #include <filesystem>
+#include <utility>
+
 
 #include "launch/agents.hpp"
 
@@ -160,6 +162,40 @@ TEST_F(Agents, AHostThatCannotBelongToTheJobIsTold) {
     differs({"--nnodes", "3"}, {"/bin/true"}, " has --node-rank 0, but host ");
     differs({"--nnodes", "3", "--node-rank", "1"}, {"/bin/echo", "x"}, " has the command `/bin/echo x`, but host ");
     differs({"--nnodes", "3:4", "--node-rank", "1"}, {"/bin/true"}, " has --nnodes 3:4, but host ");
+}
+
+TEST_F(Agents, AnAgentMayHaveRanksOfSomePrograms) {
+    const auto start_each = [&](const std::string& of_a, const std::string& of_b) {
+        const std::vector<std::string> options = {"--nnodes", "2"};
+        const auto programs = [&](const std::string& first, const std::string& second) {
+            return std::vector<std::string>{"-n", first, meets_, ":", "-n", second, "--role", "b", meets_};
+        };
+        Child a = start_on("a", with(options, {"--node-rank", "0"}), programs(of_a, "0"));
+        Child b = start_on("b", with(options, {"--node-rank", "1"}), programs("0", of_b));
+        return std::pair(a.wait(), b.wait());
+    };
+    EXPECT_EQ(start_each("1", "2"), std::pair(0, 0)) << said("a") << said("b");
+    EXPECT_THAT(said("a"), HasSubstr("[rank 0 meets] rank 0 of 3, local 0 of 1, host 0 of 2"));
+    EXPECT_THAT(said("b"), HasSubstr("[rank 2 meets] rank 2 of 3, local 1 of 2, host 1 of 2"));
+    // The same command on every host, which says itself what runs there.
+    const std::vector<std::string> placed = {"-n", "1@x", meets_, ":", "-n", "2@y", meets_};
+    Child x = start_on("x", {"--nnodes", "2", "--node-rank", "0"}, placed);
+    Child y = start_on("y", {"--nnodes", "2", "--node-rank", "1"}, placed);
+    EXPECT_EQ(x.wait(), 0) << said("x");
+    EXPECT_EQ(y.wait(), 0) << said("y");
+    EXPECT_THAT(said("y"), HasSubstr("[rank 2 meets] rank 2 of 3, local 1 of 2, host 1 of 2"));
+    EXPECT_THAT(said("x"), Not(HasSubstr("[rank 1")));
+}
+
+TEST_F(Agents, AProgramThatNoHostRunsEndsTheJobOnAll) {
+    const std::vector<std::string> command = {"-n", "1", "/bin/true", ":", "-n", "0", "no-such-program", "x"};
+    Child a = start_on("a", {"--nnodes", "2"}, command);
+    Child b = start_on("b", {"--nnodes", "2"}, command);
+    EXPECT_EQ(a.wait(), 1);
+    EXPECT_EQ(b.wait(), 1);
+    for (const char* host : {"a", "b"}) {
+        EXPECT_THAT(said(host), HasSubstr("all hosts have joined, but no host runs `no-such-program x`"));
+    }
 }
 
 TEST_F(Agents, AWrongTokenIsRefusedAndNobodyElseIsDisturbed) {
