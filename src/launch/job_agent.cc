@@ -14,8 +14,8 @@
 #include <variant>
 
 #include "base/error.hpp"
-#include "base/random_id.hpp"
 #include "base/json.hpp"
+#include "base/random_id.hpp"
 #include "base/terminal.hpp"
 #include "comm/host.hpp"
 #include "launch/departures.hpp"
@@ -163,7 +163,7 @@ int JobAgent::run_job() {
         coordinate("127.0.0.1");
     }
     while (!exit_code_) turn();
-    if (ranks_.in_round()) (void)ranks_.bury();
+    end_ranks();
     if (!peers_.empty()) {
         const Deadline deadline = Deadline::in(farewell);
         for (auto& [node, peer] : peers_) peer.link.write_all(deadline);
@@ -177,6 +177,14 @@ int JobAgent::run_job() {
         }
     }
     return *exit_code_;
+}
+
+// The job has ended while ranks run here, because the agent of another host failed.
+void JobAgent::end_ranks() {
+    if (!ranks_.in_round()) return;
+    coordinator_link_.reset();
+    ranks_.hear();
+    while (ranks_.in_round()) turn();
 }
 
 // --- meeting the other agents
@@ -373,6 +381,8 @@ void JobAgent::take_signals() {
         if (signal == SIGCHLD) continue;
         if (std::ranges::find(options_.stop_signals, signal) == options_.stop_signals.end()) {  // SIGUSR1
             report(FlightsAsked{});
+        } else if (exit_code_) {
+            ranks_.kill();
         } else if (!coordinator_ && !ranks_.in_round() &&
                    (!takes_part_ || !coordinator_link_ || signal_while_idle_ != 0)) {
             logs_.say(fmt::format("{}: host {} leaves the job", signal_name(signal), host_));
@@ -575,11 +585,12 @@ void JobAgent::hear(Coordinator::Node node, Peer& peer, Report report) {
 // --- the others
 
 void JobAgent::tend_coordinator() {
+    if (exit_code_) return;
     if (!lost_link_.empty()) {
         if (!ranks_.in_round()) rejoin_or_end();
         return;
     }
-    if (!coordinator_link_ || exit_code_) return;
+    if (!coordinator_link_) return;
     coordinator_link_->write_some();
     for (const Json& message : coordinator_link_->receive()) {
         Order order;

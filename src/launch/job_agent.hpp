@@ -48,6 +48,7 @@ class JobAgent {
 
     [[nodiscard]] bool open_events();
     [[nodiscard]] int run_job();
+    void end_ranks();
     [[nodiscard]] Hello hello();
     void coordinate(const std::string& bind_host);
     [[nodiscard]] std::optional<std::string> listen_at_endpoint();

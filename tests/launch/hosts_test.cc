@@ -4,6 +4,11 @@
 #include <filesystem>
 #include <utility>
 
+#include "launch/node_link.hpp"
+#include "launch/node_message.hpp"
+#include "store/address.hpp"
+#include "store/handshake.hpp"
+#include "store/tcp_store.hpp"
 
 #include "launch/agents.hpp"
 
@@ -196,6 +201,54 @@ TEST_F(Agents, AProgramThatNoHostRunsEndsTheJobOnAll) {
     for (const char* host : {"a", "b"}) {
         EXPECT_THAT(said(host), HasSubstr("all hosts have joined, but no host runs `no-such-program x`"));
     }
+}
+
+// The agent of the other host is this test.
+TEST_F(Agents, RanksGetSigtermAndTimeWhenTheAgentOfAnotherHostFails) {
+    const std::vector<std::string> command = {
+        "/bin/sh", "-c",
+        "trap 'until [ -e $D/go ]; do :; done; echo saved > $D/saved; exit 0' TERM; echo $$ > $D/rank; "
+        "while :; do :; done"};
+    Child a =
+        start_on("a", {"--nnodes", "2", "--kill-grace-s", "60", "--rdzv-conf", "keep_alive_interval=60"}, command);
+    await_said("a", "waiting for more hosts");
+    StoreOptions options;
+    options.token = std::string(64, 'a');
+    options.job_id = "agents of none";
+    NodeLink link(
+        connect_with_handshake({"127.0.0.1", port_}, handshake::Party::of(options, true, ""), testing::soon()));
+    Hello hello;
+    hello.agent = "b";
+    hello.host = "h";
+    hello.version = TESSERA_VERSION;
+    hello.ranks = {1};
+    hello.agreed = {"--nnodes 2:2",
+                    "--max-restarts 0",
+                    "--min-ranks 0",
+                    "--on-loss restart",
+                    fmt::format("the command `{}`", fmt::join(command, " ")),
+                    "--role default"};
+    link.send(encode(Report(hello)));
+    const auto await = [&](const std::function<bool(const Order&)>& is_it) {
+        wait_until(
+            [&] {
+                link.write_some();
+                bool found = false;
+                for (const Json& message : link.receive()) found = is_it(decode_order(message)) || found;
+                return found || link.ended();
+            },
+            testing::soon(), "an order");
+        ASSERT_FALSE(link.ended()) << link.why() << said("a");
+    };
+    await([](const Order& order) { return std::holds_alternative<StartRound>(order); });
+    const pid_t rank = pid_in("rank");
+    link.send(encode(Report(NodeFailed{"its disk is full", 5})));
+    link.write_all(testing::soon());
+    await_said("a", "host h failed: its disk is full");
+    EXPECT_TRUE(testing::alive(rank));
+    let_go();
+    EXPECT_EQ(a.wait(), 5) << said("a");
+    EXPECT_EQ(file("saved"), "saved\n") << said("a");
 }
 
 TEST_F(Agents, AWrongTokenIsRefusedAndNobodyElseIsDisturbed) {
