@@ -207,6 +207,50 @@ TEST(Coordinator, TooFewRanksLeftAreNamed) {
     EXPECT_THAT(job.finishes.at(0).text, HasSubstr("2 ranks left, fewer than --min-ranks 3"));
 }
 
+TEST(Coordinator, HostsThatDifferAreRefusedWithBothNamesAndTheDifference) {
+    const auto changed = [](const std::function<void(Hello&)>& change) {
+        Hello hello = hello_of(1, 2, 1);
+        hello.version = "1";
+        hello.architecture = "x86_64";
+        hello.agreed = {"--nnodes 3:3", "the command `a`"};
+        change(hello);
+        return hello;
+    };
+    const std::pair<std::function<void(Hello&)>, const char*> table[] = {
+        {[](Hello& h) { h.version = "2"; }, "host h1 has Tessera 2, but host h0 has 1"},
+        {[](Hello& h) { h.agreed[0] = "--nnodes 2:3"; }, "host h1 has --nnodes 2:3, but host h0 has --nnodes 3:3"},
+        {[](Hello& h) { h.agreed[1] = "the command `b`"; }, "has the command `b`, but host h0 has the command `a`"},
+        {[](Hello& h) { h.agreed.pop_back(); }, "host h1 has nothing, but host h0 has the command `a`"},
+        {[](Hello& h) { h.agreed.emplace_back("--role x"); }, "host h1 has --role x, but host h0 has nothing"},
+        {[](Hello& h) { h.node_rank = 0; }, "--node-rank 0 is given on two hosts: h0 and h1"},
+        {[](Hello& h) { h.node_rank = -1; }, "host h0 has --node-rank 0, but host h1 has none"},
+        {[](Hello& h) { h.node_rank = 3; }, "--node-rank 3 is not below the number of hosts, 3"},
+        {[](Hello& h) { h.ranks = {1, 1}; }, "host h1 has 2 programs, but the job has 1 program"},
+        {[](Hello& h) { h.ranks = {0}; }, "host h1 would have no rank"},
+        {[](Hello& h) { h.ranks = {4095}; }, "the job would have 4097 ranks; at most 4096 are allowed"},
+    };
+    for (const auto& [change, message] : table) {
+        Job job(options_of(3, 3));
+        job.join(0, changed([](Hello& hello) {
+                     hello.host = "h0";
+                     hello.agent = "agent 0";
+                     hello.node_rank = 0;
+                 }));
+        job.join(1, changed(change));
+        EXPECT_THAT(job.refusals[1], HasSubstr(message));
+        EXPECT_EQ(job.finishes[0].exit_code, 1) << message;
+        EXPECT_THAT(job.finishes[0].text, HasSubstr(message));
+    }
+    // Ranks of two architectures can form a job, which says so.
+    Job mixed(options_of(2, 2));
+    mixed.join(0, changed([](Hello& hello) { hello = hello_of(0, 1); }));
+    Hello arm = hello_of(1, 1);
+    arm.architecture = "aarch64";
+    mixed.join(1, arm);
+    EXPECT_THAT(mixed.said, HasSubstr("host h1 is aarch64, but host h0 is "));
+    EXPECT_EQ(mixed.starts.at(1).world_size, 2);
+}
+
 TEST(Coordinator, TheLastCallEndsTheWaitForMoreHosts) {
     Job job(options_of(1, 3));
     job.join(0, hello_of(0, 1));

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "comm/host.hpp"
 #include "launch/node_link.hpp"
 #include "launch/node_message.hpp"
 #include "store/address.hpp"
@@ -245,10 +246,60 @@ TEST_F(Agents, RanksGetSigtermAndTimeWhenTheAgentOfAnotherHostFails) {
     link.send(encode(Report(NodeFailed{"its disk is full", 5})));
     link.write_all(testing::soon());
     await_said("a", "host h failed: its disk is full");
+    link.end("it has heard of the end");
     EXPECT_TRUE(testing::alive(rank));
     let_go();
     EXPECT_EQ(a.wait(), 5) << said("a");
     EXPECT_EQ(file("saved"), "saved\n") << said("a");
+}
+
+TEST_F(Agents, AnEndpointThatCannotBeUsedIsNamedWithThisHost) {
+    struct Case {
+        const char* name;
+        std::string endpoint;
+        std::vector<std::string> options;
+        int code;
+        std::vector<std::string> parts;
+    };
+    Address taken{"127.0.0.1", 0};
+    const Fd other = listen_on(taken);  // it accepts nobody
+    const std::string in_use = fmt::format("127.0.0.1:{}", taken.port);
+    const std::string host = "host " + host_name();
+    const Case table[] = {
+        {"unknown",
+         "no-such-host.invalid:29400",
+         {"--rdzv-conf", "join_timeout=0.3"},
+         1,
+         {host + " found no agent of the job at tcp://no-such-host.invalid:29400 within 0.3 s",
+          "cannot resolve host name 'no-such-host.invalid'"}},
+        {"in-use",
+         in_use,
+         {"--rdzv-conf", "join_timeout=0.3"},
+         1,
+         {host + " found no agent of the job at tcp://" + in_use + " within 0.3 s", "start `tessera run` on the host"}},
+        {"own",
+         in_use,
+         {"--rdzv-conf", "is_host=1,join_timeout=0.3"},
+         1,
+         {host, "is to own the endpoint (is_host)", "tcp://" + in_use}},
+        {"nobody",
+         "127.0.0.1:" + std::to_string(port_),
+         {"--rdzv-conf", "is_host=0,join_timeout=0.3"},
+         1,
+         {host + " found no agent of the job at tcp://127.0.0.1:", "Connection refused"}},
+    };
+    for (const Case& c : table) {
+        endpoint_ = c.endpoint;
+        std::vector<std::string> options = with({"--nnodes", "2"}, c.options);
+        Child agent = start_on(c.name, options, {"/bin/true"});
+        EXPECT_EQ(agent.wait(), c.code) << c.name << said(c.name);
+        for (const std::string& part : c.parts) EXPECT_THAT(said(c.name), HasSubstr(part)) << c.name;
+    }
+    endpoint_ = "198.51.100.1:29400";
+    Child stranger = start_on("no-token", {"--nnodes", "2"}, {"/bin/true"}, {}, "");
+    EXPECT_EQ(stranger.wait(), 126);
+    EXPECT_THAT(said("no-token"), HasSubstr("no job token for the store at tcp://198.51.100.1:29400; give all ranks "
+                                            "the same TESSERA_TOKEN_FILE"));
 }
 
 TEST_F(Agents, AWrongTokenIsRefusedAndNobodyElseIsDisturbed) {
