@@ -21,7 +21,7 @@
 #include "base/write_whole.hpp"
 #include "commands.hpp"
 #include "host_choice.hpp"
-#include "launch/hosts/core_list.hpp"
+#include "launch/binding.hpp"
 #include "launch/hosts/exported_environment.hpp"
 #include "launch/hosts/host_name.hpp"
 #include "launch/hosts/scheduler_command.hpp"
@@ -155,19 +155,12 @@ Script script_of(const Arguments& a, std::vector<std::string> words) {
     return script;
 }
 
-// `command`, started by a shell that reads `first` as data; `text` has it as $first, and the command as "$@".
-std::vector<std::string> wrapped(const char* shell, const std::string& text, const std::string& first,
-                                 const std::vector<std::string>& command) {
-    std::vector<std::string> words{shell, "-c", "first=$1; shift; " + text, shell, first};
-    words.insert(words.end(), command.begin(), command.end());
-    return words;
-}
-
-std::string log_file(const std::string& directory, int rank) {
+// The path of a rank's log, but for its rank.
+std::string log_file(const std::string& directory) {
     const std::time_t now = std::time(nullptr);
     std::tm local{};
     (void)::localtime_r(&now, &local);
-    return fmt::format("{}/{:%Y%m%d%H%M%S}_rank{}.log", directory, local, rank);
+    return fmt::format("{}/{:%Y%m%d%H%M%S}_rank${{rank}}.log", directory, local);
 }
 
 // An existing directory, or one that is made, as an absolute path.
@@ -185,13 +178,21 @@ std::string checked_venv_script(const std::string& name) {
     return std::filesystem::absolute(name).string();
 }
 
-std::vector<std::vector<int>> cores_of_ranks(const Arguments& a, int ranks) {
+// That the ranks share; empty: they are not bound.
+std::vector<int> shared_processors(const Arguments& a) {
     if (!a.bind_cores && a.core_list.empty()) return {};
     if (env_text("KMP_AFFINITY")) {
         refuse("--bind_cores_to_rank: KMP_AFFINITY is set and would bind the threads otherwise; unset it");
     }
-    (void)find_executable("taskset");
-    return shares_of(a.core_list.empty() ? physical_cores() : parse_core_list(a.core_list), ranks);
+    const std::vector<int> allowed = allowed_processors();
+    if (a.core_list.empty()) return first_of_cores(read_topology("", allowed));
+    std::vector<int> listed = parse_processors(a.core_list);
+    for (const int id : listed) {
+        if (!std::ranges::binary_search(allowed, id)) {
+            refuse("--bind_core_list {}: this process may not use core {}", a.core_list, id);
+        }
+    }
+    return listed;
 }
 
 std::string text_of_log_level(const Arguments& a) {
@@ -203,45 +204,39 @@ Assignments environment_files() {
     return deepspeed_environment_files(env_text("HOME").value_or("."), std::filesystem::current_path().string());
 }
 
-// A program for each rank, because each has arguments of its own.
 RunOptions options_of(const Arguments& a, const LaunchPlan& plan, const Script& script) {
-    const int ranks = plan.world_size();
-    const std::vector<std::vector<int>> cores = cores_of_ranks(a, ranks);
     const std::string venv_script = checked_venv_script(a.venv_script);
-    const std::string logs = a.rank_logs == "None" ? "" : made_log_directory(a.rank_logs);
     const std::vector<std::string>& devices = plan.hosts.front().devices;
     RunOptions options;
     options.kill_grace = milliseconds{30000};  // DeepSpeed's
-    for (int rank = 0; rank < ranks; ++rank) {
-        Program program;
-        program.environment = environment_files();
-        const auto set = [&](const char* name, std::string value) {
-            program.environment.emplace_back(name, std::move(value));
-        };
-        set("CROSS_RANK", "0");
-        set("CROSS_SIZE", "1");
-        set("LOCAL_SIZE", std::to_string(ranks));
-        if (!devices.empty()) set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ",")));
-        if (!a.master_address.empty()) set("MASTER_ADDR", a.master_address);
-        if (a.master_port != 0) set("MASTER_PORT", std::to_string(a.master_port));
-        if (const std::string level = text_of_log_level(a); !level.empty()) set("TESSERA_LOG", level);
-        program.command = script.start;
-        if (!a.no_local_rank) program.command.push_back(fmt::format("--local_rank={}", rank));
-        program.command.insert(program.command.end(), script.arguments.begin(), script.arguments.end());
-        if (!cores.empty()) {
-            const std::vector<int>& share = cores[static_cast<size_t>(rank)];
-            set("OMP_NUM_THREADS", std::to_string(share.size()));
-            program.command.insert(program.command.begin(),
-                                   {"taskset", "-c", fmt::format("{}", fmt::join(share, ","))});
-        }
-        if (!venv_script.empty()) {
-            program.command = wrapped("/bin/bash", R"(. "$first" && exec "$@")", venv_script, program.command);
-        }
-        if (!logs.empty()) {
-            program.command = wrapped("/bin/sh", R"(exec "$@" > "$first" 2>&1)", log_file(logs, rank), program.command);
-        }
-        options.programs.push_back(std::move(program));
+    options.shared_processors = shared_processors(a);
+    if (a.rank_logs != "None") options.output.file_template = log_file(made_log_directory(a.rank_logs));
+    Program program;
+    program.ranks = plan.world_size();
+    program.environment = environment_files();
+    const auto set = [&](const char* name, std::string value) {
+        program.environment.emplace_back(name, std::move(value));
+    };
+    set("CROSS_RANK", "0");
+    set("CROSS_SIZE", "1");
+    set("LOCAL_SIZE", std::to_string(program.ranks));
+    if (!devices.empty()) set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ",")));
+    if (!a.master_address.empty()) set("MASTER_ADDR", a.master_address);
+    if (a.master_port != 0) set("MASTER_PORT", std::to_string(a.master_port));
+    if (const std::string level = text_of_log_level(a); !level.empty()) set("TESSERA_LOG", level);
+    if (!options.shared_processors.empty()) {
+        const auto shares = equal_shares(options.shared_processors, program.ranks);
+        set("OMP_NUM_THREADS", std::to_string(shares.front().size()));
     }
+    program.title = script.start.back();
+    if (!venv_script.empty()) {
+        program.command = {"/bin/bash", "-c", R"(. "$0" && exec "$@")", venv_script};
+    }
+    program.command.insert(program.command.end(), script.start.begin(), script.start.end());
+    program.own_arguments = program.command.size();
+    program.command.insert(program.command.end(), script.arguments.begin(), script.arguments.end());
+    if (!a.no_local_rank) program.local_rank_argument = "--local_rank";
+    options.programs.push_back(std::move(program));
     options.check();
     if (venv_script.empty()) (void)find_executable(script.start.front());
     return options;
@@ -340,8 +335,7 @@ Assignments environment_of_host(const Arguments& a, const LaunchPlan& plan, size
     return all;
 }
 
-// An agent on each host, through ssh.
-int run_through_ssh(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
+SeveralHosts job_of(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
     SeveralHosts job;
     job.plan = plan;
     job.options = options_of_run(a);
@@ -353,31 +347,21 @@ int run_through_ssh(const Arguments& a, const LaunchPlan& plan, std::vector<std:
     const RunOptions defaults;
     job.stop_signals = defaults.stop_signals;
     job.patience = defaults.grace + milliseconds{50000};
+    return job;
+}
+
+// An agent on each host, through ssh.
+int run_through_ssh(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
+    const SeveralHosts job = job_of(a, plan, std::move(program));
     const PidFile pid_file(a.save_pid);
     return run_on_hosts(job);
 }
 
 // The agent of this host; the same command is run on the others.
-[[noreturn]] void run_agent_of(const Arguments& a, const LaunchPlan& plan, const std::vector<std::string>& program) {
-    const auto host = static_cast<size_t>(a.node_rank);
-    Variables variables;
-    for (const auto& [name, value] : environment_of_host(a, plan, host)) variables.set(name, value);
-    const std::vector<std::string>& devices = plan.hosts[host].devices;
-    if (!devices.empty()) variables.set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(devices, ",")));
-    std::vector<std::string> words{"tessera",
-                                   "run",
-                                   "--nnodes",
-                                   std::to_string(plan.hosts.size()),
-                                   "--node-rank",
-                                   std::to_string(a.node_rank),
-                                   "--master-addr",
-                                   a.master_address.empty() ? plan.hosts.front().host : a.master_address,
-                                   "--master-port",
-                                   std::to_string(a.master_port == 0 ? default_master_port : a.master_port),
-                                   "-n",
-                                   std::to_string(plan.hosts[host].ranks.size())};
-    for (const auto& more : {options_of_run(a), program}) words.insert(words.end(), more.begin(), more.end());
-    execute("/proc/self/exe", words, variables.entries());
+[[noreturn]] void run_agent_of(const Arguments& a, const LaunchPlan& plan, std::vector<std::string> program) {
+    SeveralHosts job = job_of(a, plan, std::move(program));
+    if (job.master_port == 0) job.master_port = default_master_port;
+    become_agent(job, static_cast<size_t>(a.node_rank));
 }
 
 int run_here(const Arguments& a, const LaunchPlan& plan, const Script& script) {
@@ -413,7 +397,7 @@ int launch(Arguments& a, std::vector<std::string> words) {
     if (!a.no_ssh && a.launcher != "pdsh") {
         run_under_scheduler(a, std::move(plan), scheduler_named(a.launcher), script);
     }
-    if (a.no_ssh) run_agent_of(a, plan, words);
+    if (a.no_ssh) run_agent_of(a, plan, std::move(words));
     return run_through_ssh(a, plan, std::move(words));
 }
 

@@ -16,11 +16,11 @@
 #include "comm/host.hpp"
 #include "commands.hpp"
 #include "host_choice.hpp"
-#include "launch/hosts.hpp"
 #include "launch/job.hpp"
 #include "launch/job_agent.hpp"
 #include "launch/job_directory.hpp"
 #include "launch/process.hpp"
+#include "launch/rendezvous_options.hpp"
 #include "run_program.hpp"
 #include "several_hosts.hpp"
 #include "store/store.hpp"
@@ -134,8 +134,8 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     RunOptions options;
     std::vector<std::vector<std::string>> parts = split(words);
     const std::string& given = arguments.program.count;
-    const Count count = count_of(ranks_at(given).count);
     options.programs.push_back(program_of(arguments.program, parts.front()));
+    const Count count = count_of(ranks_at(given).count);
     for (size_t i = 1; i < parts.size(); ++i) options.programs.push_back(parse_program(parts[i]));
     if (count.least > 0 && options.programs.size() > 1) {
         throw UsageError(
@@ -185,6 +185,14 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     return options;
 }
 
+void check(const RunOptions& options) {
+    try {
+        options.check();
+    } catch (const Error& error) {
+        throw UsageError(error.what());
+    }
+}
+
 // Who runs where. The slots that --hostfile, --include and --exclude choose become the ranks of the only program.
 LaunchPlan plan_of_run(const Arguments& arguments, RunOptions& options) {
     if (arguments.json && !arguments.plan) throw UsageError("--json needs --plan");
@@ -218,15 +226,8 @@ LaunchPlan plan_of_run(const Arguments& arguments, RunOptions& options) {
         }
         programs.push_back({program.command, program.ranks, program.host.empty() ? "localhost" : program.host});
     }
+    check(options);  // a plan has an entry for each rank
     return plan_of_programs(programs);
-}
-
-void check(const RunOptions& options) {
-    try {
-        options.check();
-    } catch (const Error& error) {
-        throw UsageError(error.what());
-    }
 }
 
 // The options that this command leaves to the agents of the hosts.
@@ -249,12 +250,12 @@ int run_on_hosts_of(const Command& run, const Arguments& arguments, const RunOpt
     const HostWords& words = arguments.hosts;
     if (!words.endpoint.empty() || !words.run_id.empty() || words.node_rank) {
         throw UsageError(
-            "a hostfile with several hosts: this command numbers the hosts and chooses where their agents meet; leave "
-            "out "
+            "this command starts the hosts of the job, numbers them and chooses where their agents meet; leave out "
             "--rdzv-endpoint, --rdzv-id and --node-rank, or give --master-addr and --master-port");
     }
     SeveralHosts job;
     job.plan = std::move(plan);
+    job.is_placed = !options.programs.front().host.empty();
     job.options = options_of_agents(run.given());
     job.program = run.rest();
     job.master_address = words.master_address;
@@ -276,18 +277,35 @@ int run_on_hosts_of(const Command& run, const Arguments& arguments, const RunOpt
     }
 }
 
-// Without a hostfile, this command starts ranks here only.
-void require_this_host(const Arguments& arguments, const LaunchPlan& plan) {
-    const std::string& first = plan.hosts.front().host;
-    const bool is_chosen = !arguments.choice.hostfile.empty() || first == "localhost" || first == host_name();
-    if (plan.hosts.size() == 1 && is_chosen) return;
-    std::string names;
-    for (const PlannedHost& host : plan.hosts) names += (names.empty() ? "" : ", ") + host.host;
-    throw UsageError(
-        fmt::format("the job needs the hosts {}, but without a hostfile this command starts ranks on its own host "
-                    "only; start it on each "
-                    "host, with --nnodes and --rdzv-endpoint; --plan shows who would run where",
-                    names));
+// This command is the agent of one of the hosts that -n N@HOST names: the one with the number --node-rank, else the one
+// with this host's name. Only the programs of that host have ranks here.
+void take_place(const Arguments& arguments, RunOptions& options, const LaunchPlan& plan) {
+    const std::vector<PlannedHost>& hosts = plan.hosts;
+    const auto names = [&] {
+        std::vector<std::string> list;
+        for (const PlannedHost& host : hosts) list.push_back(host.host);
+        return fmt::format("{}", fmt::join(list, ", "));
+    };
+    if (options.hosts && static_cast<size_t>(options.hosts->max_nodes) != hosts.size()) {
+        throw UsageError(fmt::format("--nnodes {}: -n N@HOST names {} hosts ({}); the most hosts must be that number",
+                                     arguments.hosts.nodes, hosts.size(), names()));
+    }
+    size_t place = 0;
+    if (!arguments.hosts.node_rank) {
+        const auto own = std::ranges::find(hosts, host_name(), &PlannedHost::host);
+        if (own == hosts.end()) {
+            throw UsageError(fmt::format(
+                "this host is {}, but -n N@HOST names {}; write its name, or say by --node-rank which of them it is",
+                host_name(), names()));
+        }
+        place = static_cast<size_t>(own - hosts.begin());
+    } else if (options.hosts) {
+        place = static_cast<size_t>(options.hosts->node_rank);
+    }
+    if (options.hosts) options.hosts->node_rank = static_cast<int>(place);
+    for (Program& program : options.programs) {
+        if (program.host != hosts[place].host) program.ranks = 0;
+    }
 }
 
 }  // namespace
@@ -301,6 +319,7 @@ void add_run(Command& tessera) {
         "\n  tessera run -n 4 train.py\n"
         "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job; write :: to pass a "
         "colon\n"
+        "  tessera run -n 4@host-a ./a : -n 4@host-b python b.py   each on its host, through ssh\n"
         "  tessera run -n 3:4 --on-loss shrink train.py            continues with 3 ranks when one is lost\n\n"
         "CMD is any program; a .py file runs under Python. torchrun's options have its defaults from the environment: "
         "PET_TEE for --tee.");
@@ -372,20 +391,23 @@ void add_run(Command& tessera) {
         }
         RunOptions options = options_of(*arguments, run.rest());
         const LaunchPlan plan = plan_of_run(*arguments, options);
+        const bool is_placed = !options.programs.front().host.empty();
+        const bool is_agent = is_placed && (options.hosts || (arguments->hosts.node_rank && plan.hosts.size() == 1));
+        if (is_agent) take_place(*arguments, options, plan);
         check(options);
         if (arguments->plan) {
             print_plan(plan, arguments->json);
             return 0;
         }
-        if (plan.hosts.size() > 1 && !arguments->choice.hostfile.empty()) {
-            return run_on_hosts_of(run, *arguments, options, plan);
-        }
-        require_this_host(*arguments, plan);
+        const bool is_elsewhere = plan.hosts.size() > 1 || (is_placed && !is_this_host(plan.hosts.front().host));
+        if (is_elsewhere && !is_agent) return run_on_hosts_of(run, *arguments, options, plan);
         // Of the launcher's own store, and inherited by the ranks.
         if (arguments->encrypt && TlsOptions::from_environment().kind == TlsOptions::Kind::off) {
             ::setenv("TESSERA_TLS", "psk", 1);
         }
-        for (const Program& program : options.programs) (void)find_executable(program.command.front());
+        for (const Program& program : options.programs) {
+            if (program.ranks > 0) (void)find_executable(program.command.front());
+        }
         if (options.output.writes_files() && options.log_directory.empty()) {
             options.log_directory = temporary_directory("logs");
             fmt::print(stderr, "tessera: the ranks' logs are in {} (--log-dir)\n", options.log_directory);

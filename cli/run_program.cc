@@ -15,6 +15,7 @@
 #include "comm/host.hpp"
 #include "host_choice.hpp"
 #include "launch/process.hpp"
+#include "several_hosts.hpp"
 
 namespace tsr::cli {
 
@@ -137,6 +138,11 @@ Program program_of(const ProgramArguments& arguments, std::vector<std::string> w
     }
     Program program;
     RanksAt ranks = ranks_at(arguments.count);
+    const bool is_count = ranks.count.find_first_not_of("0123456789:") == std::string::npos;
+    if (!is_count && !ranks.host.empty() && !is_this_host(ranks.host)) {
+        throw UsageError(
+            fmt::format("-n {}: another host's cores and devices are not known here; write a number", arguments.count));
+    }
     program.ranks = count_of(ranks.count).ranks;
     program.host = std::move(ranks.host);
     for (const std::string& text : arguments.environment) program.environment.push_back(variable(text));

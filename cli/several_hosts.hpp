@@ -14,6 +14,7 @@ namespace tsr::cli {
 
 struct SeveralHosts {
     LaunchPlan plan;
+    bool is_placed = false;            // the words say how many ranks each host has (-n N@HOST)
     std::vector<std::string> options;  // of `tessera run`, for every host
     std::vector<std::string> program;  // the words after them
     // The variables of a host's ranks besides those that are exported, by node rank; empty: none.
@@ -28,5 +29,10 @@ struct SeveralHosts {
 
 // Returns the job's exit code. Throws INVALID_ARGUMENT for hosts and texts that ssh cannot carry.
 [[nodiscard]] int run_on_hosts(const SeveralHosts& job);
+
+// Becomes the agent of host `node`, which meets the others at the job's address and port. They are started by hand.
+[[noreturn]] void become_agent(const SeveralHosts& job, size_t node);
+
+[[nodiscard]] bool is_this_host(const std::string& name);
 
 }  // namespace tsr::cli

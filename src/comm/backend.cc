@@ -49,6 +49,4 @@ Backends backends_of(std::string_view text) {
     return result;
 }
 
-std::string without_devices(std::string_view text) { return backends_of(text).cpu; }
-
 }  // namespace tsr

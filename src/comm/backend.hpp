@@ -16,7 +16,4 @@ struct Backends {
 // An empty text is "auto". Throws INVALID_ARGUMENT for what is unknown or named twice.
 [[nodiscard]] Backends backends_of(std::string_view text);
 
-// The backend string of a communicator for the CPU alone, of the same kind.
-[[nodiscard]] std::string without_devices(std::string_view text);
-
 }  // namespace tsr

@@ -273,7 +273,7 @@ CommOptions inner_options(const Communicator& parent, std::string_view suffix) {
     CommOptions options = parent.options();
     options.name.resize(std::min(options.name.size(), max_name_size - std::min(max_name_size, suffix.size())));
     options.name += suffix;
-    options.backend = without_devices(options.backend);
+    options.backend = backends_of(options.backend).cpu;
     return options;
 }
 

@@ -15,6 +15,8 @@
 
 #include "base/error.hpp"
 #include "base/proc.hpp"
+#include "base/refuse.hpp"
+#include "launch/hosts/text_file.hpp"
 
 namespace tsr {
 
@@ -26,31 +28,28 @@ std::optional<int> number(std::string_view text) {
     return failure == std::errc{} && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-std::vector<std::string_view> split(std::string_view text) {
-    std::vector<std::string_view> parts;
-    for (size_t comma; (comma = text.find(',')) != std::string_view::npos; text.remove_prefix(comma + 1)) {
-        parts.push_back(text.substr(0, comma));
-    }
-    parts.push_back(text);
-    return parts;
+// "3" or "0-2"; nullopt for anything else.
+std::optional<std::pair<int, int>> range(std::string_view text) {
+    const size_t dash = text.find('-', 1);
+    const auto first = number(text.substr(0, dash));
+    const auto last = dash == std::string_view::npos ? first : number(text.substr(dash + 1));
+    return first && last ? std::optional(std::pair(*first, *last)) : std::nullopt;
 }
 
 // A list such as "0-2,8": its smallest number; nullopt if it is none.
 std::optional<int> smallest(std::string_view list) {
     std::optional<int> least;
-    for (const std::string_view part : split(list)) {
-        const auto first = number(part.substr(0, part.find('-')));
-        if (first && (!least || *first < *least)) least = first;
+    for (const std::string_view part : pieces_of(list, ',')) {
+        const auto numbers = range(part);
+        if (numbers && (!least || numbers->first < *least)) least = numbers->first;
     }
     return least;
 }
 
 bool contains(std::string_view list, int id) {
-    return std::ranges::any_of(split(list), [&](std::string_view part) {
-        const size_t dash = part.find('-');
-        const auto first = number(part.substr(0, dash));
-        const auto last = dash == std::string_view::npos ? first : number(part.substr(dash + 1));
-        return first && last && *first <= id && id <= *last;
+    return std::ranges::any_of(pieces_of(list, ','), [&](std::string_view part) {
+        const auto numbers = range(part);
+        return numbers && numbers->first <= id && id <= numbers->second;
     });
 }
 
@@ -146,6 +145,45 @@ std::vector<int> allowed_processors() {
     throw Error(Code::unsupported, "sched_getaffinity: this machine has more than a million processors");
 }
 
+std::vector<int> parse_processors(const std::string& text) {
+    constexpr int most = 65536;
+    std::vector<int> processors;
+    for (const std::string_view piece : pieces_of(text, ',')) {
+        const auto numbers = range(piece);
+        if (!numbers || numbers->first < 0 || numbers->second >= most) {
+            refuse("core list '{}': '{}' is neither a core nor a range such as 0-3", shown(text), shown(piece));
+        }
+        const auto [first, last] = *numbers;
+        if (first > last) refuse("core list '{}': range '{}' goes down", shown(text), shown(piece));
+        if (!processors.empty() && first <= processors.back()) {
+            refuse("core list '{}': '{}' is not above core {}; cores must ascend without overlap", shown(text),
+                   shown(piece), processors.back());
+        }
+        for (int id = first; id <= last; ++id) processors.push_back(id);
+    }
+    return processors;
+}
+
+std::vector<int> first_of_cores(const std::vector<Processor>& processors) {
+    std::set<int> cores;
+    std::vector<int> first;
+    for (const Processor& processor : processors) {
+        if (cores.insert(processor.core).second) first.push_back(processor.id);
+    }
+    return first;
+}
+
+std::vector<std::vector<int>> equal_shares(const std::vector<int>& processors, int ranks) {
+    const size_t share = processors.size() / static_cast<size_t>(ranks);
+    if (share == 0) refuse("{} cores for {} ranks; each rank needs one", processors.size(), ranks);
+    std::vector<std::vector<int>> shares;
+    auto next = processors.begin();
+    for (int rank = 0; rank < ranks; ++rank, next += static_cast<std::ptrdiff_t>(share)) {
+        shares.emplace_back(next, next + static_cast<std::ptrdiff_t>(share));
+    }
+    return shares;
+}
+
 std::vector<Processor> read_topology(const std::string& root, const std::vector<int>& allowed) {
     std::map<int, std::string> nodes;  // the processors of each
     const std::string node_directory = root + "/sys/devices/system/node";
@@ -182,7 +220,7 @@ std::vector<int> nodes_of_devices(const std::string& root, const std::optional<s
     }
     if (!visible) return nodes;
     std::vector<int> chosen;
-    for (const std::string_view part : split(*visible)) {
+    for (const std::string_view part : pieces_of(*visible, ',')) {
         const auto device = number(part);
         if (!device || *device < 0 || static_cast<size_t>(*device) >= nodes.size()) return {};
         chosen.push_back(nodes[static_cast<size_t>(*device)]);

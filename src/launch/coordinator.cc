@@ -124,6 +124,7 @@ std::string Coordinator::why_refused(const Hello& hello) const {
     }
     size_t ranks = 0;
     for (const int count : hello.ranks) ranks += static_cast<size_t>(count);
+    if (ranks == 0) return fmt::format("host {} would have no rank; each host needs one of some program", hello.host);
     for (const auto& [node, member] : nodes_) {
         const Hello& other = member.hello;
         if (other.version != hello.version) {
@@ -311,11 +312,40 @@ std::string Coordinator::missing_hosts() const {
         for (int rank = 0; rank < hosts_.max_nodes; ++rank) {
             if (!ranks.contains(rank)) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
         }
-        text += fmt::format("; missing: node rank {}", missing);
+        if (!missing.empty()) text += fmt::format("; missing: node rank {}", missing);
     }
     if (!has_majority())
         text += fmt::format("; more than half of the {} store hosts are needed (--store-hosts)", hosts_.seats());
+    if (const std::string program = missing_program(); !program.empty()) text += "; " + program;
     return text;
+}
+
+std::string Coordinator::missing_program() const {
+    const std::vector<Node> nodes = chosen_nodes();
+    for (size_t program = 0; program < options_.programs.size(); ++program) {
+        // A job that shrinks may lose a program.
+        const bool runs = std::ranges::any_of(nodes_, [&](const auto& entry) {
+            const auto& [node, member] = entry;
+            const bool counts = member.spent || std::ranges::find(nodes, node) != nodes.end();
+            return counts && member.hello.ranks.at(program) > 0;
+        });
+        if (!runs) return fmt::format("no host runs {}", options_.programs[program].text_for_all_hosts());
+    }
+    return "";
+}
+
+bool Coordinator::has_enough_hosts() const {
+    return static_cast<int>(nodes_.size()) >= hosts_.min_nodes && missing_program().empty();
+}
+
+std::string Coordinator::why_not_enough() const {
+    const std::string left = fmt::format("{} left", plural(nodes_.size(), "host"));
+    if (static_cast<int>(nodes_.size()) < hosts_.min_nodes) {
+        return fmt::format("{}, fewer than {} (--nnodes)", left, hosts_.min_nodes);
+    }
+    if (const std::string program = missing_program(); !program.empty()) return fmt::format("{}; {}", left, program);
+    return fmt::format("{} left{}", plural(ranks_of(chosen_nodes()), "rank"),
+                       options_.min_ranks > 0 ? fmt::format(", fewer than --min-ranks {}", options_.min_ranks) : "");
 }
 
 std::optional<Coordinator::Time> Coordinator::next_tick() const {
@@ -329,9 +359,14 @@ std::optional<Coordinator::Time> Coordinator::next_tick() const {
 void Coordinator::tick(Time now) {
     if (state_ != State::gathering) return;
     const int present = static_cast<int>(nodes_.size());
-    const bool enough = present >= hosts_.min_nodes && has_majority();
+    const bool full = present >= hosts_.max_nodes;
+    const bool enough = has_enough_hosts() && has_majority();
     if (enough && present >= (awaited_ > 0 ? std::min(awaited_, hosts_.max_nodes) : hosts_.max_nodes))
         return begin_round();
+    if (const std::string program = missing_program(); full && round_ < 0 && !program.empty()) {  // nobody can be added
+        const std::string text = fmt::format("the job cannot start: all hosts have joined, but {}", program);
+        return finish(1, text, text);
+    }
     if (!enough) last_call_.reset();
     if (enough && !last_call_) last_call_ = now + hosts_.last_call;
     if (last_call_ && now >= *last_call_) return begin_round();
@@ -478,7 +513,7 @@ void Coordinator::conclude(Time now) {
 void Coordinator::conclude_without_failure(Time now) {
     const std::vector<Node> nodes = chosen_nodes();
     const size_t ranks = ranks_of(nodes);
-    if (static_cast<int>(nodes_.size()) < hosts_.min_nodes || ranks == 0) return gather(now);
+    if (!has_enough_hosts() || ranks == 0) return gather(now);
     announce("the hosts of the job have changed", ranks, members_.size(),
              fmt::format(" on {}", plural(nodes.size(), "host")), {});
     begin_round();
@@ -502,14 +537,12 @@ void Coordinator::go_on_after_loss(const std::vector<RankEnd>& failures, const s
     const std::string reason = failures.front().cause();
     const std::vector<Node> nodes = chosen_nodes();
     const size_t ranks = ranks_of(nodes);
-    const bool enough = static_cast<int>(nodes_.size()) >= hosts_.min_nodes && ranks > 0 &&
-                        static_cast<int>(ranks) >= options_.min_ranks;
+    const bool enough = has_enough_hosts() && ranks > 0 && static_cast<int>(ranks) >= options_.min_ranks;
     if (enough) {
         announce(reason, ranks, members_.size(), fmt::format(" on {}", plural(nodes.size(), "host")), lost);
         return begin_round();
     }
-    const std::string left =
-        fmt::format("{} left, fewer than {} (--nnodes)", plural(nodes_.size(), "host"), hosts_.min_nodes);
+    const std::string left = why_not_enough();
     if (nodes.empty() || restarts_ >= options_.max_restarts) {
         return give_up(failures, options_.max_restarts > 0 ? fmt::format("{}; {} of {} restarts used (--max-restarts)",
                                                                          left, restarts_, options_.max_restarts)
@@ -536,7 +569,7 @@ void Coordinator::go_on_after_failure(const std::vector<RankEnd>& failures, cons
     const std::string how = next->uses_restart ? fmt::format(", restart {} of {}", restarts_, options_.max_restarts)
                                                : fmt::format(" of {}", former);
     const size_t ranks = ranks_of(chosen_nodes());
-    if (static_cast<int>(nodes_.size()) < hosts_.min_nodes || ranks == 0) {
+    if (!has_enough_hosts() || ranks == 0) {
         say(fmt::format("{}; waiting up to {:g} s for more hosts{}", reason, seconds(hosts_.join_timeout), how));
         return gather(now);
     }

@@ -101,6 +101,12 @@ class Coordinator {
     [[nodiscard]] int order_of(Node node, const RankEnd& end, Time now);
     [[nodiscard]] std::vector<RankEnd> failures_and_lost(std::vector<int>& lost) const;
     [[nodiscard]] std::string missing_hosts() const;
+    // Whether the hosts that are present can form a round: MIN of them, with a rank of every program.
+    [[nodiscard]] bool has_enough_hosts() const;
+    // Why not, or that too few ranks are left: "2 hosts left, fewer than 3 (--nnodes)".
+    [[nodiscard]] std::string why_not_enough() const;
+    // "no host runs `b`"; empty if every program has ranks on one of the hosts of the next round.
+    [[nodiscard]] std::string missing_program() const;
 
     void order(Node node, Order order) { orders_.push_back({node, std::move(order)}); }
     void order_all(const Order& order);

@@ -57,6 +57,22 @@ DirAt made_directory(const std::string& in, const std::string& name) {
 
 std::string round_name(int round) { return fmt::format("round-{}", round); }
 
+// An existing file is from an earlier job.
+SharedFile new_log(const DirAt& directory, const std::string& name, const std::string& path) {
+    const int opened = directory.replace_file(name, O_WRONLY | O_APPEND, 0644);
+    if (opened < 0) throw os_error("cannot open log file " + path, -opened);
+    return std::make_shared<Fd>(opened);
+}
+
+SharedFile opened_log(const std::string& path) {
+    DirAt directory;
+    std::string name;
+    if (const int error = DirAt::open_parent(path, directory, name); error != 0) {
+        throw os_error("cannot open log file " + path, -error);
+    }
+    return new_log(directory, name, path);
+}
+
 // The name of a file in the directory of its round.
 std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
@@ -92,7 +108,9 @@ void HostRanks::start(HostRound round) {
             logs_.duplicate(stream, texts, open_log(is_out ? "filtered_stdout.log" : "filtered_stderr.log"));
         }
     }
-    if (options_.bind != Bind::none) {
+    if (!options_.shared_processors.empty()) {
+        processors_ = equal_shares(options_.shared_processors, static_cast<int>(round_.order.seats.size()));
+    } else if (options_.bind != Bind::none) {
         processors_ = processors_of_ranks(options_.bind, read_topology("", allowed_processors()),
                                           static_cast<int>(round_.order.seats.size()),
                                           nodes_of_devices("", env_text("CUDA_VISIBLE_DEVICES")));
@@ -152,9 +170,16 @@ RankOutput HostRanks::open_output(int local_rank, Worker& worker) {
     const int rank = worker.seat.rank;
     const Program& program = options_.programs.at(static_cast<size_t>(worker.seat.program));
     const OutputOptions& wanted = options_.output;
+    const RankNames names{rank, local_rank, program.role, host_};
     RankOutput output;
+    if (!wanted.file_template.empty()) {
+        worker.log_file = expand_prefix(wanted.file_template, names);
+        output.files.fill(opened_log(worker.log_file));
+        output.shown.fill(false);
+        return output;
+    }
     if (!wanted.prefix_template.empty()) {
-        output.prefix = expand_prefix(wanted.prefix_template, {rank, local_rank, program.role, host_});
+        output.prefix = expand_prefix(wanted.prefix_template, names);
         output.names_rank = wanted.prefix_template.find("${rank}") != std::string::npos;
     } else if (wanted.prefix) {
         output.prefix = fmt::format("[rank {} {}] ", rank, program.name());
@@ -177,14 +202,8 @@ RankOutput HostRanks::open_output(int local_rank, Worker& worker) {
     return output;
 }
 
-// An existing file is from an earlier job with the same directory.
 SharedFile HostRanks::open_log(const std::string& name) {
-    const int opened = round_directory_.replace_file(name, O_WRONLY | O_APPEND, 0644);
-    if (opened < 0) {
-        throw os_error(fmt::format("cannot open log file {}/{}/{}", error_directory_, round_name(round()), name),
-                       -opened);
-    }
-    return std::make_shared<Fd>(opened);
+    return new_log(round_directory_, name, fmt::format("{}/{}/{}", error_directory_, round_name(round()), name));
 }
 
 std::vector<std::string> HostRanks::environment_of(const Worker& worker) const {

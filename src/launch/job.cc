@@ -1,6 +1,6 @@
 #include "launch/job.hpp"
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -34,6 +34,14 @@ std::vector<std::string> Program::command_of(int local_rank) const {
     return words;
 }
 
+std::string Program::text_for_all_hosts() const {
+    size_t first = own_arguments - 1;  // the script, the module or the command itself
+    if (first > 0 && command[first - 1] == "-m") --first;
+    const auto begin = command.begin() + static_cast<std::ptrdiff_t>(first);
+    const std::string words = fmt::format("`{}`", fmt::join(begin, command.end(), " "));
+    return host.empty() ? words : fmt::format("{} on {}", words, host);
+}
+
 int RunOptions::ranks() const {
     int sum = 0;
     for (const Program& program : programs) sum += program.ranks;
@@ -45,14 +53,16 @@ void RunOptions::check() const {
     if (programs.empty()) throw wrong("no command to run was given");
     for (const Program& program : programs) {
         if (program.command.empty() || program.command.front().empty()) throw wrong("a program has no command");
-        if (program.ranks < 1 || program.ranks > max_ranks) {
-            throw wrong(fmt::format("{} ranks of '{}' are requested; the number must be between 1 and {}",
-                                    program.ranks, program.command.front(), max_ranks));
+        const int least = hosts ? 0 : 1;
+        if (program.ranks < least || program.ranks > max_ranks) {
+            throw wrong(fmt::format("{} ranks of '{}' are requested; the number must be between {} and {}",
+                                    program.ranks, program.command.front(), least, max_ranks));
         }
     }
+    if (ranks() == 0) throw wrong("this host would have no rank; each host of a job needs one of some program");
     if (ranks() > max_ranks)
         throw wrong(fmt::format("{} ranks are requested; a job can have at most {}", ranks(), max_ranks));
-    if (min_ranks < 0 || min_ranks > ranks()) {
+    if (min_ranks < 0 || min_ranks > (hosts ? max_ranks : ranks())) {
         throw wrong(fmt::format("--min-ranks {} (or -n MIN:MAX) needs at least as many ranks, but the job has {}",
                                 min_ranks, ranks()));
     }

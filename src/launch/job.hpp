@@ -21,7 +21,7 @@ namespace tsr {
 // One command and how many ranks run it.
 struct Program {
     std::vector<std::string> command;
-    int ranks = 1;
+    int ranks = 1;  // on this host; 0: only other hosts of the job run it
     std::vector<std::pair<std::string, std::string>> environment;
     std::string title;                // of what an interpreter runs; empty: the executable
     std::string role = "default";     // torchrun's: ROLE_RANK and ROLE_WORLD_SIZE count the ranks with the same role
@@ -31,6 +31,8 @@ struct Program {
 
     [[nodiscard]] std::string name() const;  // without directories
     [[nodiscard]] std::vector<std::string> command_of(int local_rank) const;
+    // The command without the interpreter that this host found for it, and its host: the same on all hosts of a job.
+    [[nodiscard]] std::string text_for_all_hosts() const;
 };
 
 enum class OnLoss {
@@ -78,6 +80,7 @@ struct RunOptions {
     int preempted_exit_code = 0;      // of a job that was asked to end, and whose ranks all exited with 0
     bool virtual_local_rank = false;  // LOCAL_RANK=0 and one visible device for each rank
     Bind bind = Bind::none;
+    std::vector<int> shared_processors;  // that the ranks of this host share equally; empty: `bind` says
 
     [[nodiscard]] int ranks() const;
     // Throws INVALID_ARGUMENT for an invalid job.

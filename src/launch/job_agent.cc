@@ -1,7 +1,6 @@
 #include "launch/job_agent.hpp"
 
 #include <fmt/core.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <sys/utsname.h>
@@ -16,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "base/json.hpp"
+#include "base/random_id.hpp"
 #include "base/terminal.hpp"
 #include "comm/host.hpp"
 #include "launch/departures.hpp"
@@ -34,8 +34,6 @@ constexpr milliseconds connect_deadline{5000};
 constexpr milliseconds patience{1000};  // until a message says that the other agents are not found
 constexpr milliseconds farewell{2000};  // for the other agents to hear of the job's end
 constexpr size_t max_peers = 4096;
-
-std::string random_id() { return Token::random().hex().substr(0, 16); }
 
 std::vector<int> with_flights(std::vector<int> signals) {
     signals.push_back(SIGUSR1);
@@ -58,7 +56,7 @@ std::vector<std::string> agreed_by(const RunOptions& options) {
     constexpr std::array<const char*, 3> words = {"restart", "shrink", "continue"};
     agreed.push_back(fmt::format("--on-loss {}", words.at(static_cast<size_t>(options.on_loss))));
     for (const Program& program : options.programs) {
-        agreed.push_back(fmt::format("the command `{}`", fmt::join(program.command, " ")));
+        agreed.push_back(fmt::format("the command {}", program.text_for_all_hosts()));
         agreed.push_back(fmt::format("--role {}", program.role));
     }
     return agreed;
@@ -160,7 +158,6 @@ bool JobAgent::open_events() {
 }
 
 int JobAgent::run_job() {
-    for (const Program& program : options_.programs) (void)find_executable(program.command.front());
     if (options_.hosts && !options_.hosts->spares.empty()) {
         begin_with_spares();
     } else if (options_.hosts) {
@@ -169,7 +166,7 @@ int JobAgent::run_job() {
         coordinate("127.0.0.1");
     }
     while (!exit_code_) turn();
-    if (ranks_.in_round()) (void)ranks_.bury();
+    end_ranks();
     if (!peers_.empty()) {
         const Deadline deadline = Deadline::in(farewell);
         for (auto& [node, peer] : peers_) peer.link.write_all(deadline);
@@ -183,6 +180,14 @@ int JobAgent::run_job() {
         }
     }
     return *exit_code_;
+}
+
+// The job has ended while ranks run here, because the agent of another host failed.
+void JobAgent::end_ranks() {
+    if (!ranks_.in_round()) return;
+    coordinator_link_.reset();
+    ranks_.hear();
+    while (ranks_.in_round()) turn();
 }
 
 // --- meeting the other agents
@@ -540,6 +545,8 @@ void JobAgent::take_signals() {
         if (signal == SIGCHLD) continue;
         if (std::ranges::find(options_.stop_signals, signal) == options_.stop_signals.end()) {  // SIGUSR1
             report(FlightsAsked{});
+        } else if (exit_code_) {
+            ranks_.kill();
         } else if (!coordinator_ && !ranks_.in_round() &&
                    (!takes_part_ || !coordinator_link_ || signal_while_idle_ != 0)) {
             logs_.say(fmt::format("{}: host {} leaves the job", signal_name(signal), host_));
@@ -767,11 +774,12 @@ void JobAgent::hear(Coordinator::Node node, Peer& peer, Report report) {
 // --- the others
 
 void JobAgent::tend_coordinator() {
+    if (exit_code_) return;
     if (!lost_link_.empty()) {
         if (!ranks_.in_round()) rejoin_or_end();
         return;
     }
-    if (!coordinator_link_ || exit_code_) return;
+    if (!coordinator_link_) return;
     coordinator_link_->write_some();
     for (const Json& message : coordinator_link_->receive()) {
         Order order;

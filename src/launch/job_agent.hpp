@@ -56,6 +56,7 @@ class JobAgent {
 
     [[nodiscard]] bool open_events();
     [[nodiscard]] int run_job();
+    void end_ranks();
     [[nodiscard]] Hello hello(int socket = -1);
     void coordinate(const std::string& bind_host);
     [[nodiscard]] std::optional<std::string> listen_at_endpoint();

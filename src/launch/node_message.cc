@@ -239,7 +239,7 @@ Report decode_report(const Json& message) {
         hello.architecture = message.at("architecture").as_string();
         hello.node_rank = number_at(message, "node_rank", -1, max_ranks - 1);
         for (const Json& ranks : message.at("ranks").as_array()) {
-            hello.ranks.push_back(number(ranks, 1, max_ranks, "the ranks of a program"));
+            hello.ranks.push_back(number(ranks, 0, max_ranks, "the ranks of a program"));
         }
         if (hello.ranks.size() > static_cast<size_t>(max_ranks)) throw Error(Code::corrupt, "too many programs");
         hello.agreed = strings_at(message, "agreed");

@@ -25,7 +25,7 @@ struct Hello {
     std::string version;              // of Tessera
     std::string architecture;         // as `uname -m` names it
     int node_rank = -1;               // as the user gave it; -1: not given
-    std::vector<int> ranks;           // of each program
+    std::vector<int> ranks;           // of each program; 0: other hosts run it
     std::vector<std::string> agreed;  // what has to be the same on all hosts, one line for each
     uint16_t master_port = 0;         // free on that host
     // Of a job with spares.

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "store/token.hpp"
+#include "base/random_id.hpp"
 
 namespace tsr {
 

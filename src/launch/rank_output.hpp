@@ -34,6 +34,8 @@ struct OutputOptions {
     StreamChoice redirects;       // to a file, and not to the launcher's output
     StreamChoice tee;             // to a file as well
     std::vector<int> shown;       // local ranks; empty: all
+    // The path of a file for both streams of a rank, which are then not printed, with names as in a prefix; empty: none.
+    std::string file_template;
     // Lines that contain one of these texts also go to a file.
     std::vector<std::string> out_filters;
     std::vector<std::string> err_filters;

@@ -4,9 +4,11 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
+#include "launch/hosts/text_file.hpp"
 #include "launch/process.hpp"
 
 namespace tsr {
@@ -17,20 +19,13 @@ namespace {
 std::string device_of(int local_rank, const char* list_name) {
     const auto list = env_text(list_name);
     if (!list) return std::to_string(local_rank);
-    std::string_view left = *list;
-    for (int i = 0;; ++i) {
-        const size_t comma = left.find(',');
-        std::string_view device = left.substr(0, comma);
-        while (device.starts_with(' ')) device.remove_prefix(1);
-        while (device.ends_with(' ')) device.remove_suffix(1);
-        if (i == local_rank) return std::string(device);
-        if (comma == std::string_view::npos) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("--virtual-local-rank: local rank {} has no device, because {}={} lists {}",
-                                    local_rank, list_name, *list, i + 1));
-        }
-        left.remove_prefix(comma + 1);
+    const std::vector<std::string_view> devices = pieces_of(*list, ',');
+    if (static_cast<size_t>(local_rank) >= devices.size()) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("--virtual-local-rank: local rank {} has no device, because {}={} lists {}", local_rank,
+                                list_name, *list, devices.size()));
     }
+    return std::string(trimmed(devices[static_cast<size_t>(local_rank)]));
 }
 
 }  // namespace

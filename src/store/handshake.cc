@@ -9,6 +9,7 @@
 #include <span>
 
 #include "base/error.hpp"
+#include "base/random_id.hpp"
 
 namespace tsr::handshake {
 

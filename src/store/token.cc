@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/fd.hpp"
+#include "base/random_id.hpp"
 #include "store/address.hpp"
 
 namespace tsr {
@@ -94,16 +94,6 @@ Token token_of_user() {
 }
 
 }  // namespace
-
-void random_bytes(uint8_t* bytes, size_t size) {
-    while (size > 0) {
-        const ssize_t got = ::getrandom(bytes, size, 0);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) throw os_error("getrandom", errno);
-        bytes += got;
-        size -= static_cast<size_t>(got);
-    }
-}
 
 Token Token::random() {
     Token token;

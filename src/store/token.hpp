@@ -30,7 +30,4 @@ struct Token {
 // PERMISSION if none is exclusively the user's.
 [[nodiscard]] std::string runtime_directory();
 
-// Fills `bytes` from the kernel's random generator.
-void random_bytes(uint8_t* bytes, size_t size);
-
 }  // namespace tsr

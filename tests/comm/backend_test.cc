@@ -43,7 +43,6 @@ TEST(Backend, ForGpusComesBesideTheCpus) {
     for (const char* text : {"cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "gloo,nccl"}) {
         EXPECT_EQ(backends_of(text), (Backends{"gloo", true})) << text;
     }
-    EXPECT_EQ(without_devices("cpu:gloo,cuda:nccl"), "gloo");
 }
 
 TEST(Backend, ThatNobodyKnowsIsAnInvalidArgument) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 
 #include "base/error.hpp"
 #include "launch/job.hpp"
@@ -67,6 +68,38 @@ class Machine : public ::testing::Test {
     testing::TemporaryDirectory directory_;
     std::vector<int> all_{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 };
+
+std::string refusal(const std::function<void()>& call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::invalid_argument);
+        return error.what();
+    }
+    return "nothing was refused";
+}
+
+TEST(ProcessorList, IsAscending) {
+    EXPECT_THAT(parse_processors("0,4-6,9"), ElementsAre(0, 4, 5, 6, 9));
+    const std::pair<const char*, const char*> table[] = {
+        {"", "'' is neither a core nor a range"},
+        {"1,,2", "'' is neither"},
+        {"a", "'a' is neither"},
+        {"-1", "'-1' is neither"},
+        {"3-1", "range '3-1' goes down"},
+        {"2,1", "'1' is not above core 2"},
+        {"0-3,3", "'3' is not above core 3"},
+        {"0-999999999", "is neither"},
+    };
+    for (const auto& [text, message] : table) {
+        EXPECT_THAT(refusal([&, text = text] { (void)parse_processors(text); }), HasSubstr(message)) << text;
+    }
+}
+
+TEST(ProcessorList, IsSharedEqually) {
+    EXPECT_THAT(equal_shares({0, 2, 4, 6, 8}, 2), ElementsAre(ElementsAre(0, 2), ElementsAre(4, 6)));
+    EXPECT_THAT(refusal([] { (void)equal_shares({1, 2}, 3); }), HasSubstr("2 cores for 3 ranks"));
+}
 
 TEST_F(Machine, TopologyIsRead) {
     EXPECT_THAT(read_topology(root(), {0, 9, 15}),

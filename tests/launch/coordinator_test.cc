@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
@@ -134,6 +135,120 @@ TEST(Coordinator, RolesAreCountedOverAllHosts) {
     }
     EXPECT_EQ(job.starts.at(0).seats, (std::vector<Seat>{{0, 0, 0, 0, 4}, {1, 0, 1, 1, 4}, {2, 1, 0, 0, 2}}));
     EXPECT_EQ(job.starts.at(1).seats, (std::vector<Seat>{{3, 0, 0, 2, 4}, {4, 0, 1, 3, 4}, {5, 1, 0, 1, 2}}));
+}
+
+// Two programs, of which each host runs one.
+RunOptions two_programs(int least, int most) {
+    RunOptions options = options_of(least, most);
+    options.programs.push_back({.command = {"b", "x"}, .ranks = 0, .environment = {}});
+    return options;
+}
+
+Hello running(int number, std::vector<int> ranks) {
+    Hello hello = hello_of(number, 0);
+    hello.ranks = std::move(ranks);
+    return hello;
+}
+
+TEST(Coordinator, AHostMayRunSomeOfTheProgramsAndARestartKeepsThem) {
+    RunOptions options = two_programs(2, 2);
+    options.programs[1].role = "reader";
+    options.max_restarts = 1;
+    Job job(options);
+    job.join(0, running(0, {2, 0}));
+    job.join(1, running(1, {0, 3}));
+    const std::vector<Seat> a{{0, 0, 0, 0, 2}, {1, 0, 1, 1, 2}};
+    const std::vector<Seat> b{{2, 1, 0, 0, 3}, {3, 1, 1, 1, 3}, {4, 1, 2, 2, 3}};
+    for (int round = 0; round < 2; ++round) {
+        EXPECT_EQ(job.starts.at(0).seats, a);
+        EXPECT_EQ(job.starts.at(1).seats, b);
+        EXPECT_EQ(job.starts.at(1).round, round);
+        job.end_all(1, 1 << 8, false);
+        job.end_all(0, 15, true);
+    }
+    EXPECT_EQ(job.finishes.at(0).exit_code, 1);
+}
+
+TEST(Coordinator, AProgramThatNoHostRunsIsNamed) {
+    Job full(two_programs(2, 2));
+    full.join(0, running(0, {2, 0}));
+    full.join(1, running(1, {1, 0}));
+    EXPECT_TRUE(full.starts.empty());
+    EXPECT_EQ(full.finishes.at(1).exit_code, 1);
+    EXPECT_EQ(full.finishes.at(1).text, "the job cannot start: all hosts have joined, but no host runs `b x`");
+    // An elastic job waits for a host that does.
+    Job elastic(two_programs(1, 3));
+    elastic.join(0, running(0, {2, 0}));
+    elastic.pass(milliseconds{250});
+    EXPECT_TRUE(elastic.starts.empty());
+    EXPECT_THAT(elastic.said, HasSubstr("1 of 1 to 3 hosts have joined: h0; no host runs `b x`"));
+    elastic.join(1, running(1, {0, 1}));
+    elastic.pass(milliseconds{100});
+    EXPECT_EQ(elastic.starts.at(1).world_size, 3);
+    // It needs one for as long as it runs.
+    elastic.lose(1);
+    elastic.end_all(0, 15, true);
+    EXPECT_EQ(elastic.finishes.at(0).exit_code, 1);
+    EXPECT_THAT(elastic.finishes.at(0).text, HasSubstr("1 host left; no host runs `b x`"));
+    Job late(two_programs(1, 3));
+    late.join(0, running(0, {2, 0}));
+    late.pass(milliseconds{1000});
+    EXPECT_THAT(late.finishes.at(0).text, HasSubstr("after 1 s, 1 of 1 to 3 hosts have joined: h0; no host runs"));
+}
+
+TEST(Coordinator, TooFewRanksLeftAreNamed) {
+    RunOptions options = options_of(1, 2);
+    options.min_ranks = 3;
+    Job job(options);
+    job.join(0, hello_of(0, 2));
+    job.join(1, hello_of(1, 2));
+    job.lose(1);
+    job.end_all(0, 15, true);
+    EXPECT_THAT(job.finishes.at(0).text, HasSubstr("2 ranks left, fewer than --min-ranks 3"));
+}
+
+TEST(Coordinator, HostsThatDifferAreRefusedWithBothNamesAndTheDifference) {
+    const auto changed = [](const std::function<void(Hello&)>& change) {
+        Hello hello = hello_of(1, 2, 1);
+        hello.version = "1";
+        hello.architecture = "x86_64";
+        hello.agreed = {"--nnodes 3:3", "the command `a`"};
+        change(hello);
+        return hello;
+    };
+    const std::pair<std::function<void(Hello&)>, const char*> table[] = {
+        {[](Hello& h) { h.version = "2"; }, "host h1 has Tessera 2, but host h0 has 1"},
+        {[](Hello& h) { h.agreed[0] = "--nnodes 2:3"; }, "host h1 has --nnodes 2:3, but host h0 has --nnodes 3:3"},
+        {[](Hello& h) { h.agreed[1] = "the command `b`"; }, "has the command `b`, but host h0 has the command `a`"},
+        {[](Hello& h) { h.agreed.pop_back(); }, "host h1 has nothing, but host h0 has the command `a`"},
+        {[](Hello& h) { h.agreed.emplace_back("--role x"); }, "host h1 has --role x, but host h0 has nothing"},
+        {[](Hello& h) { h.node_rank = 0; }, "--node-rank 0 is given on two hosts: h0 and h1"},
+        {[](Hello& h) { h.node_rank = -1; }, "host h0 has --node-rank 0, but host h1 has none"},
+        {[](Hello& h) { h.node_rank = 3; }, "--node-rank 3 is not below the number of hosts, 3"},
+        {[](Hello& h) { h.ranks = {1, 1}; }, "host h1 has 2 programs, but the job has 1 program"},
+        {[](Hello& h) { h.ranks = {0}; }, "host h1 would have no rank"},
+        {[](Hello& h) { h.ranks = {4095}; }, "the job would have 4097 ranks; at most 4096 are allowed"},
+    };
+    for (const auto& [change, message] : table) {
+        Job job(options_of(3, 3));
+        job.join(0, changed([](Hello& hello) {
+                     hello.host = "h0";
+                     hello.agent = "agent 0";
+                     hello.node_rank = 0;
+                 }));
+        job.join(1, changed(change));
+        EXPECT_THAT(job.refusals[1], HasSubstr(message));
+        EXPECT_EQ(job.finishes[0].exit_code, 1) << message;
+        EXPECT_THAT(job.finishes[0].text, HasSubstr(message));
+    }
+    // Ranks of two architectures can form a job, which says so.
+    Job mixed(options_of(2, 2));
+    mixed.join(0, changed([](Hello& hello) { hello = hello_of(0, 1); }));
+    Hello arm = hello_of(1, 1);
+    arm.architecture = "aarch64";
+    mixed.join(1, arm);
+    EXPECT_THAT(mixed.said, HasSubstr("host h1 is aarch64, but host h0 is "));
+    EXPECT_EQ(mixed.starts.at(1).world_size, 2);
 }
 
 TEST(Coordinator, TheLastCallEndsTheWaitForMoreHosts) {

@@ -1,4 +1,4 @@
-// Hostfiles, filters, environment files, core lists, plans and command lines of schedulers: each rule and each message.
+// Hostfiles, filters, environment files, plans and command lines of schedulers: each rule and each message.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "launch/hosts/core_list.hpp"
+#include "launch/binding.hpp"
 #include "launch/hosts/exported_environment.hpp"
 #include "launch/hosts/host_name.hpp"
 #include "launch/hosts/hostfile.hpp"
@@ -217,29 +217,6 @@ TEST(EnvironmentFile, ExportedPrefixes) {
     for (const char* name : {"HOME", "XNCCL", "nccl_debug", "LD_PRELOAD", ""}) EXPECT_FALSE(is_exported(name)) << name;
 }
 
-TEST(CoreList, Entries) {
-    EXPECT_THAT(parse_core_list("0,4-6,9"), ElementsAre(0, 4, 5, 6, 9));
-    const std::pair<const char*, const char*> table[] = {
-        {"", "'' is neither a core nor a range"},
-        {"1,,2", "'' is neither"},
-        {"a", "'a' is neither"},
-        {"-1", "'-1' is neither"},
-        {"3-1", "range '3-1' goes down"},
-        {"2,1", "'1' is not above core 2"},
-        {"0-3,3", "'3' is not above core 3"},
-        {"0-999999999", "is neither"},
-    };
-    for (const auto& [text, message] : table) {
-        EXPECT_THAT(refusal([&] { (void)parse_core_list(text); }), HasSubstr(message)) << text;
-    }
-}
-
-TEST(CoreList, Shares) {
-    EXPECT_THAT(shares_of({0, 2, 4, 6, 8}, 2), ElementsAre(ElementsAre(0, 2), ElementsAre(4, 6)));
-    EXPECT_THAT(refusal([] { (void)shares_of({1, 2}, 3); }), HasSubstr("2 cores for 3 ranks"));
-    EXPECT_FALSE(physical_cores().empty());
-}
-
 TEST(Plan, OfSlots) {
     const LaunchPlan plan = plan_of_slots({"python3", "a b.py"}, {{"w2", {1, 3}}, {"w1", {0}}});
     EXPECT_EQ(plan.world_size(), 3);
@@ -339,7 +316,7 @@ TEST(HostParsers, TakeRandomBytes) {
             },
             input);
         accepted[2] += survives([&] { (void)parse_environment_file(input, "F"); }, input);
-        accepted[3] += survives([&] { (void)parse_core_list(input); }, input);
+        accepted[3] += survives([&] { (void)parse_processors(input); }, input);
     }
     for (const int count : accepted) EXPECT_GT(count, 0);
 }

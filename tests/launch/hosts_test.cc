@@ -1,11 +1,16 @@
 // One agent for each host of a job, on loopback: TESSERA_HOST_ID makes this machine several hosts. tests/netns has the
 // same on networks that can be cut.
-#include "launch/hosts.hpp"
-
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "comm/host.hpp"
+#include "launch/node_link.hpp"
+#include "launch/node_message.hpp"
+#include "store/address.hpp"
+#include "store/handshake.hpp"
+#include "store/tcp_store.hpp"
+
 #include "launch/agents.hpp"
 #include "launch/coordinator.hpp"
 
@@ -215,6 +220,138 @@ TEST_F(Agents, AHostThatCannotBelongToTheJobIsTold) {
     differs({"--nnodes", "3:4", "--node-rank", "1"}, {"/bin/true"}, " has --nnodes 3:4, but host ");
 }
 
+TEST_F(Agents, AnAgentMayHaveRanksOfSomePrograms) {
+    const auto start_each = [&](const std::string& of_a, const std::string& of_b) {
+        const std::vector<std::string> options = {"--nnodes", "2"};
+        const auto programs = [&](const std::string& first, const std::string& second) {
+            return std::vector<std::string>{"-n", first, meets_, ":", "-n", second, "--role", "b", meets_};
+        };
+        Child a = start_on("a", with(options, {"--node-rank", "0"}), programs(of_a, "0"));
+        Child b = start_on("b", with(options, {"--node-rank", "1"}), programs("0", of_b));
+        return std::pair(a.wait(), b.wait());
+    };
+    EXPECT_EQ(start_each("1", "2"), std::pair(0, 0)) << said("a") << said("b");
+    EXPECT_THAT(said("a"), HasSubstr("[rank 0 meets] rank 0 of 3, local 0 of 1, host 0 of 2"));
+    EXPECT_THAT(said("b"), HasSubstr("[rank 2 meets] rank 2 of 3, local 1 of 2, host 1 of 2"));
+    // The same command on every host, which says itself what runs there.
+    const std::vector<std::string> placed = {"-n", "1@x", meets_, ":", "-n", "2@y", meets_};
+    Child x = start_on("x", {"--nnodes", "2", "--node-rank", "0"}, placed);
+    Child y = start_on("y", {"--nnodes", "2", "--node-rank", "1"}, placed);
+    EXPECT_EQ(x.wait(), 0) << said("x");
+    EXPECT_EQ(y.wait(), 0) << said("y");
+    EXPECT_THAT(said("y"), HasSubstr("[rank 2 meets] rank 2 of 3, local 1 of 2, host 1 of 2"));
+    EXPECT_THAT(said("x"), Not(HasSubstr("[rank 1")));
+}
+
+TEST_F(Agents, AProgramThatNoHostRunsEndsTheJobOnAll) {
+    const std::vector<std::string> command = {"-n", "1", "/bin/true", ":", "-n", "0", "no-such-program", "x"};
+    Child a = start_on("a", {"--nnodes", "2"}, command);
+    Child b = start_on("b", {"--nnodes", "2"}, command);
+    EXPECT_EQ(a.wait(), 1);
+    EXPECT_EQ(b.wait(), 1);
+    for (const char* host : {"a", "b"}) {
+        EXPECT_THAT(said(host), HasSubstr("all hosts have joined, but no host runs `no-such-program x`"));
+    }
+}
+
+// The agent of the other host is this test.
+TEST_F(Agents, RanksGetSigtermAndTimeWhenTheAgentOfAnotherHostFails) {
+    const std::vector<std::string> command = {
+        "/bin/sh", "-c",
+        "trap 'until [ -e $D/go ]; do :; done; echo saved > $D/saved; exit 0' TERM; echo $$ > $D/rank; "
+        "while :; do :; done"};
+    Child a =
+        start_on("a", {"--nnodes", "2", "--kill-grace-s", "60", "--rdzv-conf", "keep_alive_interval=60"}, command);
+    await_said("a", "waiting for more hosts");
+    StoreOptions options;
+    options.token = std::string(64, 'a');
+    options.job_id = "agents of none";
+    NodeLink link(
+        connect_with_handshake({"127.0.0.1", port_}, handshake::Party::of(options, true, ""), testing::soon()));
+    Hello hello;
+    hello.agent = "b";
+    hello.host = "h";
+    hello.version = TESSERA_VERSION;
+    hello.ranks = {1};
+    hello.agreed = {"--nnodes 2:2",
+                    "--max-restarts 0",
+                    "--min-ranks 0",
+                    "--on-loss restart",
+                    fmt::format("the command `{}`", fmt::join(command, " ")),
+                    "--role default"};
+    link.send(encode(Report(hello)));
+    const auto await = [&](const std::function<bool(const Order&)>& is_it) {
+        wait_until(
+            [&] {
+                link.write_some();
+                bool found = false;
+                for (const Json& message : link.receive()) found = is_it(decode_order(message)) || found;
+                return found || link.ended();
+            },
+            testing::soon(), "an order");
+        ASSERT_FALSE(link.ended()) << link.why() << said("a");
+    };
+    await([](const Order& order) { return std::holds_alternative<StartRound>(order); });
+    const pid_t rank = pid_in("rank");
+    link.send(encode(Report(NodeFailed{"its disk is full", 5})));
+    link.write_all(testing::soon());
+    await_said("a", "host h failed: its disk is full");
+    link.end("it has heard of the end");
+    EXPECT_TRUE(testing::alive(rank));
+    let_go();
+    EXPECT_EQ(a.wait(), 5) << said("a");
+    EXPECT_EQ(file("saved"), "saved\n") << said("a");
+}
+
+TEST_F(Agents, AnEndpointThatCannotBeUsedIsNamedWithThisHost) {
+    struct Case {
+        const char* name;
+        std::string endpoint;
+        std::vector<std::string> options;
+        int code;
+        std::vector<std::string> parts;
+    };
+    Address taken{"127.0.0.1", 0};
+    const Fd other = listen_on(taken);  // it accepts nobody
+    const std::string in_use = fmt::format("127.0.0.1:{}", taken.port);
+    const std::string host = "host " + host_name();
+    const Case table[] = {
+        {"unknown",
+         "no-such-host.invalid:29400",
+         {"--rdzv-conf", "join_timeout=0.3"},
+         1,
+         {host + " found no agent of the job at tcp://no-such-host.invalid:29400 within 0.3 s",
+          "cannot resolve host name 'no-such-host.invalid'"}},
+        {"in-use",
+         in_use,
+         {"--rdzv-conf", "join_timeout=0.3"},
+         1,
+         {host + " found no agent of the job at tcp://" + in_use + " within 0.3 s", "start `tessera run` on the host"}},
+        {"own",
+         in_use,
+         {"--rdzv-conf", "is_host=1,join_timeout=0.3"},
+         1,
+         {host, "is to own the endpoint (is_host)", "tcp://" + in_use}},
+        {"nobody",
+         "127.0.0.1:" + std::to_string(port_),
+         {"--rdzv-conf", "is_host=0,join_timeout=0.3"},
+         1,
+         {host + " found no agent of the job at tcp://127.0.0.1:", "Connection refused"}},
+    };
+    for (const Case& c : table) {
+        endpoint_ = c.endpoint;
+        std::vector<std::string> options = with({"--nnodes", "2"}, c.options);
+        Child agent = start_on(c.name, options, {"/bin/true"});
+        EXPECT_EQ(agent.wait(), c.code) << c.name << said(c.name);
+        for (const std::string& part : c.parts) EXPECT_THAT(said(c.name), HasSubstr(part)) << c.name;
+    }
+    endpoint_ = "198.51.100.1:29400";
+    Child stranger = start_on("no-token", {"--nnodes", "2"}, {"/bin/true"}, {}, "");
+    EXPECT_EQ(stranger.wait(), 126);
+    EXPECT_THAT(said("no-token"), HasSubstr("no job token for the store at tcp://198.51.100.1:29400; give all ranks "
+                                            "the same TESSERA_TOKEN_FILE"));
+}
+
 TEST_F(Agents, AWrongTokenIsRefusedAndNobodyElseIsDisturbed) {
     const std::vector<std::string> options = {"--nnodes", "2"};
     Child a = start_on("a", options, {"/bin/true"});
@@ -237,85 +374,6 @@ TEST_F(Agents, HostsThatDoNotComeAreNamed) {
     EXPECT_EQ(b.wait(), 1);
     EXPECT_THAT(said("b"),
                 AllOf(HasSubstr("found no agent of the job at tcp://127.0.0.1:"), HasSubstr("within 0.3 s")));
-}
-
-// --- the words of the command line
-
-HostOptions of_endpoint(const std::string& endpoint) { return hosts_of({.nodes = "2", .endpoint = endpoint}).value(); }
-
-TEST(Hosts, AJobOfOneHostHasNone) {
-    EXPECT_FALSE(hosts_of({}));
-    EXPECT_FALSE(hosts_of({.nodes = "1:1", .endpoint = "localhost:29400", .standalone = true}));
-}
-
-TEST(Hosts, EndpointsAreReadInAllForms) {
-    EXPECT_EQ(of_endpoint("host-a").endpoint_host, "host-a");
-    EXPECT_EQ(of_endpoint("host-a").endpoint_port, 29400);
-    EXPECT_EQ(of_endpoint("host-a:1234").endpoint_port, 1234);
-    EXPECT_EQ(of_endpoint("[fe80::1]:77").endpoint_host, "fe80::1");
-    EXPECT_EQ(of_endpoint("[::1]").endpoint_port, 29400);
-    const HostOptions spares = hosts_of({.nodes = "3", .endpoint = "a", .store_hosts = "b,[::1]:7"}).value();
-    EXPECT_EQ(spares.spares, (std::vector<std::pair<std::string, uint16_t>>{{"b", 29400}, {"::1", 7}}));
-    const HostOptions master = hosts_of({.nodes = "2:3", .master_address = "m", .master_port = "5"}).value();
-    EXPECT_EQ(std::tie(master.endpoint_host, master.endpoint_port), std::tuple("m", 5));
-    EXPECT_EQ(std::tie(master.min_nodes, master.max_nodes), std::tuple(2, 3));
-    const HostOptions conf = hosts_of({.nodes = "2",
-                                       .endpoint = "h",
-                                       .conf = "join_timeout=1.5,last_call_timeout=2,keep_alive_interval=2,"
-                                               "keep_alive_max_attempt=2,is_host=1,read_timeout=9"})
-                                 .value();
-    EXPECT_EQ(conf.join_timeout.count(), 1500);
-    EXPECT_EQ(conf.last_call.count(), 2000);
-    EXPECT_EQ(conf.silence.count(), 4000);
-    EXPECT_EQ(conf.is_host, true);
-}
-
-TEST(Hosts, MistakesAreNamed) {
-    const auto told = [](HostWords words, const std::string& part) {
-        if (words.nodes == "1") words.nodes = "2";
-        try {
-            (void)hosts_of(words);
-            ADD_FAILURE() << part;
-        } catch (const Error& error) {
-            EXPECT_THAT(error.what(), HasSubstr(part));
-        }
-    };
-    told({}, "--rdzv-endpoint HOST:PORT");
-    told({.nodes = "0"}, "--nnodes '0': expected a number from 1 to 4096");
-    told({.nodes = "3:2"}, "MIN <= MAX");
-    told({.nodes = "1000000000"}, "--nnodes");
-    told({.nodes = "2x"}, "--nnodes '2x'");
-    told({.endpoint = ":5"}, "has no host");
-    told({.endpoint = "a:b"}, "'b'");
-    told({.endpoint = "a:70000"}, "'70000'");
-    told({.endpoint = "::1"}, "brackets");
-    told({.endpoint = "-oProxy"}, "cannot begin with '-'");
-    told({.endpoint = "a", .backend = "etcd"}, "--rdzv-backend etcd");
-    told({.endpoint = "a", .conf = "x=1"}, "unknown key 'x'");
-    told({.endpoint = "a", .conf = "join_timeout"}, "KEY=VALUE");
-    told({.endpoint = "a", .conf = "join_timeout=nan"}, "join_timeout 'nan'");
-    told({.endpoint = "a", .node_rank = "2"}, "--node-rank 2 is not below the number of hosts, 2");
-    told({.endpoint = "a", .node_rank = "-1"}, "--node-rank '-1'");
-    told({.endpoint = "a", .standalone = true}, "--standalone");
-    told({.nodes = "3", .endpoint = "a", .store_hosts = "b"}, "--store-hosts names one spare, b");
-    told({.nodes = "3", .endpoint = "a", .store_hosts = "b,b"}, "--store-hosts names b with port 29400 twice");
-    told({.nodes = "3", .endpoint = "a:1", .store_hosts = "b,a:1"}, "--store-hosts names a with port 1 twice");
-    told({.nodes = "2", .endpoint = "a", .store_hosts = "b,c"}, "names 2 spares, but of 2 hosts");
-    told({.nodes = "3", .endpoint = "a", .store_hosts = "b,,c"}, "--store-hosts '' has no host");
-    told({.nodes = "3", .endpoint = "a", .store_hosts = "b,-c"}, "cannot begin with '-'");
-}
-
-TEST(Hosts, SlurmTellsWhereTheAgentsMeet) {
-    const testing::Environment environment({{"SLURM_STEP_NODELIST", "node[07-09]"},
-                                            {"SLURM_STEP_ID", "3"},
-                                            {"SLURM_JOB_ID", "77"},
-                                            {"SLURM_NODEID", "1"}});
-    const HostOptions hosts = hosts_of({.nodes = "3"}).value();
-    EXPECT_EQ(hosts.endpoint_host, "node07");
-    EXPECT_GE(hosts.endpoint_port, 20000);
-    EXPECT_EQ(hosts.node_rank, 1);
-    EXPECT_EQ(hosts.run_id, "77.3");
-    EXPECT_EQ(of_endpoint("a:1").node_rank, -1) << "only where it tells the place, too";
 }
 
 }  // namespace

@@ -189,6 +189,9 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({}, 2, "no command");
     told({"-n", "2"}, 2, "no command");
     told({"-n", "0", "true"}, 2, "0 ranks");
+    told({"-n", "1000000000", "true"}, 2,
+         "1000000000 ranks of 'true' are requested; the number must be between 1 and 4096");
+    told({"-n", "2", "true", ":", "-n", "1000000000", "true"}, 2, "1000000000 ranks");
     told({"-n", "x", "true"}, 2, "'x' is not a number");
     told({"-n", "4:3", "true"}, 2, "MIN:MAX");
     told({"-n", "2:3", "true", ":", "true"}, 2, "--min-ranks");

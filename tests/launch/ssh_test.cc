@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/error.hpp"
+#include "comm/host.hpp"
 #include "launch/front.hpp"
 #include "launch/hosts/ssh.hpp"
 #include "run_fixture.hpp"
@@ -124,6 +125,90 @@ TEST_F(SshJob, ArgumentsAndVariablesReachEveryHostAsTheyAre) {
     EXPECT_EQ(result.out, line + line + line + line);
 }
 
+// A C program on this host and a script on another; the second round has the same places.
+TEST_F(SshJob, ProgramsRunOnTheHostsThatAreNamedForThem) {
+    std::ofstream(path("b.py")) << R"(import os, signal, sys
+k = os.environ
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "K"]
+print("b", *(k[name] for name in names), *sys.argv[1:])
+if k["TESSERA_EPOCH"] == "0":
+    open(k["D"] + "/at" + k["RANK"], "w")
+    if k["RANK"] != "4":
+        signal.pause()
+    while not all(os.path.exists(k["D"] + "/at" + str(rank)) for rank in range(4)):
+        pass
+    sys.exit(3)
+)";
+    const Result result =
+        run({"--master-addr",
+             "127.0.0.1",
+             "--no-prefix",
+             "--max-restarts",
+             "1",
+             "-n",
+             "2@localhost",
+             "--role",
+             "trains",
+             "/bin/sh",
+             "-c",
+             "echo a $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_NAME $ROLE_RANK "
+             "$ROLE_WORLD_SIZE; [ $TESSERA_EPOCH = 1 ] || { : > $D/at$RANK; exec sleep 600; }",
+             ":",
+             "-n",
+             "3@worker-1",
+             "--role",
+             "reads",
+             "--env",
+             "K=$(id)",
+             path("b.py"),
+             "a b"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    std::vector<std::string> expected;
+    for (int round = 0; round < 2; ++round) {
+        for (int i = 0; i < 2; ++i) expected.push_back(fmt::format("a {0} 5 {0} 2 0 trains {0} 2", i));
+        for (int i = 0; i < 3; ++i) expected.push_back(fmt::format("b {} 5 {} 3 1 reads {} 3 $(id) a b", i + 2, i, i));
+    }
+    EXPECT_THAT(lines_of(result.out), UnorderedElementsAreArray(expected));
+    EXPECT_THAT(result.err, HasSubstr("starting round 1 with 5 ranks, restart 1 of 1"));
+    // Ranks of both meet; a host that is alone and elsewhere is started through ssh, too.
+    EXPECT_EQ(run({"--master-addr", "127.0.0.1", "-n", "1@localhost", meets_, ":", "-n", "2@worker-1", meets_}).code,
+              0);
+    const Result alone = run({"--no-prefix", "-n", "2@worker-2", meets_});
+    EXPECT_EQ(alone.code, 0) << alone.err;
+    EXPECT_THAT(alone.out, HasSubstr("rank 1 of 2, local 1 of 2, host 0 of 1"));
+    EXPECT_THAT(file("ssh"), HasSubstr("-- worker-2 "));
+}
+
+TEST_F(SshJob, PlacesThatCannotBeAreNamed) {
+    const std::string here = host_name();
+    const std::pair<std::vector<std::string>, std::string> table[] = {
+        {{"-n", "1@localhost", "true", ":", "-n", "1@" + here, "true"},
+         fmt::format("hosts 'localhost' and '{}' are both this host; name it once", here)},
+        {{"-n", "1@localhost", "true", ":", "-n", "0@b", "true"}, "0 ranks of 'true' are requested"},
+        {{"-n", "1@localhost", "true", ":", "-n", "cpu@b", "true"}, "-n cpu@b: another host's cores"},
+        {{"-n", "gpu@b", "true"}, "-n gpu@b: another host's cores"},
+        {{"-n", "1@localhost", "true", ":", "-n", "1000000000@b", "true"}, "1000000000 ranks of 'true'"},
+        {{"-n", "1@localhost", "true", ":", "-n", "1@-b", "true"}, "host '-b' begins with '-'"},
+        {{"-n", "1@localhost", "true", ":", "-n", "1@b;id", "true"}, "host 'b;id' is not a host name"},
+        {{"-n", "1@localhost", "true", ":", "-n", "1@b", "--node-rank", "1", "true"}, "--node-rank"},
+        {{"--nnodes", "3", "--rdzv-endpoint", "a", "-n", "1@a", "true", ":", "-n", "1@b", "true"},
+         "--nnodes 3: -n N@HOST names 2 hosts (a, b)"},
+        {{"--nnodes", "2", "--rdzv-endpoint", "a", "-n", "1@a", "true", ":", "-n", "1@b", "true"},
+         fmt::format("this host is {}, but -n N@HOST names a, b", here)},
+        {{"--nnodes", "2", "--rdzv-endpoint", "a", "-n", "0", "true", ":", "-n", "0", "true"},
+         "this host would have no rank"},
+        {{"--rdzv-id", "x", "-n", "1@b", "true"}, "this command starts the hosts of the job"},
+    };
+    for (const auto& [words, message] : table) {
+        const Result result = run(words);
+        EXPECT_EQ(result.code, 2) << message;
+        EXPECT_THAT(result.err, HasSubstr(message));
+    }
+    const Result far = run({"--master-addr", "127.0.0.1", "-n", "1@localhost", meets_, ":", "-n", "1@far", meets_});
+    EXPECT_EQ(far.code, 255);
+    EXPECT_THAT(far.err, HasSubstr("the agent on host far ended with exit code 255"));
+}
+
 TEST_F(SshJob, TheExitCodeIsThatOfTheRankThatFailed) {
     const Result result = run(on({"worker-1"}, {"/bin/sh", "-c", "[ $RANK = 3 ] && exit 9; exec sleep 600"}));
     EXPECT_EQ(result.code, 9);
@@ -206,7 +291,7 @@ TEST_F(SshJob, DeepspeedStartsItsAgentsTheSameWay) {
 
 TEST_F(SshJob, Messages) {
     const std::pair<std::vector<std::string>, const char*> table[] = {
-        {{"--rdzv-id", "x", "true"}, "this command numbers the hosts"},
+        {{"--rdzv-id", "x", "true"}, "this command starts the hosts of the job"},
         {{"--master-port", "0", "true"}, "--master-port '0'"},
         {{"-n", "2", "true"}, "write no -n"},
     };

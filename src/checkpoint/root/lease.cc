@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 #include <openssl/evp.h>
 #include <sys/auxv.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -71,16 +70,6 @@ std::optional<int64_t> now_on(FileSystem& files, const std::string& beside, cons
 }
 
 }  // namespace
-
-std::string random_id() {
-    std::array<unsigned char, 16> bytes{};
-    if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-        throw os_error("cannot get random numbers", errno);
-    }
-    std::string text;
-    for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
-    return text;
-}
 
 std::string random_uuid() {
     std::string digits = random_id();

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/proc.hpp"
+#include "base/random_id.hpp"
 #include "checkpoint/io/file_system.hpp"
 
 namespace tsr {
@@ -104,9 +105,7 @@ class Lease {
     std::thread renewer_;
 };
 
-// 128 random bits as 32 hexadecimal digits.
-[[nodiscard]] std::string random_id();
-// The same as a UUID (version 4).
+// A UUID of version 4.
 [[nodiscard]] std::string random_uuid();
 
 }  // namespace tsr

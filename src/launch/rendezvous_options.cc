@@ -1,4 +1,4 @@
-#include "launch/hosts.hpp"
+#include "launch/rendezvous_options.hpp"
 
 #include <fmt/core.h>
 
@@ -43,6 +43,12 @@ void set_nodes(HostOptions& hosts, std::string_view text) {
     }
 }
 
+std::string checked_host(std::string_view host, std::string_view text, std::string_view option) {
+    if (host.empty()) throw wrong(fmt::format("{} '{}' has no host", option, text));
+    if (host.starts_with('-')) throw wrong(fmt::format("{} '{}': a host cannot begin with '-'", option, text));
+    return std::string(host);
+}
+
 std::pair<std::string, uint16_t> address_of(std::string_view text, std::string_view option, uint16_t port) {
     std::string_view host = text;
     std::string_view digits;
@@ -61,9 +67,7 @@ std::pair<std::string, uint16_t> address_of(std::string_view text, std::string_v
         host = text.substr(0, colon);
         digits = text.substr(colon + 1);
     }
-    if (host.empty()) throw wrong(fmt::format("{} '{}' has no host", option, text));
-    if (host.starts_with('-')) throw wrong(fmt::format("{} '{}': a host cannot begin with '-'", option, text));
-    return {std::string(host), digits.empty() ? port : number<uint16_t>(digits, option, 1, 65535)};
+    return {checked_host(host, text, option), digits.empty() ? port : number<uint16_t>(digits, option, 1, 65535)};
 }
 
 void set_spares(HostOptions& hosts, std::string_view text) {
@@ -176,10 +180,9 @@ std::optional<HostOptions> hosts_of(const HostWords& words) {
         std::tie(hosts.endpoint_host, hosts.endpoint_port) =
             address_of(words.endpoint, "--rdzv-endpoint", port_of_rendezvous);
     } else if (!words.master_address.empty()) {
-        hosts.endpoint_host = words.master_address;
-        if (hosts.endpoint_host.starts_with('[') && hosts.endpoint_host.ends_with(']')) {
-            hosts.endpoint_host = hosts.endpoint_host.substr(1, hosts.endpoint_host.size() - 2);
-        }
+        std::string_view host = words.master_address;
+        if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+        hosts.endpoint_host = checked_host(host, words.master_address, "--master-addr");
         hosts.endpoint_port =
             words.master_port.empty() ? port_of_master : number<uint16_t>(words.master_port, "--master-port", 1, 65535);
     } else {
