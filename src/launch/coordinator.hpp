@@ -42,6 +42,11 @@ class Coordinator {
 
     [[nodiscard]] std::vector<Addressed> take_orders() { return std::exchange(orders_, {}); }
 
+    // Hosts and ranks, without what the ranks have counted.
+    void describe(JobStatus& job) const;
+    // Of the job that has ended, as JSON (report.hpp).
+    [[nodiscard]] const Json& report() const { return report_; }
+
     [[nodiscard]] bool finished() const { return state_ == State::finished; }
     [[nodiscard]] int round() const { return round_; }
     [[nodiscard]] int restarts() const { return restarts_; }
@@ -114,6 +119,7 @@ class Coordinator {
     std::map<std::pair<Node, int>, int> turns_;
     std::map<int, Time> first_heard_;  // of a turn of turns_
     std::vector<Addressed> orders_;
+    Json report_;
 };
 
 }  // namespace tsr

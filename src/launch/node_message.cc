@@ -173,7 +173,12 @@ std::string encode(const Report& report) {
             [](const NodeFailed& failed) {
                 return text_of("failed", {{"message", short_text(failed.message)}, {"exit_code", failed.exit_code}});
             },
-            [](const Beat& beat) { return text_of("beat", {{"time", beat.time}}); }},
+            [](const Beat& beat) { return text_of("beat", {{"time", beat.time}}); },
+            [](const Figures& figures) {
+                Json::Array ranks;
+                for (const RankStatus& rank : figures.ranks) ranks.push_back(to_json(rank));
+                return text_of("figures", {{"round", figures.round}, {"ranks", std::move(ranks)}});
+            }},
         report);
 }
 
@@ -242,6 +247,11 @@ Report decode_report(const Json& message) {
     if (kind == "listening") return Listening{};
     if (kind == "failed") return NodeFailed{message.at("message").as_string(), number_at(message, "exit_code", 1, 255)};
     if (kind == "beat") return Beat{message.at("time").as_double()};
+    if (kind == "figures") {
+        Figures figures{number_at(message, "round"), {}};
+        for (const Json& rank : message.at("ranks").as_array()) figures.ranks.push_back(rank_status_of(rank));
+        return figures;
+    }
     throw_unknown(kind);
 }
 
