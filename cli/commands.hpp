@@ -9,6 +9,7 @@ void add_run(Command& tessera);
 void add_env(Command& tessera);
 void add_ckpt(Command& tessera);
 void add_trace(Command& tessera);
+void add_top(Command& tessera);
 void add_bench(Command& tessera);
 void add_pipeline(Command& tessera);
 void add_deepspeed(Command& tessera);

@@ -24,6 +24,7 @@ int run_command(int argc, char** argv) {
         tsr::cli::add_env(tessera);
         tsr::cli::add_ckpt(tessera);
         tsr::cli::add_trace(tessera);
+        tsr::cli::add_top(tessera);
         tsr::cli::add_bench(tessera);
         tsr::cli::add_pipeline(tessera);
         tsr::cli::add_deepspeed(tessera);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -53,6 +54,8 @@ struct Arguments {
     std::string log_directory;
     std::string events_file;
     std::string trace_directory;
+    std::string report_file;
+    std::string metrics;
     bool no_prefix = false;
     bool insecure = false;
     bool encrypt = false;
@@ -100,6 +103,20 @@ void add_host_options(Command& group, HostWords& hosts) {
         .environment_default("PET_MASTER_PORT");
     group.add_flag("--standalone", hosts.standalone, "one host; accepted for compatibility with torchrun")
         .environment_default("PET_STANDALONE");
+}
+
+// "PORT", "ADDRESS:PORT", "[::1]:PORT"
+void take_metrics(const std::string& text, RunOptions& options) {
+    if (text.empty()) return;
+    const size_t colon = text.rfind(':');
+    std::string host = colon == std::string::npos ? "127.0.0.1" : text.substr(0, colon);
+    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+    const std::string digits = text.substr(colon == std::string::npos ? 0 : colon + 1);
+    const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), options.metrics_port);
+    if (host.empty() || digits.empty() || failure != std::errc{} || end != digits.data() + digits.size()) {
+        throw UsageError(fmt::format("--metrics-port {}: expected a port from 0 to 65535, or ADDRESS:PORT", text));
+    }
+    options.metrics_host = host;
 }
 
 // Splits "A … : -n 2 B …" at words that are a single colon. A word of several colons loses one and goes to the program.
@@ -160,6 +177,8 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.log_directory = arguments.log_directory;
     options.events_file = arguments.events_file;
     options.trace_directory = arguments.trace_directory;
+    options.report_file = arguments.report_file;
+    take_metrics(arguments.metrics, options);
     options.grace = span(arguments.grace, "--grace-s");
     options.kill_grace = span(arguments.kill_grace, "--kill-grace-s");
     options.preempted_exit_code = arguments.preempted_exit_code;
@@ -344,6 +363,12 @@ void add_run(Command& tessera) {
     output.add_option("--events", arguments->events_file, "write the job's events as JSON lines");
     output.add_option("--trace-dir", arguments->trace_directory,
                       "communicators write their last operations to DIR/round-R, for `tessera trace`");
+    output.add_option("--report", arguments->report_file, "write the report of the job's end as JSON")
+        .type_name("FILE");
+    output
+        .add_option("--metrics-port", arguments->metrics,
+                    "answer Prometheus at http://127.0.0.1:PORT/metrics, or at ADDRESS:PORT; 0: a free port")
+        .type_name("PORT");
     Command time = run.group("Time and signals");
     time.add_option("--timeout-s", arguments->timeout,
                     "timeout of the ranks' collectives in seconds; sets TESSERA_TIMEOUT_MS")

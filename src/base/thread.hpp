@@ -28,11 +28,17 @@ class BlockedSignals {
     sigset_t former_{};
 };
 
+// Whether start_thread() started this thread.
+inline constinit thread_local bool is_library_thread = false;
+
 // `name` has at most 15 characters.
 template <class Body>
 [[nodiscard]] std::thread start_thread(const char* name, Body&& body) {
     const BlockedSignals inherited;
-    std::thread thread(std::forward<Body>(body));
+    std::thread thread([run = std::forward<Body>(body)]() mutable {
+        is_library_thread = true;
+        run();
+    });
     pthread_setname_np(thread.native_handle(), name);
     return thread;
 }

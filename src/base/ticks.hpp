@@ -32,6 +32,11 @@ class TickScale {
 
     // Nanoseconds since 1970, comparable between hosts as far as their clocks agree.
     [[nodiscard]] int64_t utc_ns(uint64_t ticks) const;
+    [[nodiscard]] double seconds(uint64_t span) const { return static_cast<double>(span) * ns_a_tick_ * 1e-9; }
+    // Between `ticks` and the later mark; negative: after it.
+    [[nodiscard]] double seconds_since(uint64_t ticks) const {
+        return static_cast<double>(static_cast<int64_t>(late_.ticks - ticks)) * ns_a_tick_ * 1e-9;
+    }
 
    private:
     Mark late_;

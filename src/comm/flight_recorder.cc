@@ -91,11 +91,15 @@ void FlightRecorder::started(uint64_t ticket, uint64_t sequence) {
     });
 }
 
-void FlightRecorder::ended(uint64_t ticket, bool well) {
+uint64_t FlightRecorder::ended(uint64_t ticket, bool well) {
+    uint64_t took = 0;
     update(ticket, [&](const auto& set) {
+        const uint64_t now = ticks();
         set(offsetof(FlightEntry, state), static_cast<uint64_t>(well ? FlightState::finished : FlightState::failed));
-        set(offsetof(FlightEntry, ended), ticks());
+        set(offsetof(FlightEntry, ended), now);
+        took = now - slot(ticket).word(offsetof(FlightEntry, started)).load(std::memory_order_relaxed);
     });
+    return took;
 }
 
 std::vector<FlightEntry> FlightRecorder::entries() const {

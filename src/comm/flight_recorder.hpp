@@ -44,7 +44,8 @@ class FlightRecorder {
     uint64_t queued(const Operation& operation);
     uint64_t started(const Operation& operation, uint64_t sequence);
     void started(uint64_t ticket, uint64_t sequence);
-    void ended(uint64_t ticket, bool well);
+    // Returns the ticks since it started; 0 if unknown.
+    uint64_t ended(uint64_t ticket, bool well);
 
     // The newest `capacity` entries, oldest first. An entry that is being written may be missing.
     [[nodiscard]] std::vector<FlightEntry> entries() const;

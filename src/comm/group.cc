@@ -113,11 +113,12 @@ void Group::run_inline(const Request& request) {
     if (is_point_to_point(request.collective)) return transfer_inline(request);
     const Operation operation = operation_of(request);
     const uint64_t sequence = ++collectives_;
-    run_collective(request, operation, sequence, flight_.started(operation, sequence), timeout());
+    const uint64_t took = run_collective(request, operation, sequence, flight_.started(operation, sequence), timeout());
+    count_inline(operation.size_bytes(), took);
 }
 
-void Group::run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
-                           milliseconds timeout) {
+uint64_t Group::run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
+                               milliseconds timeout) {
     try {
         transport_->run(request, operation, sequence, timeout);
     } catch (...) {
@@ -126,19 +127,22 @@ void Group::run_collective(const Request& request, const Operation& operation, u
         poison(error);
         throw error;
     }
-    flight_.ended(ticket, true);
+    return flight_.ended(ticket, true);
 }
 
 void Group::transfer_inline(const Request& request) {
     const uint64_t sequence = ++transfers_;
-    const uint64_t ticket = flight_.started(operation_of(request), sequence);
+    const Operation operation = operation_of(request);
+    const uint64_t ticket = flight_.started(operation, sequence);
     try {
         const auto transfer = transport_->start(request, sequence, Deadline::in(timeout()));
         Transfer* const waiting[] = {transfer.get()};
         const std::atomic<bool> woken{false};
         while (true) {
             const auto progress = transfer->advance();
-            if (progress == Transfer::Progress::done) return flight_.ended(ticket, true);
+            if (progress == Transfer::Progress::done) {
+                return count_inline(operation.size_bytes(), flight_.ended(ticket, true));
+            }
             if (progress == Transfer::Progress::stuck) transport_->wait(waiting, woken);
         }
     } catch (...) {

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "base/fork_mark.hpp"
+#include "base/meter.hpp"
 #include "base/reentry.hpp"
 #include "base/ring.hpp"
+#include "base/thread.hpp"
 #include "comm/communicator.hpp"
 #include "comm/device_queue.hpp"
 #include "comm/flight_recorder.hpp"
@@ -240,8 +242,17 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     [[nodiscard]] Error store_is_lost(const Error& why) const;
     [[nodiscard]] size_t place_among(const std::vector<Peer>& members, const Peer& own) const;
     void run_inline(const Request& request);
-    void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
-                        milliseconds timeout);
+    // Returns the ticks that it took.
+    uint64_t run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
+                            milliseconds timeout);
+    // Of a call that runs on its caller's thread, unless that is the progress thread in a job.
+    void count_inline(uint64_t bytes, uint64_t took) const {
+        constexpr uint64_t worth_a_look = 20000;  // ticks: asking which thread this is takes longer than short calls do
+        Meter& page = meter();
+        add_to(page.bytes, bytes);
+        if (in_job_ || (took > worth_a_look && is_library_thread)) return;
+        add_to(page.waited, took);
+    }
     void transfer_inline(const Request& request);
     // Of requests on a device, which are not part of the CPU's calls.
     [[gnu::cold]] void run_on_device(const Request& request, const WorkPtr& work = nullptr);

@@ -179,6 +179,7 @@ void Group::launch(const Request& request, const Task& task, const DeviceEvent* 
     const uint64_t sequence = is_point_to_point(request.collective) ? ++transfers_ : ++collectives_;
     flight_.started(task.ticket, sequence);
     device_->launch(request, {task.operation, sequence, task.ticket, task.timeout, work, {}}, after);
+    add_to(meter().bytes, task.operation.size_bytes());
 }
 
 void Group::launch(const Task& task) {

@@ -14,6 +14,7 @@ class Group::Prepared final : public Plan {
         task_.work = std::make_shared<Work>();
         task_.work->finish(std::nullopt);
         task_.operation = operation_of(task_.request->view());
+        bytes_ = task_.operation.size_bytes();
     }
 
     void run() override {
@@ -35,8 +36,10 @@ class Group::Prepared final : public Plan {
    private:
     void now() {
         const uint64_t sequence = ++group_->collectives_;
-        group_->run_collective(task_.request->view(), task_.operation, sequence,
-                               group_->flight_.started(task_.operation, sequence), group_->timeout());
+        const uint64_t took =
+            group_->run_collective(task_.request->view(), task_.operation, sequence,
+                                   group_->flight_.started(task_.operation, sequence), group_->timeout());
+        group_->count_inline(bytes_, took);
     }
 
     void queue() {
@@ -59,6 +62,7 @@ class Group::Prepared final : public Plan {
 
     const std::shared_ptr<Group> group_;
     Task task_;
+    uint64_t bytes_ = 0;
 };
 
 std::shared_ptr<Plan> Group::prepare(const Request& request) {

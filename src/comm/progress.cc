@@ -41,6 +41,7 @@ void Group::progress() {
                     const uint64_t sequence = ++collectives_;
                     flight_.started(task.ticket, sequence);
                     run_collective(task.request->view(), task.operation, sequence, task.ticket, task.timeout);
+                    add_to(meter().bytes, task.operation.size_bytes());
                 }
             } catch (...) {
                 error = current_error();
@@ -144,7 +145,10 @@ void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
 void Group::complete(Task& task, std::optional<Error> error) {
     if (error && task.request && task.request->is_on_device()) fail_on_device(task, *error);
     task.job.reset();  // releases what the job holds before the waiter continues
-    if (task.is_transfer()) flight_.ended(task.ticket, !error);
+    if (task.is_transfer()) {
+        flight_.ended(task.ticket, !error);
+        if (!error) add_to(meter().bytes, task.operation.size_bytes());
+    }
     // Decrement the count first, so that a returning waiter finds the queue empty and runs its next call inline.
     unfinished_.fetch_sub(1, std::memory_order_release);
     task.work->finish(std::move(error));

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/meter.hpp"
 #include "device/device.hpp"
 
 namespace tsr {
@@ -37,6 +38,8 @@ void Work::begin_again() {
 }
 
 void Work::wait_for(FunctionRef<bool()> ready, Deadline deadline, std::unique_lock<std::mutex>& lock) const {
+    if (ready()) return;
+    const ExposedWait exposed;
     while (!ready()) {
         if (deadline.expired()) throw Error(Code::not_ready, "the work is not done yet").retry_may_help();
         changed_.wait_for(lock, deadline.slice());

@@ -21,13 +21,6 @@ namespace {
 
 static_assert(sizeof(AgentWords) <= page_size);
 
-// Whether `fd` is a memory file of this size; it may be another file that a program opened under the same number.
-bool is_memory(int fd, size_t size) {
-    struct stat info{};
-    return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 0 &&
-           info.st_size == static_cast<off_t>(size);
-}
-
 // The page behind a descriptor; nullptr if there is none.
 const AgentWords* map_page(int fd) {
     if (!is_memory(fd, page_size)) return nullptr;
@@ -58,6 +51,12 @@ const AgentWords* find_page() noexcept {
 }
 
 }  // namespace
+
+bool is_memory(int fd, size_t size) {
+    struct stat info{};
+    return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 0 &&
+           info.st_size == static_cast<off_t>(size);
+}
 
 AgentPage::AgentPage()
     : writer_(::memfd_create("tessera-agent", MFD_CLOEXEC | MFD_ALLOW_SEALING)),

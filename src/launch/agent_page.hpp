@@ -47,6 +47,9 @@ class AgentPage {
     AgentWords* words_ = nullptr;
 };
 
+// Whether `fd` is a memory file of this size; it may be another file that a program opened under the same number.
+[[nodiscard]] bool is_memory(int fd, size_t size);
+
 // The rank's side: the page that the environment names, mapped at the first call; nullptr if there is none.
 // Thread-safe.
 [[nodiscard]] const AgentWords* agent_words();

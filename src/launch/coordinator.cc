@@ -464,6 +464,32 @@ void Coordinator::begin_round() {
     }
 }
 
+void Coordinator::describe(JobStatus& job) const {
+    switch (state_) {
+        case State::gathering: job.state = "waiting for hosts"; break;
+        case State::running: job.state = "running"; break;
+        case State::stopping: job.state = "stopping"; break;
+        case State::finished: job.state = "ended"; break;
+    }
+    job.round = std::max(round_, 0);
+    job.restarts = restarts_;
+    job.world_size = static_cast<int>(members_.size());
+    for (const auto& [node, member] : nodes_) {
+        const auto ranks = std::ranges::count(members_, node, &RankIdentity::node);
+        job.hosts.push_back({member.hello.host, static_cast<int>(ranks), node == 0});
+    }
+    for (size_t i = 0; i < members_.size(); ++i) {
+        RankStatus& rank = job.ranks.emplace_back();
+        rank.rank = static_cast<int>(i);
+        const auto node = nodes_.find(members_[i].node);
+        if (node != nodes_.end()) rank.host = node->second.hello.host;
+        rank.program = options_.programs[static_cast<size_t>(members_[i].program)].name();
+        if (i >= ends_.size() || !ends_[i]) continue;
+        rank.state = state_of(*ends_[i]);
+        rank.host = ends_[i]->host;
+    }
+}
+
 // --- the end of a round
 
 std::vector<RankEnd> Coordinator::ended() const {
@@ -580,6 +606,8 @@ void Coordinator::go_on_after_failure(const std::vector<RankEnd>& failures, cons
 void Coordinator::give_up(const std::vector<RankEnd>& failures, const std::string& why) {
     std::string report = report_of(failures, ended(), width_);
     if (!why.empty()) report += fmt::format("\n\n  {}", why);
+    report_ = report_json(failures, ended());
+    report_.set("why_no_restart", why.empty() ? Json() : Json(why));
     const RankEnd& root = failures.front();
     const std::string pid = root.pid != 0 ? fmt::format("pid {} ", root.pid) : "";
     finish(exit_code_of(failures), report, fmt::format("the job failed: {} ({}on {})", root.cause(), pid, root.host));
@@ -594,6 +622,12 @@ void Coordinator::fail(int exit_code, const std::string& why) {
 // The coordinating agent, node 0, prints the report; the others a line that points there.
 void Coordinator::finish(int exit_code, const std::string& report, const std::string& pointer) {
     state_ = State::finished;
+    if (report_.is(Json::Kind::null)) report_ = report_json({}, ended());
+    report_.set("exit_code", exit_code);
+    report_.set("reason", readable_utf8(pointer));
+    report_.set("job", readable_utf8(job_));
+    report_.set("rounds", round_ + 1);
+    report_.set("restarts", restarts_);
     const auto own = nodes_.find(0);
     const std::string reporter = own != nodes_.end() ? own->second.hello.host : "";
     for (const auto& [node, member] : nodes_) {

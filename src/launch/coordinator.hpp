@@ -55,6 +55,11 @@ class Coordinator {
 
     [[nodiscard]] std::vector<Addressed> take_orders() { return std::exchange(orders_, {}); }
 
+    // Hosts and ranks, without what the ranks have counted.
+    void describe(JobStatus& job) const;
+    // Of the job that has ended, as JSON (report.hpp).
+    [[nodiscard]] const Json& report() const { return report_; }
+
     [[nodiscard]] bool finished() const { return state_ == State::finished; }
     [[nodiscard]] bool deposed() const { return state_ == State::deposed; }
     // Whether more than half of the store hosts follow; true without spares.
@@ -141,6 +146,7 @@ class Coordinator {
     std::map<std::pair<Node, int>, int> turns_;
     std::map<int, Time> first_heard_;  // of a turn of turns_
     std::vector<Addressed> orders_;
+    Json report_;
 };
 
 }  // namespace tsr

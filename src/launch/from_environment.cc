@@ -12,6 +12,7 @@
 #include "launch/departures.hpp"
 #include "launch/error_file.hpp"
 #include "launch/meeting.hpp"
+#include "launch/meter_pages.hpp"
 
 namespace tsr {
 
@@ -40,6 +41,7 @@ std::shared_ptr<FlightRequests> flight_requests() {
 }  // namespace
 
 void attach_to_agent(CommOptions& options) {
+    count_for_agent();
     options.flight_requests = flight_requests();
     if (env_text("TESSERA_FAILURE_FILE")) options.on_failure = record_failure;
 }

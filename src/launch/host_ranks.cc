@@ -97,6 +97,7 @@ void HostRanks::start(HostRound round) {
     told_of_listener_ = false;
     page_.begin_round();
     workers_.clear();
+    meters_ = std::make_unique<MeterPages>(round_.order.seats.size());
     in_round_ = true;
     const std::string name = round_name(round_.order.round);
     round_directory_ = made_directory(error_directory_, name);
@@ -149,7 +150,7 @@ void HostRanks::start_worker(const Seat& seat) {
     order.input = rank == 0 ? STDIN_FILENO : -1;  // as mpirun does: one reader
     order.output = out_write.get();
     order.error = err_write.get();
-    order.inherited = {page_.fd(), page_.asked_fd()};
+    order.inherited = {page_.fd(), page_.asked_fd(), meters_->fd()};
     if (!options_.insecure) order.inherited.push_back(token_file_.get());
     order.signal_mask = signal_mask_;
     order.open_files = open_files_;
@@ -246,6 +247,9 @@ std::vector<std::string> HostRanks::environment_of(const Worker& worker) const {
     v.set("TESSERA_PREEMPT_FILE", fmt::format("/proc/{}/fd/{}", self, page_.fd()));
     v.set("TESSERA_PREEMPT_ASKED_FD", page_.asked_fd());
     v.set("TESSERA_PREEMPT_ASKED_FILE", fmt::format("/proc/{}/fd/{}", self, page_.asked_fd()));
+    v.set("TESSERA_METER_FD", meters_->fd());
+    v.set("TESSERA_METER_FILE", fmt::format("/proc/{}/fd/{}", self, meters_->fd()));
+    v.set("TESSERA_METER_PAGES", static_cast<int64_t>(meters_->size()));
     if (options_.insecure) {
         v.set("TESSERA_INSECURE", "1");
     } else {
@@ -439,6 +443,21 @@ void HostRanks::renew_directory() {
     if (!renewal_.expired()) return;
     renewal_ = Deadline::in(renewal_pause);
     if (own_directory_) own_directory_->renew();
+}
+
+std::vector<RankStatus> HostRanks::status() const {
+    std::vector<RankStatus> ranks;
+    for (size_t i = 0; i < workers_.size(); ++i) {
+        const Worker& worker = workers_[i];
+        RankStatus& rank = ranks.emplace_back();
+        rank.rank = worker.seat.rank;
+        rank.host = host_;
+        rank.program = options_.programs[static_cast<size_t>(worker.seat.program)].name();
+        rank.pid = worker.pid;
+        if (worker.end) rank.state = state_of(*worker.end);
+        rank.figures = meters_->read(i);
+    }
+    return ranks;
 }
 
 bool HostRanks::all_ended() const {

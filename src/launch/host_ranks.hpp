@@ -19,6 +19,7 @@
 #include "launch/job.hpp"
 #include "launch/job_directory.hpp"
 #include "launch/log_mux.hpp"
+#include "launch/meter_pages.hpp"
 #include "launch/node_message.hpp"
 #include "launch/process.hpp"
 #include "launch/summary.hpp"
@@ -59,6 +60,10 @@ class HostRanks {
     // A rank of another host polls for preemption.
     void hear_of_listener() { told_of_listener_ = true; }
     [[nodiscard]] bool listens() const { return page_.somebody_listens(); }
+
+    // The ranks of the round, or of the last one.
+    [[nodiscard]] std::vector<RankStatus> status() const;
+    [[nodiscard]] const StartRound& order() const { return round_.order; }
 
     [[nodiscard]] bool in_round() const { return in_round_; }
     [[nodiscard]] int round() const { return round_.order.round; }
@@ -120,6 +125,7 @@ class HostRanks {
     bool in_round_ = false;
     HostRound round_;
     std::vector<Worker> workers_;               // by local rank
+    std::unique_ptr<MeterPages> meters_;        // by local rank
     DirAt round_directory_;                     // of the ranks' logs and error files
     std::vector<std::vector<int>> processors_;  // by local rank; empty: not bound
     Stage stage_ = Stage::running;

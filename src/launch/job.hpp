@@ -73,6 +73,9 @@ struct RunOptions {
     std::string log_directory;            // empty: no files
     std::string events_file;              // empty: none
     std::string trace_directory;          // of the communicators' flight records; empty: none
+    std::string report_file;              // empty: none
+    std::string metrics_host;             // where this agent answers Prometheus; empty: nowhere
+    uint16_t metrics_port = 0;            // 0: a free one
     milliseconds grace{30000};            // from the first signal until the ranks are stopped
     milliseconds kill_grace{5000};        // from SIGTERM to SIGKILL
     std::optional<milliseconds> timeout;  // of the ranks' collectives

@@ -1,5 +1,6 @@
 #include "launch/job_agent.hpp"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <poll.h>
 #include <sys/signalfd.h>
@@ -13,12 +14,15 @@
 #include <utility>
 #include <variant>
 
+#include "base/dir_at.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/random_id.hpp"
 #include "base/terminal.hpp"
+#include "base/write_whole.hpp"
 #include "comm/host.hpp"
 #include "launch/departures.hpp"
+#include "launch/metrics_text.hpp"
 #include "launch/process.hpp"
 #include "store/address.hpp"
 #include "store/tcp_store.hpp"
@@ -96,6 +100,7 @@ JobAgent::JobAgent(RunOptions options, int guardian, const sigset_t& signal_mask
       logs_(STDOUT_FILENO, STDERR_FILENO),
       ranks_(options_, host_, token_, signal_mask, logs_, events_),
       master_port_(std::make_unique<PortReservation>()),
+      questions_(agent_id_),
       job_id_(random_id()),
       run_id_(job_id_) {
     if (!options_.hosts) return;
@@ -119,6 +124,7 @@ int JobAgent::run() {
     } catch (...) {
         fail(current_error());
         ranks_.bury();
+        (void)write_report();  // what is thrown says more
         throw;
     }
     if (guardian_died_) return code;
@@ -129,6 +135,7 @@ int JobAgent::run() {
     };
     logs_.drain(Deadline::in(drain_deadline));
     count_loss(logs_.losses());
+    count_loss(write_report());
     events_.write("end", wall_time(), {{"exit_code", code}});
     events_.write_all(Deadline::in(drain_deadline));
     count_loss(events_.losses());
@@ -158,6 +165,7 @@ bool JobAgent::open_events() {
 }
 
 int JobAgent::run_job() {
+    open_metrics();
     if (options_.hosts && !options_.hosts->spares.empty()) {
         begin_with_spares();
     } else if (options_.hosts) {
@@ -215,6 +223,13 @@ Hello JobAgent::hello(int socket) {
 
 void JobAgent::coordinate(const std::string& bind_host) {
     bind_host_ = bind_host;
+    if (!options_.report_file.empty()) {
+        // What is there is of an earlier job.
+        const int opened = DirAt::working().open_file(
+            options_.report_file, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644, DirAt::Links::followed);
+        if (opened < 0) throw os_error(fmt::format("cannot open the report's file {}", options_.report_file), -opened);
+        report_file_ = Fd(opened);
+    }
     coordinator_ = std::make_unique<Coordinator>(options_, job_id_, terminal_width(STDERR_FILENO), Clock::now());
     report(hello());
     pump();
@@ -299,8 +314,10 @@ void JobAgent::join() {
                                     "--rdzv-endpoint",
                                     host_, endpoint(), seconds(hosts.join_timeout), last ? last->what() : "no answer"));
         }
-        pollfd polls[] = {{signals_.get(), POLLIN, 0}, {guardian_, POLLIN, 0}};
-        (void)::poll(polls, std::size(polls), static_cast<int>(pause.count()));
+        std::vector<pollfd> polls{{signals_.get(), POLLIN, 0}, {guardian_, POLLIN, 0}};
+        questions_.append_polls(polls);
+        (void)::poll(polls.data(), polls.size(), static_cast<int>(pause.count()));
+        answer_questions();
         if (polls[1].revents != 0) {
             guardian_died_ = true;
             exit_code_ = 128 + SIGKILL;
@@ -495,6 +512,7 @@ void JobAgent::turn() {
     logs_.append_polls(polls);
     const size_t of_logs = polls.size() - own;
     events_.append_polls(polls);
+    questions_.append_polls(polls);
     if (listener_) listener_->append_polls(polls);
     for (const auto& [node, peer] : peers_) polls.push_back(peer.link.poll_entry());
     if (coordinator_link_) polls.push_back(coordinator_link_->poll_entry());
@@ -526,10 +544,11 @@ void JobAgent::turn() {
     }
     if (coordinator_) coordinator_->tick(Clock::now());
     pump();
+    answer_questions();
 }
 
 int JobAgent::timeout_ms() const {
-    Deadline next = ranks_.next_deadline();
+    Deadline next = ranks_.next_deadline().earlier(questions_.next_deadline());
     if (coordinator_) {
         if (const auto tick = coordinator_->next_tick()) next = next.earlier(Deadline(*tick));
     }
@@ -661,6 +680,7 @@ void JobAgent::start_round(StartRound order) {
     group_size_ = order.group_size;
     restarts_ = order.restarts;
     told_of_listener_ = false;
+    save_ = status().save;
     const std::string uri = coordinator_ ? store_->uri() : Address{coordinator_address_, order.store_port}.uri();
     ranks_.start({std::move(order), uri, job_id_, run_id_});
 }
@@ -746,6 +766,17 @@ void JobAgent::hear(Coordinator::Node node, Peer& peer, Report report) {
         peer.clock_ahead = std::max(peer.clock_ahead.value_or(ahead), ahead);
         return;
     }
+    if (auto* figures = std::get_if<Figures>(&report)) {
+        const double ahead = peer.clock_ahead.value_or(0);
+        for (RankStatus& rank : figures->ranks) {
+            if (!rank.figures) continue;
+            for (double* time : {&rank.figures->step_time, &rank.figures->save.time}) {
+                if (*time > 0) *time -= ahead;
+            }
+        }
+        peer.figures = std::move(*figures);
+        return;
+    }
     // Times become this host's.
     const auto shift = [&](RankEnd& end) {
         const double ahead = peer.clock_ahead.value_or(0);
@@ -811,7 +842,81 @@ void JobAgent::beat() {
     const Beat beat{wall_time()};
     for (auto& [node, peer] : peers_) peer.link.send(encode(Order(beat)));
     if (contacts_) contacts_->send_all(encode(Report(beat)));
-    if (coordinator_link_ && welcome_) coordinator_link_->send(encode(Report(beat)));
+    if (!coordinator_link_ || !welcome_) return;
+    coordinator_link_->send(encode(Report(beat)));
+    if (!ranks_.in_round()) return;
+    Figures figures{ranks_.round(), ranks_.status()};
+    for (RankStatus& rank : figures.ranks) rank.program.clear();  // known there, and of any length
+    coordinator_link_->send(encode(Report(std::move(figures))));
+}
+
+// --- questions
+
+JobStatus JobAgent::status() const {
+    JobStatus job;
+    job.job = job_id_;
+    job.run = run_id_;
+    job.host = host_;
+    job.launcher = ::getppid();
+    job.time = wall_time();
+    job.started = started_;
+    job.max_restarts = options_.max_restarts;
+    job.coordinates = coordinator_ != nullptr;
+    for (const Program& program : options_.programs) job.programs.push_back(program.name());
+    std::vector<RankStatus> known = ranks_.status();
+    if (coordinator_) {
+        coordinator_->describe(job);
+        if (ranks_.order().round != job.round) known.clear();
+        for (const auto& [node, peer] : peers_) {
+            if (peer.figures.round != job.round) continue;
+            known.insert(known.end(), peer.figures.ranks.begin(), peer.figures.ranks.end());
+        }
+        for (RankStatus& rank : known) {
+            const auto place = static_cast<size_t>(rank.rank);
+            if (place >= job.ranks.size() || job.ranks[place].host != rank.host) continue;
+            job.ranks[place].pid = rank.pid;
+            job.ranks[place].figures = rank.figures;
+        }
+    } else {
+        const StartRound& round = ranks_.order();
+        job.state = ranks_.in_round() ? "running" : "waiting for hosts";
+        job.round = round.round;
+        job.restarts = round.restarts;
+        job.world_size = round.world_size;
+        job.hosts.push_back({host_, static_cast<int>(known.size()), false});
+        job.ranks = std::move(known);
+    }
+    job.save = newest_save(job.ranks, save_);
+    return job;
+}
+
+void JobAgent::answer_questions() {
+    questions_.turn([this](std::string_view path) -> std::optional<StatusPage> {
+        if (path == "/status") return StatusPage{"application/json", to_json(status()).dump() + "\n"};
+        if (path == "/metrics") {
+            return StatusPage{"text/plain; version=0.0.4; charset=utf-8", metrics_text(status())};
+        }
+        return std::nullopt;
+    });
+}
+
+void JobAgent::open_metrics() {
+    if (options_.metrics_host.empty()) return;
+    Address address{options_.metrics_host, options_.metrics_port};
+    try {
+        questions_.listen(listen_on(address));
+    } catch (const Error& error) {
+        throw error.with_advice("--metrics-port needs an address of this host and a free port");
+    }
+    const bool v6 = address.host.find(':') != std::string::npos;
+    logs_.say(
+        fmt::format("metrics are at http://{}:{}/metrics", v6 ? "[" + address.host + "]" : address.host, address.port));
+}
+
+std::string JobAgent::write_report() const {
+    if (!report_file_.valid() || !coordinator_) return "";
+    if (write_whole(report_file_.get(), coordinator_->report().dump() + "\n")) return "";
+    return os_error(fmt::format("cannot write the report's file {}", options_.report_file), errno).what();
 }
 
 // This agent cannot go on; the others hear of it.

@@ -30,6 +30,7 @@
 #include "launch/log_mux.hpp"
 #include "launch/node_link.hpp"
 #include "launch/port.hpp"
+#include "launch/status_server.hpp"
 #include "store/address.hpp"
 #include "store/handshake.hpp"
 #include "store/server.hpp"
@@ -52,6 +53,7 @@ class JobAgent {
         NodeLink link;
         std::optional<double> clock_ahead;  // of its clock, in seconds
         std::optional<Hello> hello;         // with spares: for when this agent coordinates
+        Figures figures;                    // the last that it sent
     };
 
     [[nodiscard]] bool open_events();
@@ -93,6 +95,12 @@ class JobAgent {
     void hear(Coordinator::Node node, Peer& peer, Report report);
     void fail(const Error& error);
 
+    // What others may ask of this agent while the job runs.
+    [[nodiscard]] JobStatus status() const;
+    void answer_questions();
+    void open_metrics();
+    [[nodiscard]] std::string write_report() const;  // why it could not be; empty: it is written, or not asked for
+
     [[nodiscard]] StoreOptions store_options() const;
     [[nodiscard]] std::string endpoint() const;
 
@@ -107,6 +115,9 @@ class JobAgent {
     LogMux logs_;
     HostRanks ranks_;
     std::unique_ptr<PortReservation> master_port_;
+    StatusServer questions_;
+    const double started_ = wall_time();
+    std::optional<SaveFigures> save_;  // the newest of former rounds
 
     std::string job_id_;
     std::string run_id_;
@@ -118,6 +129,7 @@ class JobAgent {
 
     // Of the coordinating agent.
     std::unique_ptr<Coordinator> coordinator_;
+    Fd report_file_;
     std::deque<std::pair<Coordinator::Node, Report>> reports_;
     std::string bind_host_ = "127.0.0.1";
     std::optional<NodeListener> listener_;

@@ -177,7 +177,12 @@ std::string encode(const Report& report) {
                 return text_of("failed", {{"message", short_text(failed.message)}, {"exit_code", failed.exit_code}});
             },
             [](const Stand& stand) { return text_of("stand", {{"term", stand.term}, {"binding", stand.binding}}); },
-            [](const Beat& beat) { return text_of("beat", {{"time", beat.time}}); }},
+            [](const Beat& beat) { return text_of("beat", {{"time", beat.time}}); },
+            [](const Figures& figures) {
+                Json::Array ranks;
+                for (const RankStatus& rank : figures.ranks) ranks.push_back(to_json(rank));
+                return text_of("figures", {{"round", figures.round}, {"ranks", std::move(ranks)}});
+            }},
         report);
 }
 
@@ -261,6 +266,11 @@ Report decode_report(const Json& message) {
     if (kind == "stand") return Stand{number_at(message, "term", 0, max_term), message.at("binding").as_bool()};
     if (kind == "failed") return NodeFailed{message.at("message").as_string(), number_at(message, "exit_code", 1, 255)};
     if (kind == "beat") return Beat{message.at("time").as_double()};
+    if (kind == "figures") {
+        Figures figures{number_at(message, "round"), {}};
+        for (const Json& rank : message.at("ranks").as_array()) figures.ranks.push_back(rank_status_of(rank));
+        return figures;
+    }
     throw_unknown(kind);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "launch/job_status.hpp"
 #include "launch/summary.hpp"
 
 namespace tsr {
@@ -79,8 +80,14 @@ struct Beat {
     double time = 0;  // the sender's clock: seconds since 1970
 };
 
-using Report =
-    std::variant<Hello, RankEnded, RankDetails, RoundOver, StopAsked, FlightsAsked, Listening, NodeFailed, Stand, Beat>;
+// What the ranks of the host have counted so far, for whoever looks at the job.
+struct Figures {
+    int round = 0;
+    std::vector<RankStatus> ranks;
+};
+
+using Report = std::variant<Hello, RankEnded, RankDetails, RoundOver, StopAsked, FlightsAsked, Listening, NodeFailed,
+                            Stand, Beat, Figures>;
 
 // --- orders
 

@@ -223,4 +223,52 @@ std::string report_of(const std::vector<RankEnd>& failures, const std::vector<Ra
     return text;
 }
 
+namespace {
+
+Json text_or_null(std::string_view text) { return text.empty() ? Json() : Json(readable_utf8(text)); }
+
+Json number_or_null(int64_t number, bool known) { return known ? Json(number) : Json(); }
+
+// A rank that failed, and because of whom.
+Json failure_json(const RankEnd& end, const std::vector<RankEnd>& failures) {
+    const bool signaled = WIFSIGNALED(end.wait_status);
+    const auto culprit = std::ranges::find_if(failures, [&](const RankEnd& other) { return blames(end, other); });
+    const auto& told = end.error ? end.error : end.failure;
+    Json::Array last_lines;
+    for (const std::string& line : end.last_lines) last_lines.emplace_back(readable_utf8(line));
+    return Json::Object{
+        {"rank", end.rank},
+        {"host", readable_utf8(end.host)},
+        {"pid", number_or_null(end.pid, end.pid != 0)},
+        {"time", end.when()},
+        {"cause", readable_utf8(end.cause())},
+        {"message", text_or_null(end.message())},
+        {"exit_code", number_or_null(WEXITSTATUS(end.wait_status), !signaled && end.gone.empty())},
+        {"signal", signaled ? Json(signal_name(WTERMSIG(end.wait_status))) : Json()},
+        {"core_dumped", signaled && WCOREDUMP(end.wait_status)},
+        {"ended_by_launcher", end.by_agent},
+        {"host_lost", text_or_null(end.gone)},
+        {"code", text_or_null(code_of(end))},
+        {"because_of_rank", number_or_null(culprit != failures.end() ? culprit->rank : -1, culprit != failures.end())},
+        {"error", told ? text_or_null(told->message) : Json()},
+        {"traceback", end.error ? text_or_null(end.error->traceback) : Json()},
+        {"last_stderr_lines", std::move(last_lines)},
+        {"log", text_or_null(end.log_file)}};
+}
+
+}  // namespace
+
+Json report_json(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends) {
+    Json::Array others;
+    for (size_t i = 1; i < failures.size(); ++i) others.push_back(failure_json(failures[i], failures));
+    Json::Array well;
+    for (const RankEnd& end : ends) {
+        if (end.wait_status == 0 && !end.by_agent) well.emplace_back(end.rank);
+    }
+    return Json::Object{{"tessera_report", 1},
+                        {"root_cause", failures.empty() ? Json() : failure_json(failures.front(), failures)},
+                        {"then", std::move(others)},
+                        {"exited_with_0", std::move(well)}};
+}
+
 }  // namespace tsr

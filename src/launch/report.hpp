@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.hpp"
 #include "launch/summary.hpp"
 
 namespace tsr {
@@ -12,5 +13,8 @@ namespace tsr {
 // 0: not cut. The last line has no newline.
 [[nodiscard]] std::string report_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends,
                                     size_t width = 0);
+
+// The same as JSON (docs/COMMAND.md), without cuts and whether or not a rank has failed.
+[[nodiscard]] Json report_json(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends);
 
 }  // namespace tsr

@@ -224,6 +224,7 @@ void Optimizer::step() {
 void Optimizer::end_step() {
     ++steps_;
     if (!copy_) write_step_moments(steps_);
+    counter_.count(steps_);
 }
 
 void Optimizer::write_step_moments(int64_t step) {

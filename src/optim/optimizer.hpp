@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/function_ref.hpp"
+#include "base/meter.hpp"
 #include "optim/on_device.hpp"
 #include "optim/param.hpp"
 #include "tensor/layout.hpp"
@@ -215,6 +216,7 @@ class Optimizer {
     std::shared_ptr<std::byte> device_memory_;  // of all others
     std::shared_ptr<SharedCopy> copy_;
     double lr_;
+    StepCounter counter_{StepCounter::Of::optimizer};
     int64_t steps_ = 0;
     std::vector<int64_t> left_out_;  // per parameter: steps in which it was skipped
     bool others_step_ = false;

@@ -153,7 +153,7 @@ Fd listen_on(Address& address) {
                                                          : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
         return socket;
     }
-    throw os_error(fmt::format("the store server cannot listen on {}", address.uri()), failure);
+    throw os_error(fmt::format("cannot listen on {}", address.uri()), failure);
 }
 
 std::string local_address_of(int socket) { return numeric_end_of(socket, ::getsockname); }

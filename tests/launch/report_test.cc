@@ -218,5 +218,36 @@ TEST(Report, ARankThatLeftWhileOthersNeededItIsNamed) {
     EXPECT_THAT(of_neither, StartsWith("the job failed: rank 0 "));
 }
 
+TEST(Report, AsJsonItHasTheCauseAndItsVictimsInFull) {
+    RankEnd root = with_code(end_saying(0, "first\nsecond", "Traceback:\n  File"), Code::io, -1);
+    root.log_file = "/logs/rank-0.log";
+    const RankEnd victim = with_code(end_saying(1, "PeerLost: rank 0 failed"), Code::peer_lost, 0);
+    RankEnd lost = end_of(4, exit_1, 2, 2);
+    lost.gone = "silence";
+    lost.pid = 0;
+    const std::vector<RankEnd> ends{root, victim, end_of(2, SIGSEGV | 0x80, 2, 2), end_of(3, 0, 0.5, 0), lost};
+    const Json report = report_json(failures_of(ends), ends);
+    const Json& cause = report.at("root_cause");
+    EXPECT_EQ(cause.at("rank").as_int(), 0);
+    EXPECT_EQ(cause.at("exit_code").as_int(), 1);
+    EXPECT_EQ(cause.at("code").as_string(), "IO");
+    EXPECT_EQ(cause.at("error").as_string(), "first\nsecond");
+    EXPECT_EQ(cause.at("traceback").as_string(), "Traceback:\n  File");
+    EXPECT_EQ(cause.at("log").as_string(), "/logs/rank-0.log");
+    EXPECT_EQ(cause.at("because_of_rank").kind(), Json::Kind::null);
+    const auto of_rank = [&](int rank) -> const Json& {
+        const Json::Array& then = report.at("then").as_array();
+        return *std::ranges::find_if(then, [&](const Json& one) { return one.at("rank").as_int() == rank; });
+    };
+    EXPECT_EQ(of_rank(1).at("because_of_rank").as_int(), 0);
+    EXPECT_EQ(of_rank(2).at("signal").as_string(), "SIGSEGV");
+    EXPECT_TRUE(of_rank(2).at("core_dumped").as_bool());
+    EXPECT_EQ(of_rank(2).at("exit_code").kind(), Json::Kind::null);
+    EXPECT_EQ(of_rank(4).at("host_lost").as_string(), "silence");
+    EXPECT_EQ(of_rank(4).at("pid").kind(), Json::Kind::null);
+    EXPECT_EQ(report.at("exited_with_0").as_array(), Json::Array{Json(3)});
+    EXPECT_EQ(report_json({}, {end_of(0, 0, 1, 1)}).at("root_cause").kind(), Json::Kind::null);
+}
+
 }  // namespace
 }  // namespace tsr

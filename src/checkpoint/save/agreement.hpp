@@ -9,6 +9,7 @@
 
 #include "base/attempt.hpp"
 #include "base/error.hpp"
+#include "base/ticks.hpp"
 #include "checkpoint/formats/save_writer.hpp"
 #include "checkpoint/model/plan.hpp"
 #include "checkpoint/model/state.hpp"
@@ -20,6 +21,7 @@ namespace tsr {
 
 // One save, from the agreement to the commit.
 struct SaveJob {
+    uint64_t asked = ticks();  // when the program called
     int64_t step = 0;
     std::string save_id;
     std::string directory;  // path of the checkpoint

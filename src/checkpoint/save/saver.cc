@@ -284,6 +284,7 @@ std::shared_ptr<SaveWork> Saver::save_async(int64_t step, State& state) {
 
 bool Saver::should_stop(int64_t step, bool told) {
     const Reentry once = enter_together();
+    counter_.count(step);
     if (stop_agreed_) return true;
     if (peers_.world_size() == 1) return stop_agreed_ = told;
     (void)caller_peers();
@@ -319,6 +320,16 @@ void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
 }
 
 void Saver::run(SaveJob& job) {
+    try {
+        write_and_commit(job);
+    } catch (...) {
+        add_to(meter().failed_saves, 1);
+        throw;
+    }
+    count_save(job.step, job.asked, static_cast<uint64_t>(job.data_bytes));
+}
+
+void Saver::write_and_commit(SaveJob& job) {
     // On every way out, release those who wait for the writer.
     struct Closes {
         SaveJob& job;

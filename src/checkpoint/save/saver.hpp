@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/meter.hpp"
 #include "base/reentry.hpp"
 #include "checkpoint/formats/save_writer.hpp"
 #include "checkpoint/io/pace.hpp"
@@ -106,6 +107,7 @@ class Saver {
     // Agrees with the others on the state, then lays out this rank's files.
     void prepare(Peers& peers, SaveJob& job, const State& state);
     void run(SaveJob& job);
+    void write_and_commit(SaveJob& job);
     void write_files(SaveJob& job);
     // The manifest of the files that all ranks reported.
     [[nodiscard]] Manifest finish_files(SaveJob& job, const std::vector<std::string>& reports);
@@ -128,6 +130,7 @@ class Saver {
     std::unique_ptr<RootWriter> writer_;  // rank 0's
     uint64_t generation_ = 0;             // counts the background saves; stamped on staged chunks
     bool stop_agreed_ = false;
+    StepCounter counter_{StepCounter::Of::loop};
     std::atomic<bool> silent_{false};
     pid_t owner_ = ::getpid();
     std::unique_ptr<SaveQueue> queue_;

@@ -321,6 +321,7 @@ void Ddp::finish_step(Role role) {
             stepping_->end_step();
         }
         ++own_steps_;
+        counter_.count(++averaged_steps_);
         take_stats();
     }
     if (reducer_->device() != nullptr) [[unlikely]]

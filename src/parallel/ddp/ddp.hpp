@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/function_ref.hpp"
+#include "base/meter.hpp"
 #include "comm/communicator.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/backward_step.hpp"
@@ -218,6 +219,8 @@ class Ddp {
     bool sync_ = true;
     int64_t synced_steps_ = 0;
     int64_t own_steps_ = 0;  // own steps since the last join
+    int64_t averaged_steps_ = 0;
+    StepCounter counter_{StepCounter::Of::model};
     std::vector<char> globally_used_;
     std::vector<char> expected_;  // static graph: parameters marked ready in this rank's first step; empty before it
     std::vector<BucketStats> stats_;

@@ -457,7 +457,7 @@ void Fsdp::wait() {
         end_backward(u);
         states_[u].backward = Backward::none;
     }
-    if (sync_ && all_reduce_) ++synced_steps_;
+    if (sync_ && all_reduce_) counter_.count(++synced_steps_);
     pass_ = Pass::none;
 }
 

@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "base/meter.hpp"
 #include "base/reentry.hpp"
 #include "comm/communicator.hpp"
 #include "optim/optimizer.hpp"
@@ -217,6 +218,7 @@ class Fsdp {
     bool accumulate_ = false;
     bool all_reduce_ = true;
     int64_t synced_steps_ = 0;
+    StepCounter counter_{StepCounter::Of::model};
     std::optional<Error> failed_;
 };
 

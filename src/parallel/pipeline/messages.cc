@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/attempt.hpp"
+#include "base/meter.hpp"
 
 namespace tsr::pipeline {
 
@@ -423,6 +424,7 @@ Tensor Messages::checked_tensor(const Source& source) const {
 bool Messages::wait(std::unique_lock<std::mutex>& lock, milliseconds time, FunctionRef<bool()> ready,
                     FunctionRef<std::string()> what) {
     if (!failure_ && ready()) return true;
+    const ExposedWait exposed;
     bool result = false;
     awaited_ = &ready;
     lock.unlock();
