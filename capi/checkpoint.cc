@@ -166,10 +166,17 @@ tsr_status tsr_saver_create(tsr_comm* comm, const char* root, const tsr_saver_op
         create(out, [&] {
             const std::shared_ptr<Communicator> ranks = comm != nullptr ? object_of(comm, "comm") : nullptr;
             auto own = std::make_shared<SaverAndFiles>();
-            SaverOptions saver_options = saver_options_in(options);
-            own->files = files_of(options_in(options, default_saver_options(), "options").storage);
-            saver_options.files = own->files.get();
-            own->saver = std::make_unique<Saver>(ranks, text(root, "root"), std::move(saver_options));
+            SaverOptions saver_options;
+            std::string place;
+            const auto wrong = attempt([&] {
+                saver_options = saver_options_in(options);
+                own->files = files_of(options_in(options, default_saver_options(), "options").storage);
+                saver_options.files = own->files.get();
+                place = text(root, "root");
+            });
+            if (wrong && ranks) ranks->refuse_split(*wrong);  // the others split a communicator for the saver
+            if (wrong) throw Error(*wrong);
+            own->saver = std::make_unique<Saver>(ranks, std::move(place), std::move(saver_options));
             return std::shared_ptr<Saver>(own, own->saver.get());
         });
     });

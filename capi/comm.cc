@@ -5,6 +5,7 @@
 
 #include "checkpoint/save/save_queue.hpp"
 #include "comm/communicator.hpp"
+#include "comm/fingerprint.hpp"
 #include "comm/work.hpp"
 #include "handles.hpp"
 #include "launch/from_environment.hpp"
@@ -139,6 +140,24 @@ tsr_status tsr_comm_split(tsr_comm* comm, int32_t color, int32_t key, const tsr_
         }
         auto group = parent->split(color, key, asked);
         if (group) create(out, [&] { return std::move(group); });
+    });
+}
+
+tsr_status tsr_comm_refuse(tsr_comm* comm, tsr_creation creation, tsr_status code, const char* reason) {
+    return guard([&] {
+        Communicator& ranks = *object_of(comm, "comm");
+        const bool is_code = code > TSR_OK && code <= TSR_E_INTERNAL;
+        const Error why(is_code ? static_cast<Code>(code) : Code::invalid_argument,
+                        reason == nullptr ? "it gives no reason" : readable_utf8(reason));
+        switch (creation) {
+            case TSR_CREATES_MODEL: refuse_on_all_ranks(ranks, Compared::models, why);
+            case TSR_CREATES_PIPELINE: refuse_on_all_ranks(ranks, Compared::pipelines, why);
+            case TSR_CREATES_MESH: refuse_on_all_ranks(ranks, Compared::meshes, why);
+            case TSR_CREATES_COMM: ranks.refuse_split(why);
+            default: break;
+        }
+        throw Error(Code::invalid_argument,
+                    fmt::format("creation is {}; it must be a TSR_CREATES_ value, 1 to 4", creation));
     });
 }
 

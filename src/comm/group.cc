@@ -98,13 +98,19 @@ void Group::refuse_in_turn() const {
 }
 
 void Group::refuse_in_turn(std::string_view what) const {
-    if (!is_in_turn()) return;
-    throw Error(
-        Code::invalid_state,
-        fmt::format("rank {}: {} needs the ranks of communicator '{}', which wait in the turn of rank {}; call it "
-                    "on all ranks, before or after the turn",
-                    rank_, what, options_.name, turn_of()))
-        .with_rank(rank_);
+    const auto refuse = [&](int rank, std::string_view whose) {
+        throw Error(
+            Code::invalid_state,
+            fmt::format("rank {}: {} needs the ranks of communicator '{}', which wait in the turn of rank {}{}; "
+                        "call it on all ranks, before or after the turn",
+                        rank_, what, options_.name, rank, whose))
+            .with_rank(rank_);
+    };
+    if (is_in_turn()) refuse(turn_of(), "");
+    if (progressing_ == this || poisoned_.load(std::memory_order_acquire)) return;
+    if (const auto other = relatives_->turn_elsewhere(this)) {
+        refuse(other->first, fmt::format(" of communicator '{}'", other->second));
+    }
 }
 
 // --- issuing
@@ -361,6 +367,27 @@ std::string Group::Relatives::doing(const Group* group, int late) const {
         if (!doing.empty()) return fmt::format("{} of communicator '{}'", doing, member.group->name());
     }
     return {};
+}
+
+std::optional<std::pair<int, std::string>> Group::Relatives::turn_elsewhere(const Group* group) const {
+    const std::lock_guard lock(mutex_);
+    const auto own = std::ranges::find(members_, group, &Relative::group);
+    if (own == members_.end()) return std::nullopt;
+    // A root has no list of numbers: it has all.
+    const auto has = [](const Relative& member, int number) {
+        return member.numbers.empty() || std::ranges::find(member.numbers, number) != member.numbers.end();
+    };
+    for (const Relative& member : members_) {
+        const int rank = member.group == group ? -1 : member.group->turn_of();
+        if (rank < 0) continue;
+        const int number = member.numbers.empty() ? rank : member.numbers[static_cast<size_t>(rank)];
+        if (!has(*own, number)) continue;
+        for (int other = 0; other < member.group->world_size(); ++other) {
+            const int waiting = member.numbers.empty() ? other : member.numbers[static_cast<size_t>(other)];
+            if (other != rank && has(*own, waiting)) return std::pair(rank, member.group->name());
+        }
+    }
+    return std::nullopt;
 }
 
 // --- collective objects

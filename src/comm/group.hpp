@@ -163,6 +163,9 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         // What rank `late` of `group` does in another one: "waits in barrier #3 of communicator 'dp'"; empty if
         // unknown.
         [[nodiscard]] std::string doing(const Group* group, int late) const;
+        // Another one in the turn of a rank that `group` has too, besides ranks that wait in it: that rank's number there, and
+        // the communicator's name.
+        [[nodiscard]] std::optional<std::pair<int, std::string>> turn_elsewhere(const Group* group) const;
 
        private:
         struct Relative {

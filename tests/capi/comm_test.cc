@@ -207,6 +207,96 @@ TEST(CommApi, ASplitThatOneRankAsksForBadlyIsRefusedOnAll) {
     }
 }
 
+// What a binding calls whose own checks refuse the arguments.
+TEST(CommApi, ARankThatRefusesACreationIsNamedOnAll) {
+    const api::TemporaryDirectory dir;
+    api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
+        api::Array<float> w({3}, 1.0F);
+        const tsr_param param{"w", w.tensor()};
+        const tsr_engine_unit unit{"line", &param, 1, 0};
+        tsr_fsdp_unit sharded;
+        ASSERT_OK(tsr_fsdp_unit_init(&sharded, sizeof sharded));
+        sharded.name = "line";
+        sharded.params = &param;
+        sharded.n = 1;
+        const char* dim = "dp";
+        const int32_t size = 3;
+        api::Owned<tsr_mesh> mesh;
+        ASSERT_OK(tsr_mesh_create(comm, &dim, &size, 1, mesh.out()));
+        const tsr_tp_rule rule{"w", TSR_TP_COLUMN, 0, nullptr, 0, 0};
+        const auto never = [](const tsr_stage_call*, char*, void*) -> int32_t { return 1; };
+        tsr_pipeline_callbacks callbacks{};
+        callbacks.struct_size = sizeof callbacks;
+        callbacks.forward = never;
+        callbacks.backward = never;
+        tsr_pipeline_options stages;
+        ASSERT_OK(tsr_pipeline_options_init(&stages, sizeof stages));
+        stages.microbatches = 3;
+        const char* config = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}})";
+
+        api::Owned<tsr_ddp> ddp;
+        api::Owned<tsr_fsdp> fsdp;
+        api::Owned<tsr_tp> tp;
+        api::Owned<tsr_engine> engine;
+        api::Owned<tsr_pipeline> pipeline;
+        api::Owned<tsr_mesh> other;
+        api::Owned<tsr_comm> group;
+        api::Owned<tsr_saver> saver;
+        struct Creation {
+            const char* name;
+            tsr_creation kind;
+            std::function<tsr_status()> call;
+        };
+        const std::vector<Creation> creations{
+            {"ddp", TSR_CREATES_MODEL, [&] { return tsr_ddp_create(comm, &param, 1, nullptr, ddp.out()); }},
+            {"fsdp", TSR_CREATES_MODEL, [&] { return tsr_fsdp_create(comm, &sharded, 1, nullptr, fsdp.out()); }},
+            {"engine", TSR_CREATES_MODEL,
+             [&] { return tsr_engine_create(comm, &unit, 1, config, nullptr, engine.out()); }},
+            {"pipeline", TSR_CREATES_PIPELINE,
+             [&] { return tsr_pipeline_create(comm, &rank, 1, &callbacks, &stages, pipeline.out()); }},
+            {"mesh", TSR_CREATES_MESH, [&] { return tsr_mesh_create(comm, &dim, &size, 1, other.out()); }},
+            {"split", TSR_CREATES_COMM, [&] { return tsr_comm_split(comm, 0, 0, nullptr, group.out()); }},
+            {"saver", TSR_CREATES_COMM,
+             [&] { return tsr_saver_create(comm, dir.path().c_str(), nullptr, saver.out()); }},
+        };
+        const auto refuses = [&](tsr_comm* ranks, const Creation& creation) {
+            SCOPED_TRACE(creation.name);
+            const std::string reason = std::string("no file for the ") + creation.name;
+            if (rank == 1) {
+                EXPECT_FAILS(tsr_comm_refuse(ranks, creation.kind, TSR_E_NOT_FOUND, reason.c_str()), TSR_E_NOT_FOUND,
+                             reason.c_str());
+                EXPECT_EQ(tsr_error_rank(tsr_error_last()), 1);
+                return;
+            }
+            EXPECT_FAILS(creation.call(), TSR_E_NOT_FOUND, ("rank 1: " + reason).c_str());
+            EXPECT_EQ(tsr_error_peer(tsr_error_last()), 1);
+        };
+        for (const Creation& creation : creations) refuses(comm, creation);
+        tsr_comm* of_mesh = nullptr;
+        ASSERT_OK(tsr_mesh_comm(mesh, dim, &of_mesh));
+        refuses(of_mesh,
+                {"tp", TSR_CREATES_MODEL, [&] { return tsr_tp_create(mesh, &param, 1, &rule, 1, nullptr, tp.out()); }});
+
+        EXPECT_FAILS(tsr_comm_refuse(comm, 5, TSR_E_IO, "nothing is sent"), TSR_E_INVALID_ARGUMENT, "creation is 5");
+        EXPECT_FAILS(tsr_comm_refuse(comm, TSR_CREATES_MESH, TSR_OK, nullptr), TSR_E_INVALID_ARGUMENT,
+                     "it gives no reason");
+        ASSERT_OK(tsr_comm_split(comm, 0, 0, nullptr, group.out()));
+    });
+}
+
+TEST(CommApi, ASaverWhoseOptionsOneRankHasWrongIsRefusedOnAll) {
+    const api::TemporaryDirectory dir;
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+        tsr_saver_options options;
+        ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+        if (rank == 1) options.struct_size = 0;
+        api::Owned<tsr_saver> saver;
+        EXPECT_FAILS(tsr_saver_create(comm, dir.path().c_str(), &options, saver.out()), TSR_E_INVALID_ARGUMENT,
+                     rank == 0 ? "rank 1: " : "struct_size");
+        EXPECT_OK(tsr_saver_create(comm, dir.path().c_str(), nullptr, saver.out()));
+    });
+}
+
 TEST(CommApi, BuffersAreSharedMemoryOfTheGroup) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
         Owned<tsr_buffer> buffer;

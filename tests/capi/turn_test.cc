@@ -87,4 +87,47 @@ TEST(TurnApi, RefusesWhatNeedsTheOthersElsewhere) {
     });
 }
 
+// Two rows of two: rank 0 has a turn of all four, of a row with rank 1, and of a column with rank 2.
+TEST(TurnApi, RefusesAModelOverADimensionOfWhatWaits) {
+    api::run_ranks(4, [](tsr_comm* comm, int32_t rank) {
+        const std::array<const char*, 2> names{"row", "column"};
+        const std::array<int32_t, 2> sizes{2, 2};
+        api::Owned<tsr_mesh> mesh;
+        ASSERT_OK(tsr_mesh_create(comm, names.data(), sizes.data(), 2, mesh.out()));
+        tsr_comm* column = nullptr;  // of ranks 0 and 1, and of 2 and 3
+        ASSERT_OK(tsr_mesh_comm(mesh, "column", &column));
+        tsr_comm* row = nullptr;  // of ranks 0 and 2, and of 1 and 3
+        ASSERT_OK(tsr_mesh_comm(mesh, "row", &row));
+        api::Array<float> w({4}, 1.0F);
+        const tsr_param param{"w", w.tensor()};
+        tsr_fsdp_unit unit;
+        ASSERT_OK(tsr_fsdp_unit_init(&unit, sizeof unit));
+        unit.name = "line";
+        unit.params = &param;
+        unit.n = 1;
+        api::Owned<tsr_fsdp> model;
+        ASSERT_OK(tsr_fsdp_create(column, &unit, 1, nullptr, model.out()));
+        const auto expect_refused = [&](const std::string& whose) {
+            const std::string advice = "which wait in the turn of rank 0 of communicator '" + whose + "'";
+            EXPECT_FAILS(tsr_fsdp_forward(model, 0), TSR_E_INVALID_STATE, advice.c_str());
+        };
+        const auto expect_works = [&] {
+            ASSERT_OK(tsr_fsdp_forward(model, 0));
+            EXPECT_OK(tsr_fsdp_forward_done(model, 0));
+        };
+        const auto in_turn = [&](tsr_comm* waiting, const std::function<void()>& body) {
+            api::Owned<tsr_turn> turn;
+            ASSERT_OK(tsr_turn_create(waiting, 0, tsr::testing::patience_ms(20000), turn.out()));
+            body();
+            EXPECT_OK(tsr_turn_end(turn, nullptr));
+        };
+        in_turn(comm, [&] {
+            if (rank < 2) return expect_refused("world");
+            expect_works();  // the rank whose turn it is has no part in it
+        });
+        in_turn(row, expect_works);  // no rank of the model waits for another of it
+        expect_works();
+    });
+}
+
 }  // namespace

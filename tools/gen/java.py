@@ -31,6 +31,7 @@ NUMBERS = {  # C type -> (JNI, Java, what the argument becomes)
     "tsr_flag": ("jboolean", "boolean", "({} ? 1 : 0)"),
     "tsr_dtype": ("jint", "int", "{}"),
     "tsr_reduce_op": ("jint", "int", "{}"),
+    "tsr_creation": ("jint", "int", "{}"),
     "tsr_metric_kind": ("jint", "int", "{}"),
     "tsr_lr_decay": ("jint", "int", "{}"),
 }

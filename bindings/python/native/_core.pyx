@@ -23,6 +23,7 @@ import atexit
 import gc
 import threading
 import weakref
+from collections.abc import Mapping
 from operator import index
 from struct import pack
 

@@ -25,12 +25,20 @@ cdef class Checkpoint(Handle):
 
 
 def saver_create(Comm comm, object root, *, progress=None, Storage storage=None, **given):
-    cdef Lease lease = None if comm is None else use(comm)
-    cdef Lease storage_lease = None if storage is None else share(storage)
+    cdef Lease storage_lease
     cdef tsr_saver_options o
-    cdef list keep = saver_options(&o, given)
+    cdef list keep
     cdef tsr_saver *out = NULL
-    cdef const char *path = text_or_null(keep, root, "the path")
+    cdef const char *path
+    try:
+        storage_lease = None if storage is None else share(storage)
+        keep = saver_options(&o, given)
+        path = text_or_null(keep, root, "the path")
+    except Exception as error:
+        if comm is not None:
+            refuse(comm, TSR_CREATES_COMM, error)
+        raise
+    cdef Lease lease = None if comm is None else use(comm)
     cdef tsr_comm *ranks = NULL if comm is None else <tsr_comm *>lease.ptr
     if progress is not None:
         o.progress = on_progress

@@ -49,15 +49,21 @@ def comm_create(Store store not None, object rank, object world_size, **given):
 
 
 def comm_split(Comm comm not None, object color, object key, **given):
-    cdef Lease lease = use(comm)
     cdef tsr_comm_options o
     cdef tsr_comm_options *options = NULL
     cdef tsr_comm *out = NULL
     cdef list keep
-    if given:
-        keep = comm_options(&o, given)
-        options = &o
-    cdef int32_t group = int32(color, "color"), order = int32(key, "key")
+    cdef int32_t group, order
+    try:
+        if given:
+            keep = comm_options(&o, given)
+            options = &o
+        group = int32(color, "color")
+        order = int32(key, "key")
+    except Exception as error:
+        refuse(comm, TSR_CREATES_COMM, error)
+        raise
+    cdef Lease lease = use(comm)
     with nogil:
         check(tsr_comm_split(<tsr_comm *>lease.ptr, group, order, options, &out))
     return None if out == NULL else adopt(Comm.__new__(Comm), out)
@@ -89,6 +95,33 @@ def comm_abort(Comm comm not None, object reason):
     cdef const char *text = text_or_null(keep, reason, "the reason")
     with nogil:
         check(tsr_comm_abort(<tsr_comm *>lease.ptr, text))
+
+
+cdef int refuse(Comm comm, tsr_creation creation, object error) except -1:
+    """Fails a creation on the other ranks: instead of it, on a rank whose arguments are refused before the library has
+    them. Nothing of what that finds is raised: the error says more."""
+    cdef Lease lease = use(comm)
+    cdef tsr_status code = TSR_E_USER
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, TesseraError):
+        code = error.code
+        reason = str(error)
+    elif isinstance(error, MemoryError):
+        code = TSR_E_NO_MEMORY
+    elif isinstance(error, (TypeError, ValueError)):
+        code = TSR_E_INVALID_ARGUMENT
+    cdef bytes encoded = reason.encode("utf-8", "replace").replace(b"\0", b" ")
+    cdef const char *text = encoded
+    try:
+        with nogil:
+            check(tsr_comm_refuse(<tsr_comm *>lease.ptr, creation, code, text))
+    except TesseraError:
+        pass
+    return 0
+
+
+def comm_refuse(Comm comm not None, int creation, object error not None):
+    refuse(comm, creation, error)
 
 
 def comm_destroy(Comm comm not None):

@@ -5,16 +5,25 @@ cdef class DDP(Handle):
         tsr_ddp_destroy(<tsr_ddp *>self.ptr)
 
 
-def ddp_create(Comm comm not None, list names not None, list tensors not None, TensorParallel tp=None, **given):
-    cdef Lease lease = use(comm)
-    cdef TensorArray params = tensor_array(tensors, names)
+def ddp_create(Comm comm not None, object arguments):
+    """`arguments()` returns the names and the tensors of parameters, the TensorParallel or None, and the options. If that
+    fails, so does the creation on all ranks."""
+    cdef TensorArray params
     cdef tsr_ddp_options o
     cdef tsr_ddp *out = NULL
-    cdef list keep = ddp_options(&o, given)
+    cdef list keep
     cdef Lease slices
-    if tp is not None:
-        slices = use(tp)
-        o.tp = <tsr_tp *>slices.ptr
+    try:
+        names, tensors, tp, given = arguments()
+        params = tensor_array(tensors, names)
+        keep = ddp_options(&o, given)
+        if tp is not None:
+            slices = use(<TensorParallel?>tp)
+            o.tp = <tsr_tp *>slices.ptr
+    except Exception as error:
+        refuse(comm, TSR_CREATES_MODEL, error)
+        raise
+    cdef Lease lease = use(comm)
     with nogil:
         check(tsr_ddp_create(<tsr_comm *>lease.ptr, params.params, params.count, &o, &out))
     # With share_params the host's copy has the values: the registered arrays need not stay alive.

@@ -61,23 +61,6 @@ def engine_config_schedule(object config):
     return schedule_of(out)
 
 
-cdef int refuse_engine(Comm comm, object error) except -1:
-    """Fail the creation on all ranks: instead of it, on a rank whose arguments are refused before the library has them.
-    The library refuses a configuration that is neither a text nor a path, and passes on how it begins."""
-    cdef Lease lease = use(comm)
-    cdef EngineUnitArray array = engine_units([("refused", [], [])])
-    reason = f"none: {type(error).__name__}: {error}\n".replace("{", "(").replace("}", ")")
-    cdef bytes encoded = reason.encode("utf-8", "replace").replace(b"\0", b" ")
-    cdef const char *text = encoded
-    cdef tsr_engine *out = NULL
-    try:
-        with nogil:
-            check(tsr_engine_create(<tsr_comm *>lease.ptr, array.units, array.count, text, NULL, &out))
-    except TesseraError:  # that of this rank's arguments says more
-        pass
-    return 0
-
-
 def engine_create(Comm comm not None, object arguments):
     """`arguments()` returns the units, which are (name, names of parameters, tensors), the configuration, and the schedule
     or None. If that fails, so does the creation on all ranks."""
@@ -94,7 +77,7 @@ def engine_create(Comm comm not None, object arguments):
             moved = use(<LRSchedule?>schedule)
             given = <tsr_lr_schedule *>moved.ptr
     except Exception as error:
-        refuse_engine(comm, error)
+        refuse(comm, TSR_CREATES_MODEL, error)
         raise
     cdef Lease lease = use(comm)
     cdef const char *text = encoded

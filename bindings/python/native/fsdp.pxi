@@ -64,17 +64,26 @@ def described(tuple shape not None, int dtype, object device=None):
     return tensor
 
 
-def fsdp_create(Comm comm not None, list units not None, TensorParallel tp=None, **given):
-    cdef Lease lease = use(comm)
-    cdef UnitArray array = unit_array(units)
+def fsdp_create(Comm comm not None, object arguments):
+    """`arguments()` returns the units, as `unit_array` takes them, the TensorParallel or None, and the options. If that
+    fails, so does the creation on all ranks."""
+    cdef UnitArray array
     cdef tsr_fsdp_options o
     cdef tsr_fsdp *out = NULL
     cdef FSDP fsdp
-    cdef list keep = fsdp_options(&o, given)
+    cdef list keep
     cdef Lease slices
-    if tp is not None:
-        slices = use(tp)
-        o.tp = <tsr_tp *>slices.ptr
+    try:
+        units, tp, given = arguments()
+        array = unit_array(units)
+        keep = fsdp_options(&o, given)
+        if tp is not None:
+            slices = use(<TensorParallel?>tp)
+            o.tp = <tsr_tp *>slices.ptr
+    except Exception as error:
+        refuse(comm, TSR_CREATES_MODEL, error)
+        raise
+    cdef Lease lease = use(comm)
     with nogil:
         check(tsr_fsdp_create(<tsr_comm *>lease.ptr, array.units, array.count, &o, &out))
     fsdp = FSDP.__new__(FSDP)

@@ -165,6 +165,11 @@ cdef extern from "tessera/checkpoint.h" nogil:
 
 
 cdef extern from "tessera/comm.h" nogil:
+    ctypedef int32_t tsr_creation
+    int TSR_CREATES_MODEL
+    int TSR_CREATES_PIPELINE
+    int TSR_CREATES_MESH
+    int TSR_CREATES_COMM
     ctypedef void (*tsr_work_fn)(tsr_status status, void *user_data) noexcept
     ctypedef struct tsr_comm_options:
         size_t struct_size
@@ -178,6 +183,7 @@ cdef extern from "tessera/comm.h" nogil:
     tsr_status tsr_comm_from_env(const tsr_comm_options *options, tsr_comm **out)
     tsr_status tsr_comm_create(tsr_store *store, int32_t rank, int32_t world_size, const tsr_comm_options *options, tsr_comm **out)
     tsr_status tsr_comm_split(tsr_comm *comm, int32_t color, int32_t key, const tsr_comm_options *options, tsr_comm **out)
+    tsr_status tsr_comm_refuse(tsr_comm *comm, tsr_creation creation, tsr_status code, const char *reason)
     tsr_status tsr_comm_shrink(tsr_comm *comm, const tsr_comm_options *options, tsr_comm **out)
     tsr_status tsr_comm_finalize(tsr_comm *comm)
     tsr_status tsr_comm_abort(const tsr_comm *comm, const char *reason)

@@ -5,20 +5,26 @@ cdef class Mesh(Handle):
         tsr_mesh_destroy(<tsr_mesh *>self.ptr)
 
 
-def mesh_create(Comm comm not None, list names not None, list sizes not None):
-    cdef Lease lease = use(comm)
+def mesh_create(Comm comm not None, object sizes):
+    """`sizes` are by name. If they are not valid, the creation fails on all ranks."""
     cdef tsr_mesh *out = NULL
     cdef const char *name_words[8]
     cdef int32_t size_words[8]
     cdef list keep = []
-    cdef int32_t ndim = len(names)
+    cdef int32_t ndim = 0
     cdef int i
-    if len(sizes) != ndim:
-        raise InvalidArgument(f"{len(names)} names and {len(sizes)} sizes; a mesh has 1 to 8 dimensions, each with "
-                              "a name and a size")
-    for i in range(min(ndim, TSR_MAX_NDIM)):  # the library refuses more of them, on all ranks
-        name_words[i] = text_or_null(keep, names[i], "the dimension's name")
-        size_words[i] = int32(sizes[i], "the size of a dimension")
+    try:
+        if not isinstance(sizes, Mapping):
+            raise TypeError(f"sizes is a {type(sizes).__name__}; it must be a dict such as {{'dp': 2, 'tp': 4}}")
+        given = list(sizes.items())
+        ndim = len(given)
+        for i in range(min(ndim, TSR_MAX_NDIM)):  # the library refuses more of them, on all ranks
+            name_words[i] = text_or_null(keep, given[i][0], "the dimension's name")
+            size_words[i] = int32(given[i][1], "the size of a dimension")
+    except Exception as error:
+        refuse(comm, TSR_CREATES_MESH, error)
+        raise
+    cdef Lease lease = use(comm)
     with nogil:
         check(tsr_mesh_create(<tsr_comm *>lease.ptr, name_words, size_words, ndim, &out))
     return adopt(Mesh.__new__(Mesh), out)

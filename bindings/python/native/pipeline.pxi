@@ -122,20 +122,27 @@ cdef class Int32s:
         PyMem_Free(self.numbers)
 
 
-def pipeline_create(Comm comm not None, list stages not None, object compute, tuple has not None, list edges not None,
-                    **given):
-    """Calls `compute(pipeline, facts, views)` for each action. `has` says which of the four callbacks there are;
-    an edge is (from_stage, output, to_stage)."""
-    cdef Lease lease = use(comm)
-    cdef Int32s own = Int32s.__new__(Int32s, stages, "a stage")
-    cdef Int32s ends = Int32s.__new__(Int32s, [number for edge in edges for number in edge], "a number of an edge")
+def pipeline_create(Comm comm not None, object arguments):
+    """`arguments()` returns the stages, `compute`, which of the four callbacks there are, the edges, which are (from_stage,
+    output, to_stage), and the options. If that fails, so does the creation on all ranks. The pipeline calls
+    `compute(pipeline, facts, views)` for each action."""
+    cdef Int32s own, ends
     cdef tsr_pipeline_callbacks callbacks
     cdef tsr_pipeline_options o
     cdef tsr_pipeline *out = NULL
     cdef tsr_pipeline_edge *lines
-    cdef list keep = pipeline_options(&o, given)
+    cdef list keep
     cdef Pipeline pipeline = Pipeline.__new__(Pipeline)
     cdef size_t i
+    try:
+        stages, compute, has, edges, given = arguments()
+        own = Int32s.__new__(Int32s, stages, "a stage")
+        ends = Int32s.__new__(Int32s, [number for edge in edges for number in edge], "a number of an edge")
+        keep = pipeline_options(&o, given)
+    except Exception as error:
+        refuse(comm, TSR_CREATES_PIPELINE, error)
+        raise
+    cdef Lease lease = use(comm)
     memset(&callbacks, 0, sizeof(tsr_pipeline_callbacks))
     callbacks.struct_size = sizeof(tsr_pipeline_callbacks)
     # The callbacks belong to this object, not to the library, so that the collector sees cycles through them.

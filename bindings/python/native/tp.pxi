@@ -5,30 +5,42 @@ cdef class TensorParallel(Handle):
         tsr_tp_destroy(<tsr_tp *>self.ptr)
 
 
-def tp_create(Mesh mesh not None, list names not None, list tensors not None, list rules not None, **given):
-    """`rules` are (pattern, style, dim, Layout or None, heads)."""
-    cdef Lease lease = use(mesh)
-    cdef TensorArray params = tensor_array(tensors, names)
-    cdef size_t count = len(rules)
+def tp_create(Mesh mesh not None, Comm comm, object arguments):
+    """`arguments()` returns the names and the tensors of parameters, the rules, which are (pattern, style, dim, Layout or
+    None, heads), and the options. If that fails, so does the creation on all ranks of `comm`, the mesh's; None if the mesh
+    has several dimensions, which the library refuses."""
+    cdef TensorArray params
+    cdef size_t count = 0
     cdef tsr_tp_options o
     cdef tsr_tp *out = NULL
-    cdef list keep = tp_options(&o, given)
-    cdef Lease layout
+    cdef list keep
+    cdef Lease lease, layout
     cdef size_t i
-    cdef tsr_tp_rule *words = <tsr_tp_rule *>PyMem_Calloc(count + 1, sizeof(tsr_tp_rule))
+    cdef tsr_tp_rule *words = NULL
     try:
-        if words == NULL:
-            raise MemoryError
-        for i in range(count):
-            pattern, style, dim, cut, heads = rules[i]
-            words[i].pattern = text_or_null(keep, pattern, "the pattern")
-            words[i].style = int32(style, "the style")
-            words[i].dim = int32(dim, "the dimension")
-            words[i].heads = int32(heads, "the number of heads")
-            if cut is not None:
-                layout = share(<Layout?>cut)
-                keep.append(layout)
-                words[i].layout = <tsr_layout *>layout.ptr
+        try:
+            names, tensors, rules, given = arguments()
+            params = tensor_array(tensors, names)
+            keep = tp_options(&o, given)
+            count = len(rules)
+            words = <tsr_tp_rule *>PyMem_Calloc(count + 1, sizeof(tsr_tp_rule))
+            if words == NULL:
+                raise MemoryError
+            for i in range(count):
+                pattern, style, dim, cut, heads = rules[i]
+                words[i].pattern = text_or_null(keep, pattern, "the pattern")
+                words[i].style = int32(style, "the style")
+                words[i].dim = int32(dim, "the dimension")
+                words[i].heads = int32(heads, "the number of heads")
+                if cut is not None:
+                    layout = share(<Layout?>cut)
+                    keep.append(layout)
+                    words[i].layout = <tsr_layout *>layout.ptr
+        except Exception as error:
+            if comm is not None:
+                refuse(comm, TSR_CREATES_MODEL, error)
+            raise
+        lease = use(mesh)
         with nogil:
             check(tsr_tp_create(<tsr_mesh *>lease.ptr, params.params, params.count, words, count, &o, &out))
     finally:

@@ -301,7 +301,7 @@ def test_arguments_that_one_rank_refuses_are_refused_on_all(ranks):
     deep: dict[str, Any] = {}
     deep["self"] = deep
     refused: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"config": sgd(optimizer={"type": {1}})}, ts.InvalidArgument, "a set is no value of JSON: (1)"),
+        ({"config": sgd(optimizer={"type": {1}})}, ts.InvalidArgument, "a set is no value of JSON: {1}"),
         ({"config": sgd(optimizer={"type": "SGD", "params": {"lr": math.nan}})}, ts.InvalidArgument, "is nan; JSON"),
         ({"config": deep}, ts.InvalidArgument, "Circular reference"),
         ({"config": 5}, TypeError, "config is a int"),
@@ -320,7 +320,7 @@ def test_arguments_that_one_rank_refuses_are_refused_on_all(ranks):
                 ts.Engine(comm, **given)
             if comm.rank == 1:
                 assert isinstance(caught.value, kind), caught.value
-                assert said.replace("(1)", "{1}") in str(caught.value)
+                assert said in str(caught.value)
             else:
                 assert isinstance(caught.value, ts.InvalidArgument) and caught.value.rank == 1, caught.value
                 assert str(caught.value).startswith("rank 1: ") and said in str(caught.value)

@@ -65,6 +65,28 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_create(tsr_store *store, int32_t rank, 
 TSR_API TSR_MUST_USE tsr_status tsr_comm_split(tsr_comm *comm, int32_t color, int32_t key,
                                                const tsr_comm_options *options, tsr_comm **out);
 
+/** What ranks create together from a communicator. */
+enum {
+    TSR_CREATES_MODEL = 1,    /* a DDP, FSDP or tensor-parallel model, or an engine */
+    TSR_CREATES_PIPELINE = 2, /* a pipeline */
+    TSR_CREATES_MESH = 3,     /* tsr_mesh_create, tsr_mesh_flatten */
+    TSR_CREATES_COMM = 4      /* tsr_comm_split, tsr_saver_create */
+};
+typedef int32_t tsr_creation;
+
+/** Call instead of a collective creation on a rank that cannot take part in it, for example because it has no valid
+ *  arguments: the creation fails on the other ranks with `code`, and the error names this rank and the reason. They
+ *  would otherwise wait for it until their deadline. The communicator stays usable.
+ *  @param comm      borrowed for the call; of a tensor-parallel model that of its dimension
+ *  @param creation  a TSR_CREATES_ value: what the others create
+ *  @param code      a TSR_E_ value; any other counts as TSR_E_INVALID_ARGUMENT
+ *  @param reason    UTF-8, borrowed for the call; NULL: none
+ *  @return never TSR_OK: `code` with the reason as its message, also if the others were not reached; INVALID_ARGUMENT
+ *          (no such creation; nothing was sent), INVALID_STATE
+ *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_refuse(tsr_comm *comm, tsr_creation creation, tsr_status code,
+                                                const char *reason);
+
 /** Continue with the remaining ranks: after a failure (PEER_LOST, TIMEOUT, ABORTED) the ranks that call this form a new
  *  communicator, numbered in the old order. Ranks that died or left are known to be gone; the call waits for the others
  *  until the deadline, then continues without them. All memory is new, so a rank that was only suspended does no harm

@@ -174,11 +174,17 @@ class Saver(Closable):
         progress: ProgressFn | None = None,
         storage: Storage | None = None,
     ) -> None:
-        if when_busy is not None and when_busy not in _WHEN_BUSY:
-            raise InvalidArgument(f"when_busy is {when_busy!r}; it must be 'wait', 'refuse' or 'replace'")
-        self._progress = watch_progress(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", root)._handle
-        self._root, self._storage = os.fsdecode(root), storage
+        try:
+            if when_busy is not None and when_busy not in _WHEN_BUSY:
+                raise InvalidArgument(f"when_busy is {when_busy!r}; it must be 'wait', 'refuse' or 'replace'")
+            self._progress = watch_progress(progress)
+            self._root, self._storage = os.fsdecode(root), storage
+            timeout_ms = milliseconds(timeout)
+        except Exception as error:
+            if comm is not None:
+                comm.refuse("comm", error)
+            raise
         with in_library(storage) as place:
             self._handle = _core.saver_create(
                 handle,
@@ -196,7 +202,7 @@ class Saver(Closable):
                 staging_bytes=staging_bytes,
                 write_bytes_per_s=write_bytes_per_s,
                 progress=self._progress,
-                timeout_ms=milliseconds(timeout),
+                timeout_ms=timeout_ms,
                 writer="python",
                 writer_version=platform.python_version(),
                 storage=place,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from operator import index
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from .turn import Turn
 from .work import Stream, stream_of
 
 __all__ = ["Comm", "init"]
+
+_CREATIONS = ("model", "pipeline", "mesh", "comm")  # in the order of the library's numbers
 
 
 def init(
@@ -217,6 +219,35 @@ class Comm(Collectives):
             raise TypeError("the timeout is None; it must be in seconds or a timedelta")
         _core.comm_set_timeout(self._handle, ms)
 
+    def refuse(self, creation: Literal["model", "pipeline", "mesh", "comm"], error: BaseException) -> None:
+        """Tell the other ranks that this one cannot take part in a creation. Collective, in place of the creation.
+
+        It fails on them too, at once and with the rank and the error in its message, instead of waiting for this rank
+        until the deadline. Tessera's classes call it for arguments that they refuse; call it for checks of your own
+        that one rank alone may fail. The communicator stays usable.
+
+        Parameters
+        ----------
+        creation : str
+            What the others create: "model" (`DDP`, `FSDP`, `TensorParallel`, `Engine`), "pipeline", "mesh", or "comm"
+            (`split`, a `Saver`).
+        error : exception
+            Why not; raise it afterwards. The others get the class of a `TesseraError`, `InvalidArgument` for a
+            TypeError or ValueError, and `UserError` for any other.
+
+        Examples
+        --------
+        >>> try:  # doctest: +SKIP
+        ...     params = read_params(path)
+        ... except OSError as error:
+        ...     comm.refuse("model", error)
+        ...     raise
+        >>> ddp = ts.DDP(comm, params)  # doctest: +SKIP
+        """
+        if creation not in _CREATIONS:
+            raise InvalidArgument(f"creation is {creation!r}; it must be one of {', '.join(map(repr, _CREATIONS))}")
+        _core.comm_refuse(self._handle, _CREATIONS.index(creation) + 1, error)
+
     @property
     def error(self) -> TesseraError | None:
         """The error that failed the communicator; None if it works."""
@@ -250,7 +281,12 @@ class Comm(Collectives):
         Comm or None
             This rank's group, which no longer depends on this communicator; None for a negative color.
         """
-        options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name, cuda_device))
+        try:
+            given = _options(timeout, heartbeat_timeout, backend, spin_count, name, cuda_device)
+        except Exception as error:
+            self.refuse("comm", error)
+            raise
+        options = self._options_with(given)
         handle = _core.comm_split(self._handle, color, key, **options)
         return None if handle is None else self._own(Comm._adopt(handle, options or self._options))
 

@@ -104,14 +104,16 @@ class DDP(Closable):
         **options: Unpack[DDPOptions],
     ) -> None:
         handle = checked(comm, Comm, "comm", params)._handle
-        names, arrays = named(params)
-        self._handle = _core.ddp_create(
-            handle,
-            names,
-            [parameter(name, array) for name, array in zip(names, arrays, strict=True)],
-            None if tp is None else tp._handle,
-            **raw(_options.DDP, options),
-        )
+        names: list[str] = []
+        arrays: list[Any] = []
+
+        def arguments() -> tuple[list[str], list[_core.Tensor], _core.TensorParallel | None, dict[str, Any]]:
+            nonlocal names, arrays
+            names, arrays = named(params)
+            tensors = [parameter(name, array) for name, array in zip(names, arrays, strict=True)]
+            return names, tensors, None if tp is None else tp._handle, raw(_options.DDP, options)
+
+        self._handle = _core.ddp_create(handle, arguments)
         self._hook_failure: list[BaseException] = []
         count = _core.ddp_param_count(self._handle)
         self._names = tuple(_core.ddp_param(self._handle, i)[0] for i in range(count))

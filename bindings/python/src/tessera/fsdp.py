@@ -112,37 +112,38 @@ class FSDP(Closable):
         **options: Unpack[FSDPOptions],
     ) -> None:
         handle = checked(comm, Comm, "comm", units)._handle
-        if not isinstance(units, Mapping):
-            raise TypeError(f"units is a {type(units).__name__}; it must be a dict of parameters by unit")
-        blocks = (
-            row_block
-            if isinstance(row_block, Mapping)
-            else {}
-            if row_block is None
-            else dict.fromkeys(units, row_block)
-        )
-        for what, chosen in (
-            ("keep_whole", keep_whole),
-            ("keep_among", keep_among),
-            ("row_block", blocks),
-            ("flat", flat),
-        ):
-            for name in chosen:
-                if name not in units:
-                    raise NotFound(f"{what} names {name!r}, but there is no such unit; {there_are(name, units)}")
-        for name in keep_among:
-            if name in keep_whole:
-                raise InvalidArgument(f"keep_among and keep_whole both name {name!r}; use one of the two")
-        whole, whole_of = _dtypes(param_dtype, "param_dtype", units)
-        reduced, reduced_of = _dtypes(reduce_dtype, "reduce_dtype", units)
-        given = {name: named(params, f"unit {name!r}") for name, params in units.items()}
-        known = {name for names, _ in given.values() for name in names}
-        for name in frozen:
-            if name not in known:
-                raise NotFound(f"frozen names {name!r}, but there is no such parameter; {there_are(name, known)}")
-        self._handle = _core.fsdp_create(
-            handle,
-            [
+        given: dict[str, Any] = {}
+
+        def arguments() -> tuple[list[Any], _core.TensorParallel | None, dict[str, Any]]:
+            if not isinstance(units, Mapping):
+                raise TypeError(f"units is a {type(units).__name__}; it must be a dict of parameters by unit")
+            blocks = (
+                row_block
+                if isinstance(row_block, Mapping)
+                else {}
+                if row_block is None
+                else dict.fromkeys(units, row_block)
+            )
+            for what, chosen in (
+                ("keep_whole", keep_whole),
+                ("keep_among", keep_among),
+                ("row_block", blocks),
+                ("flat", flat),
+            ):
+                for name in chosen:
+                    if name not in units:
+                        raise NotFound(f"{what} names {name!r}, but there is no such unit; {there_are(name, units)}")
+            for name in keep_among:
+                if name in keep_whole:
+                    raise InvalidArgument(f"keep_among and keep_whole both name {name!r}; use one of the two")
+            whole, whole_of = _dtypes(param_dtype, "param_dtype", units)
+            reduced, reduced_of = _dtypes(reduce_dtype, "reduce_dtype", units)
+            given.update({name: named(params, f"unit {name!r}") for name, params in units.items()})
+            known = {name for names, _ in given.values() for name in names}
+            for name in frozen:
+                if name not in known:
+                    raise NotFound(f"frozen names {name!r}, but there is no such parameter; {there_are(name, known)}")
+            described = [
                 (
                     names,
                     [parameter_or_deferred(name, array) for name, array in zip(names, arrays, strict=True)],
@@ -157,12 +158,11 @@ class FSDP(Closable):
                     },
                 )
                 for unit, (names, arrays) in given.items()
-            ],
-            None if tp is None else tp._handle,
-            param_dtype=whole,
-            reduce_dtype=reduced,
-            **raw(_options.FSDP, options),
-        )
+            ]
+            chosen_for_all = {"param_dtype": whole, "reduce_dtype": reduced, **raw(_options.FSDP, options)}
+            return described, None if tp is None else tp._handle, chosen_for_all
+
+        self._handle = _core.fsdp_create(handle, arguments)
         self._tp = tp
         self._units = {_core.fsdp_unit_name(self._handle, i): i for i in range(_core.fsdp_unit_count(self._handle))}
         self._params = [_core.fsdp_param(self._handle, i) for i in range(_core.fsdp_param_count(self._handle))]

@@ -38,9 +38,7 @@ class Mesh(Closable):
 
     def __init__(self, comm: Comm, sizes: Mapping[str, int]) -> None:
         handle = checked(comm, Comm, "comm", sizes)._handle
-        if not isinstance(sizes, Mapping):
-            raise TypeError(f"sizes is a {type(sizes).__name__}; it must be a dict such as {{'dp': 2, 'tp': 4}}")
-        self._begin(_core.mesh_create(handle, list(sizes), list(sizes.values())), tuple(sizes), comm)
+        self._begin(_core.mesh_create(handle, sizes), tuple(sizes), comm)
 
     def _begin(self, handle: _core.Mesh, names: tuple[str, ...], ranks: Comm, whole: Mesh | None = None) -> Mesh:
         self._handle = handle

@@ -365,22 +365,20 @@ class Pipeline(Closable):
         **options: Unpack[PipelineOptions],
     ) -> None:
         handle = checked(comm, Comm, "comm", stages)._handle
-        own = _numbers(stages, "stages")
-        compute = _Callbacks(forward, backward, backward_input, backward_weight)
-        lines: list[Any] = [tuple(edge) for edge in edges]
-        for line in lines:
-            if len(line) != 3:
-                raise InvalidArgument(f"the edge {line} must be (from_stage, output, to_stage)")
-        self._handle = _core.pipeline_create(
-            handle,
-            own,
-            compute,
-            (True, backward is not None, backward_input is not None, backward_weight is not None),
-            lines,
-            microbatches=microbatches,
-            schedule_csv=schedule_csv,
-            **raw(_options.PIPELINE, options),
-        )
+        own: list[Any] = []
+
+        def arguments() -> tuple[list[Any], _Callbacks, tuple[bool, bool, bool, bool], list[Any], dict[str, Any]]:
+            own.extend(_numbers(stages, "stages"))
+            compute = _Callbacks(forward, backward, backward_input, backward_weight)
+            lines: list[Any] = [tuple(edge) for edge in edges]
+            for line in lines:
+                if len(line) != 3:
+                    raise InvalidArgument(f"the edge {line} must be (from_stage, output, to_stage)")
+            has = (True, backward is not None, backward_input is not None, backward_weight is not None)
+            given = {"microbatches": microbatches, "schedule_csv": schedule_csv, **raw(_options.PIPELINE, options)}
+            return own, compute, has, lines, given
+
+        self._handle = _core.pipeline_create(handle, arguments)
         self._microbatches = _core.pipeline_microbatches(self._handle)
         self._stages = tuple(sorted(int(stage) for stage in own))
         self._is_first = 0 in self._stages

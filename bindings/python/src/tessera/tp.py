@@ -155,17 +155,17 @@ class TensorParallel(Closable):
         **options: Unpack[TensorParallelOptions],
     ) -> None:
         whole = checked(mesh, Mesh, "mesh", params)
-        if not isinstance(plan, Mapping):
-            raise TypeError(f"plan is a {type(plan).__name__}; it must be a dict such as {{'fc1': 'column'}}")
         part = whole if dim is None else whole[(dim,)]
-        names, arrays = named(params)
-        self._handle = _core.tp_create(
-            part._handle,
-            names,
-            [parameter_or_deferred(name, array) for name, array in zip(names, arrays, strict=True)],
-            [_rule(pattern, style) for pattern, style in plan.items()],
-            **raw(_options.TP, options),
-        )
+
+        def arguments() -> tuple[list[str], list[_core.Tensor], list[Any], dict[str, Any]]:
+            if not isinstance(plan, Mapping):
+                raise TypeError(f"plan is a {type(plan).__name__}; it must be a dict such as {{'fc1': 'column'}}")
+            names, arrays = named(params)
+            tensors = [parameter_or_deferred(name, array) for name, array in zip(names, arrays, strict=True)]
+            return names, tensors, [_rule(pattern, style) for pattern, style in plan.items()], raw(_options.TP, options)
+
+        of_dim = part[part.names[0]]._handle if len(part.names) == 1 else None
+        self._handle = _core.tp_create(part._handle, of_dim, arguments)
         ranks = part[part.names[0]]
         self._rank, self._ranks = ranks.rank, ranks.world_size
         self._known = [_core.tp_param(self._handle, i) for i in range(_core.tp_param_count(self._handle))]

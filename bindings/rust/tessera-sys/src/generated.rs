@@ -13,6 +13,8 @@ pub type tsr_dtype = i32;
 pub type tsr_reduce_op = i32;
 /// `tsr_busy`.
 pub type tsr_busy = i32;
+/// `tsr_creation`.
+pub type tsr_creation = i32;
 /// `tsr_ddp_hook_kind`.
 pub type tsr_ddp_hook_kind = i32;
 /// `tsr_ddp_join_kind`.
@@ -219,6 +221,10 @@ constants! {
     TSR_BUSY_WAIT: i32 = 0;
     TSR_BUSY_REFUSE: i32 = 1;
     TSR_BUSY_REPLACE: i32 = 2;
+    TSR_CREATES_MODEL: i32 = 1;
+    TSR_CREATES_PIPELINE: i32 = 2;
+    TSR_CREATES_MESH: i32 = 3;
+    TSR_CREATES_COMM: i32 = 4;
     TSR_DDP_HOOK_ALL_REDUCE: i32 = 0;
     TSR_DDP_HOOK_POWER_SGD: i32 = 1;
     TSR_DDP_HOOK_NOOP: i32 = 2;
@@ -1200,6 +1206,12 @@ functions! {
         key: i32,
         options: *const tsr_comm_options,
         out: *mut *mut tsr_comm,
+    ) -> tsr_status;
+    fn tsr_comm_refuse(
+        comm: *mut tsr_comm,
+        creation: tsr_creation,
+        code: tsr_status,
+        reason: *const c_char,
     ) -> tsr_status;
     fn tsr_comm_shrink(comm: *mut tsr_comm, options: *const tsr_comm_options, out: *mut *mut tsr_comm) -> tsr_status;
     fn tsr_comm_finalize(comm: *mut tsr_comm) -> tsr_status;

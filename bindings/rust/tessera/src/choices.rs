@@ -26,6 +26,20 @@ pub enum DdpJoin {
     DivideByActive = sys::TSR_DDP_JOIN_DIVIDE_BY_ACTIVE as isize,
 }
 
+/// What ranks create together from a communicator, for [`Comm::refuse`](crate::Comm::refuse).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Creation {
+    /// A `Ddp`, `Fsdp` or `TensorParallel`, or an `Engine`.
+    Model = sys::TSR_CREATES_MODEL as isize,
+    /// A `Pipeline`.
+    Pipeline = sys::TSR_CREATES_PIPELINE as isize,
+    /// A `Mesh`.
+    Mesh = sys::TSR_CREATES_MESH as isize,
+    /// A communicator, by a split; also a `Saver`.
+    Comm = sys::TSR_CREATES_COMM as isize,
+}
+
 /// What [`Saver::save_async`](crate::Saver::save_async) does while another save is in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

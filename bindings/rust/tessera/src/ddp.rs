@@ -12,7 +12,7 @@ use std::time::Duration;
 use tessera_sys as sys;
 
 use crate::callback::Failure;
-use crate::choices::{DdpHook, DdpJoin};
+use crate::choices::{Creation, DdpHook, DdpJoin};
 use crate::comm::{on_cpu, Borrowed, Comm, CudaTensor, Owner};
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{check, Code, Error, Result};
@@ -310,10 +310,12 @@ impl<'c> Ddp<'c> {
     }
 
     fn create(comm: &'c Comm, params: Params, options: &DdpOptions, tp: Option<&TensorParallel<'c>>) -> Result<Self> {
-        let params = params.into_items()?;
+        let params = comm.or_refuse(Creation::Model, || params.into_items())?;
         // The library writes rank 0's values and then reads at every step: nobody may hold a view now.
-        let held = Held::new(params.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)?;
-        let raw_params = RawParams::new(&params)?;
+        let held = comm.or_refuse(Creation::Model, || {
+            Held::new(params.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)
+        })?;
+        let raw_params = comm.or_refuse(Creation::Model, || RawParams::new(&params))?;
         let mut handle = ptr::null_mut();
         let raw = options.settings.with_raw(|raw| {
             raw::set(&mut raw.tp, tp.map(|tp| tp.handle().as_ptr()));

@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use tessera_sys as sys;
 
+use crate::choices::Creation;
 use crate::comm::{Borrowed, Comm};
 use crate::element::Element;
 use crate::error::{check, Error, Result};
@@ -328,16 +329,21 @@ impl<'c> Engine<'c> {
         config: EngineConfig<'_>,
         schedule: Option<&mut LrSchedule>,
     ) -> Result<Self> {
-        let config = config.to_c_string()?;
+        let config = comm.or_refuse(Creation::Model, || config.to_c_string())?;
         let (mut tensors, mut names, mut given): (Vec<(String, Tensor)>, _, _) = (Vec::new(), Vec::new(), Vec::new());
-        for (name, params) in units {
-            let (name, begin): (String, _) = (name.into(), tensors.len());
-            tensors.extend(params.into_items()?);
-            given.push((raw::c_string("the unit", &name)?, begin..tensors.len()));
-            names.push(name);
-        }
-        let held = Held::new(tensors.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)?;
-        let raw_params = RawParams::new(&tensors)?;
+        comm.or_refuse(Creation::Model, || {
+            for (name, params) in units {
+                let (name, begin): (String, _) = (name.into(), tensors.len());
+                tensors.extend(params.into_items()?);
+                given.push((raw::c_string("the unit", &name)?, begin..tensors.len()));
+                names.push(name);
+            }
+            Ok(())
+        })?;
+        let held = comm.or_refuse(Creation::Model, || {
+            Held::new(tensors.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)
+        })?;
+        let raw_params = comm.or_refuse(Creation::Model, || RawParams::new(&tensors))?;
         let raw_units: Vec<_> = given
             .iter()
             .map(|(name, indices)| sys::tsr_engine_unit {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tessera_sys as sys;
 
+use crate::choices::Creation;
 use crate::comm::{on_cpu, Borrowed, Comm, CudaTensor};
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{check, Code, Error, Result};
@@ -442,27 +443,33 @@ impl<'c> Fsdp<'c> {
         let mut tensors: Vec<(String, Tensor)> = Vec::new();
         let mut trained: Vec<i32> = Vec::new();
         let mut given = Vec::new();
-        for (name, unit) in units.items {
-            let params = unit.params.into_items()?;
-            if let Some(unknown) = unit.frozen.iter().find(|frozen| !params.iter().any(|(param, _)| param == *frozen)) {
-                return Err(Error::new(
-                    Code::NotFound,
-                    format!("unit \"{name}\" has no parameter \"{unknown}\" to freeze"),
+        comm.or_refuse(Creation::Model, || {
+            for (name, unit) in units.items {
+                let params = unit.params.into_items()?;
+                if let Some(unknown) =
+                    unit.frozen.iter().find(|frozen| !params.iter().any(|(param, _)| param == *frozen))
+                {
+                    return Err(Error::new(
+                        Code::NotFound,
+                        format!("unit \"{name}\" has no parameter \"{unknown}\" to freeze"),
+                    ));
+                }
+                let begin = tensors.len();
+                trained.extend(params.iter().map(|(param, _)| i32::from(!unit.frozen.contains(param))));
+                tensors.extend(params);
+                let n = tensors.len() - begin;
+                given.push((
+                    begin..tensors.len(),
+                    unit.settings.with_raw(|raw| Ok(sys::tsr_fsdp_unit { n, ..*raw }))?,
+                    raw::c_string("the unit", &name)?,
                 ));
             }
-            let begin = tensors.len();
-            trained.extend(params.iter().map(|(param, _)| i32::from(!unit.frozen.contains(param))));
-            tensors.extend(params);
-            let n = tensors.len() - begin;
-            given.push((
-                begin..tensors.len(),
-                unit.settings.with_raw(|raw| Ok(sys::tsr_fsdp_unit { n, ..*raw }))?,
-                raw::c_string("the unit", &name)?,
-            ));
-        }
+            Ok(())
+        })?;
         let values = tensors.iter().filter(|(_, tensor)| !tensor.is_deferred());
-        let held = Held::new(values.map(|(name, tensor)| (name, tensor)), Use::Reads)?;
-        let raw_params = RawParams::new(&tensors)?;
+        let held =
+            comm.or_refuse(Creation::Model, || Held::new(values.map(|(name, tensor)| (name, tensor)), Use::Reads))?;
+        let raw_params = comm.or_refuse(Creation::Model, || RawParams::new(&tensors))?;
         let raw_units: Vec<_> = given
             .iter()
             .map(|(indices, unit, name)| sys::tsr_fsdp_unit {

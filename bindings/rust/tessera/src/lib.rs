@@ -107,7 +107,7 @@ mod work;
 pub use buffer::{Buffer, OwnedSlice};
 pub use callback::CallbackResult;
 pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, Verify};
-pub use choices::{DdpHook, DdpJoin, LossReduction, LrDecay, LrWarmup, MetricAverage, MetricKind};
+pub use choices::{Creation, DdpHook, DdpJoin, LossReduction, LrDecay, LrWarmup, MetricAverage, MetricKind};
 pub use choices::{MetricNormalize, MetricTask, PipelineSchedule, WhenBusy};
 pub use comm::{AbortHandle, AfterStream, Comm, CommOptions, CudaTensor, OnStream};
 pub use cuda_params::CudaParams;

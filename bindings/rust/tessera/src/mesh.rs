@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tessera_sys as sys;
 
+use crate::choices::Creation;
 use crate::comm::{Comm, Owner};
 use crate::error::{check, Code, Error, Result};
 use crate::raw::{self, created};
@@ -49,10 +50,12 @@ impl Mesh {
     /// # Errors
     /// `InvalidArgument`, `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
     pub fn new(comm: &Comm, dims: &[(&str, usize)]) -> Result<Self> {
-        let names = dims.iter().map(|(name, _)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
+        let (names, sizes, ndim) = comm.or_refuse(Creation::Mesh, || {
+            let names = dims.iter().map(|(name, _)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
+            let sizes = dims.iter().map(|&(_, size)| raw::int32("a size", size)).collect::<Result<Vec<_>>>()?;
+            Ok((names, sizes, raw::int32("the number of dimensions", dims.len())?))
+        })?;
         let pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
-        let sizes = dims.iter().map(|&(_, size)| raw::int32("a size", size)).collect::<Result<Vec<_>>>()?;
-        let ndim = raw::int32("the number of dimensions", dims.len())?;
         let mut handle = ptr::null_mut();
         // SAFETY: all arguments are borrowed for the call.
         check(unsafe { sys::tsr_mesh_create(comm.as_ptr(), pointers.as_ptr(), sizes.as_ptr(), ndim, &mut handle) })?;
@@ -142,15 +145,24 @@ impl Mesh {
         find(self.dims.iter().map(|(name, comm)| (name.as_str(), comm)), name)
     }
 
-    /// The dimension `name`, by default the only one.
-    pub(crate) fn one_dim(&self, name: Option<&str>) -> Result<MeshDim> {
-        let (handle, comm) = match (name, self.dims.as_slice()) {
-            (Some(name), _) => (Arc::new(self.slice(&[name])?.handle), self.comm(name)?),
-            (None, [(_, comm)]) => (Arc::<MeshHandle>::clone(&self.handle), comm),
+    /// The communicator of the dimension `name`, by default of the only one.
+    pub(crate) fn comm_of(&self, name: Option<&str>) -> Result<&Comm> {
+        match (name, self.dims.as_slice()) {
+            (Some(name), _) => self.comm(name),
+            (None, [(_, comm)]) => Ok(comm),
             (None, dims) => {
                 let names: Vec<_> = dims.iter().map(|(name, _)| name.as_str()).collect();
-                return Err(Error::argument(format!("the mesh has several dimensions; choose one of {names:?}")));
+                Err(Error::argument(format!("the mesh has several dimensions; choose one of {names:?}")))
             }
+        }
+    }
+
+    /// The dimension `name`, by default the only one.
+    pub(crate) fn one_dim(&self, name: Option<&str>) -> Result<MeshDim> {
+        let comm = self.comm_of(name)?;
+        let handle = match name {
+            Some(name) => Arc::new(self.slice(&[name])?.handle),
+            None => Arc::<MeshHandle>::clone(&self.handle),
         };
         Ok(MeshDim { handle, rank: comm.rank()?, size: comm.world_size()?, _store: comm.store() })
     }
@@ -214,7 +226,7 @@ impl fmt::Debug for MeshSlice<'_> {
 }
 
 fn flatten(mesh: &MeshHandle, names: Vec<&str>, comm: &Comm, name: Option<&str>) -> Result<Mesh> {
-    let name = raw::c_string("the name", name.unwrap_or(&names.join("_")))?;
+    let name = comm.or_refuse(Creation::Mesh, || raw::c_string("the name", name.unwrap_or(&names.join("_"))))?;
     let mut handle = ptr::null_mut();
     // SAFETY: both handles are alive, the name is borrowed for the call.
     check(unsafe { sys::tsr_mesh_flatten(mesh.0.as_ptr(), comm.as_ptr(), name.as_ptr(), &mut handle) })?;

@@ -8,7 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{alone, block_on, deadline, options, ranks, ranks_with, serve};
-use tessera::{Code, Comm, CommOptions, Element, Mesh, ReduceOp, Store, Work};
+use tessera::{
+    params, units, Code, Comm, CommOptions, Creation, Ddp, Element, Engine, Fsdp, Mesh, Params, ReduceOp, Store, Style,
+    TensorParallel, Work,
+};
 
 fn assert_send<T: Send>() {}
 fn assert_sync<T: Sync>() {}
@@ -577,4 +580,37 @@ fn a_turn_has_the_communicator_to_itself() {
     assert_eq!((inner.code(), used.code()), (Code::InvalidState, Code::InvalidState));
     assert!(inner.message().contains("begins inside the turn of rank 0"), "{inner}");
     alone.barrier().unwrap();
+}
+
+/// Arguments that one rank refuses are refused on all; nobody waits.
+#[test]
+fn what_one_rank_refuses_is_refused_on_all() {
+    let config = r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}}"#;
+    ranks(3, |comm| {
+        let bad = comm.rank().unwrap() == 1;
+        let given = || Params::new().with(if bad { "w\0" } else { "w" }, (vec![0f32; 4], [4]));
+        let mesh = Mesh::new(&comm, &[("tp", 3)]).unwrap();
+        let tp = TensorParallel::builder(&mesh, given()).plan([("w", Style::Column)]).build();
+        let errors = [
+            Ddp::new(&comm, given()).err(),
+            Fsdp::new(&comm, units!["u" => given()]).err(),
+            Engine::new(&comm, [("u", given())], config).err(),
+            tp.err(),
+            Mesh::new(&comm, &[(if bad { "d\0" } else { "dp" }, 3)]).err(),
+            comm.split(Some(if bad { usize::MAX } else { 0 }), 0).err(),
+        ];
+        for (i, error) in errors.into_iter().enumerate() {
+            let error = error.unwrap_or_else(|| panic!("creation {i} was not refused"));
+            assert_eq!(error.code(), Code::InvalidArgument, "creation {i}: {error}");
+            assert_eq!(error.peer() == Some(1), !bad, "creation {i}: {error}");
+        }
+        if bad {
+            let error = comm.refuse(Creation::Model, Code::NotFound, "no file\0here");
+            assert_eq!((error.code(), error.message()), (Code::NotFound, "no file here"));
+        } else {
+            let error = Ddp::new(&comm, params!["w" => (vec![0f32; 4], [4])]).err().unwrap();
+            assert_eq!((error.code(), error.message()), (Code::NotFound, "rank 1: no file here"));
+        }
+        comm.barrier().unwrap();
+    });
 }

@@ -156,6 +156,7 @@ fn collectives(comm: &Comm) {
     let rest = group.shrink().unwrap();
     assert_eq!(rest.world_size().unwrap(), 2);
     rest.barrier().unwrap();
+    assert_eq!(comm.refuse(tessera::Creation::Mesh, Code::Io, "no file").code(), Code::Io);
     comm.set_timeout(std::time::Duration::from_secs(90)).unwrap();
     assert_eq!(comm.timeout().unwrap(), std::time::Duration::from_secs(90));
     let trace = std::env::temp_dir().join(format!("tessera-trace-{}-{}", std::process::id(), comm.rank().unwrap()));

@@ -339,6 +339,13 @@ jlong comm_split(JNIEnv* env, jclass, jlong comm, jint color, jint key, jobject 
     });
 }
 
+void comm_refuse(JNIEnv* env, jclass, jlong comm, jint creation, jint code, jbyteArray reason) {
+    shim(env, [&] {
+        const Text reason_text(env, reason);
+        blocking(env, [&] { return tsr_comm_refuse(as<tsr_comm>(comm), creation, code, reason_text.c_str()); });
+    });
+}
+
 jlong comm_shrink(JNIEnv* env, jclass, jlong comm, jobject options) {
     return shim(env, [&]() -> jlong {
         tsr_comm* out_out = nullptr;
@@ -2394,6 +2401,7 @@ Methods plain_methods() {
         method<comm_from_env>("commFromEnv"),
         method<comm_create>("commCreate"),
         method<comm_split>("commSplit"),
+        method<comm_refuse>("commRefuse"),
         method<comm_shrink>("commShrink"),
         method<comm_finalize>("commFinalize"),
         method<comm_abort>("commAbort"),

@@ -19,7 +19,8 @@ use tessera_sys as sys;
 pub(crate) use self::device::on_cpu;
 pub use self::device::{AfterStream, CudaTensor, OnStream};
 pub use self::options::CommOptions;
-use crate::error::{check, Error, Result};
+use crate::choices::Creation;
+use crate::error::{check, Code, Error, Result};
 use crate::launch;
 use crate::raw::{self, created, path_string};
 use crate::store::{Store, StoreHandle};
@@ -171,11 +172,40 @@ impl Comm {
         key: usize,
         options: *const sys::tsr_comm_options,
     ) -> Result<Option<Comm>> {
-        let color = color.map_or(Ok(-1), |color| raw::int32("the color", color))?;
+        let (color, key) = self.or_refuse(Creation::Comm, || {
+            let color = color.map_or(Ok(-1), |color| raw::int32("the color", color))?;
+            Ok((color, raw::int32("the key", key)?))
+        })?;
         let mut handle = ptr::null_mut();
         // SAFETY: the options are null or borrowed for the call.
-        check(unsafe { sys::tsr_comm_split(self.as_ptr(), color, raw::int32("the key", key)?, options, &mut handle) })?;
+        check(unsafe { sys::tsr_comm_split(self.as_ptr(), color, key, options, &mut handle) })?;
         Ok(NonNull::new(handle).map(|handle| Self::from_raw(handle, Owner::Us(self.store()))))
+    }
+
+    /// Tells the other ranks that this one cannot take part in a creation, in place of the creation: it fails on them too,
+    /// with `code`, and the error names this rank and the reason. They would otherwise wait for this rank until their
+    /// deadline. Call it for checks of your own that one rank alone may fail, and return the error that it returns. The
+    /// communicator stays usable. Collective.
+    ///
+    /// ```
+    /// # fn main() -> tessera::Result<()> {
+    /// use tessera::{Code, Comm, Creation};
+    /// let comm = Comm::from_env()?;
+    /// let error = comm.refuse(Creation::Model, Code::NotFound, "there is no file model.bin");
+    /// assert_eq!(error.code(), Code::NotFound);
+    /// # Ok(()) }
+    /// ```
+    pub fn refuse(&self, creation: Creation, code: Code, reason: &str) -> Error {
+        let text = raw::c_string("the reason", &reason.replace('\0', " ")).unwrap_or_default();
+        // SAFETY: the text is borrowed for the call.
+        check(unsafe { sys::tsr_comm_refuse(self.as_ptr(), creation as i32, code.as_raw(), text.as_ptr()) })
+            .err()
+            .unwrap_or_else(|| Error::new(code, reason))
+    }
+
+    /// The result of `arguments`; if they are refused, so is the creation on the other ranks.
+    pub(crate) fn or_refuse<T>(&self, creation: Creation, arguments: impl FnOnce() -> Result<T>) -> Result<T> {
+        arguments().inspect_err(|why| drop(self.refuse(creation, why.code(), why.message())))
     }
 
     /// Continues with the surviving ranks after a failure, numbered in this communicator's order. Collective over the

@@ -16,6 +16,7 @@ use tessera_sys as sys;
 
 pub use self::vocabulary::CrossEntropy;
 pub use self::with_cuda::{TpAfterStream, TpOnStream};
+use crate::choices::Creation;
 use crate::comm::Borrowed;
 use crate::element::{DType, Element};
 use crate::error::{check, Error, Result};
@@ -142,18 +143,20 @@ impl<'c, 'l> TensorParallelBuilder<'c, 'l> {
     /// `NotFound`: the mesh has no such dimension; `InvalidState`: a mutable view of a tensor is alive; `Timeout`,
     /// `Aborted`, `PeerLost`, `NoMemory`, `Interrupted`.
     pub fn build(self) -> Result<TensorParallel<'c>> {
-        let params = self.params.into_items()?;
-        let values = params.iter().filter(|(_, tensor)| !tensor.is_deferred());
-        let held = Held::new(values.map(|(name, tensor)| (name, tensor)), Use::Reads)?;
-        let raw_params = RawParams::new(&params)?;
-        let patterns =
-            self.plan.iter().map(|(pattern, _)| raw::c_string("the pattern", pattern)).collect::<Result<Vec<_>>>()?;
-        let rules = patterns
-            .iter()
-            .zip(&self.plan)
-            .map(|(pattern, (_, style))| style.rule(pattern.as_ptr()))
-            .collect::<Result<Vec<_>>>()?;
         let ranks = self.mesh.one_dim(self.dim.as_deref())?;
+        let comm = self.mesh.comm_of(self.dim.as_deref())?;
+        let params = comm.or_refuse(Creation::Model, || self.params.into_items())?;
+        let values = params.iter().filter(|(_, tensor)| !tensor.is_deferred());
+        let held =
+            comm.or_refuse(Creation::Model, || Held::new(values.map(|(name, tensor)| (name, tensor)), Use::Reads))?;
+        let raw_params = comm.or_refuse(Creation::Model, || RawParams::new(&params))?;
+        let patterns = comm.or_refuse(Creation::Model, || {
+            self.plan.iter().map(|(pattern, _)| raw::c_string("the pattern", pattern)).collect::<Result<Vec<_>>>()
+        })?;
+        let rules = comm.or_refuse(Creation::Model, || {
+            let rules = patterns.iter().zip(&self.plan);
+            rules.map(|(pattern, (_, style))| style.rule(pattern.as_ptr())).collect::<Result<Vec<_>>>()
+        })?;
         let mut ptr = ptr::null_mut();
         self.settings.with_raw(|raw| {
             let (mesh, rules, n_rules) = (ranks.as_ptr(), rules.as_ptr(), rules.len());

@@ -1,11 +1,13 @@
 package dev.tessera;
 
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.security.SecureRandom;
 import java.time.Duration;
 import java.util.Objects;
 import java.util.Optional;
 import java.util.function.Function;
+import java.util.function.Supplier;
 
 /**
  * A communicator: the ranks of a group. Its collectives are those of {@link Collectives}. One JVM may have several,
@@ -239,6 +241,43 @@ public final class Comm extends Collectives {
     /** @param options null: those of this communicator */
     private Comm shrinkWith(CommOptions options) {
         return new Comm(ref(ref.callLongExclusive(h -> Native.commShrink(h, options))), null);
+    }
+
+    /**
+     * Tell the other ranks that this one cannot take part in a creation. Collective, exclusive; in place of the creation. It
+     * fails on them too, at once and with this rank and the reason in its message, instead of waiting for this rank until the
+     * deadline. The classes of this package call it for arguments that they refuse; call it for checks of your own that one
+     * rank alone may fail. The communicator stays usable.
+     *
+     * @param creation what the others create; of a tensor-parallel model on the communicator of its dimension
+     * @param why why not; throw it afterwards. The others get the code of a {@link TesseraException}, {@link
+     *     ErrorCode#INVALID_ARGUMENT} for an {@link IllegalArgumentException} or {@link NullPointerException}, and {@link
+     *     ErrorCode#USER} for any other
+     */
+    public void refuse(Creation creation, Throwable why) {
+        final boolean isOurs = why instanceof TesseraException;
+        final boolean isArgument = why instanceof IllegalArgumentException || why instanceof NullPointerException;
+        final ErrorCode code = isOurs ? ((TesseraException) why).code()
+                : isArgument ? ErrorCode.INVALID_ARGUMENT : ErrorCode.USER;
+        final String said = isOurs ? String.valueOf(why.getMessage()) : why.toString();
+        final byte[] reason = said.replace('\0', ' ').getBytes(StandardCharsets.UTF_8);
+        try {
+            ref.runExclusive(c -> Native.commRefuse(c, creation.number(), code.number(), reason));
+        } catch (TesseraException | IllegalStateException told) {
+            if (told != why) {
+                why.addSuppressed(told);
+            }
+        }
+    }
+
+    /** What `arguments` makes; if they are refused, so is the creation on the other ranks. */
+    <T> T orRefuse(Creation creation, Supplier<T> arguments) {
+        try {
+            return arguments.get();
+        } catch (RuntimeException why) {
+            refuse(creation, why);
+            throw why;
+        }
     }
 
     /**

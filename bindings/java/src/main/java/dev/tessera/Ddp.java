@@ -242,10 +242,13 @@ public final class Ddp extends NativeObject {
      * @throws TesseraMismatchException if the ranks' parameters differ; the message names the first difference
      */
     public static Ddp create(Comm comm, Params params, DdpOptions options) {
-        Objects.requireNonNull(options, "options");
-        final byte[][] names = params.nameBytes();
+        final byte[][] names = comm.orRefuse(Creation.MODEL, () -> {
+            Objects.requireNonNull(options, "options");
+            return params.nameBytes();
+        });
+        final long[] tensors = comm.orRefuse(Creation.MODEL, params::descriptors);
         final long handle = TensorParallel.handed(options.tp(), options::tpHandle,
-                () -> comm.ref.callLongExclusive(c -> Native.ddpCreate(c, names, params.descriptors(), options)));
+                () -> comm.ref.callLongExclusive(c -> Native.ddpCreate(c, names, tensors, options)));
         return new Ddp(handle, comm, params, options);
     }
 

@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.OptionalDouble;
+import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
@@ -171,7 +172,7 @@ public final class Engine extends NativeObject {
          * @throws TesseraMismatchException if the ranks differ; the message names the first difference
          */
         public Engine build(String config) {
-            return build(Native.utf8(config, "config"));
+            return build(() -> Native.utf8(config, "config"));
         }
 
         /**
@@ -183,27 +184,32 @@ public final class Engine extends NativeObject {
          *     read the file
          */
         public Engine build(Path config) {
-            return build(pathOf(config));
+            return build(() -> pathOf(config));
         }
 
-        private Engine build(byte[] config) {
+        private Engine build(Supplier<byte[]> source) {
+            final byte[] config = comm.orRefuse(Creation.MODEL, source);
             final List<byte[]> paramNames = new ArrayList<>();
-            units.values().forEach(params -> Collections.addAll(paramNames, params.nameBytes()));
+            comm.orRefuse(Creation.MODEL, () -> {
+                units.values().forEach(params -> Collections.addAll(paramNames, params.nameBytes()));
+                return paramNames;
+            });
             final List<Tensor> tensors =
                     units.values().stream().flatMap(params -> params.tensors().stream()).collect(Collectors.toList());
             final byte[][] unitNames = units.keySet().stream().map(name -> Native.utf8(name, "name")).toArray(byte[][]::new);
             final int[] counts = units.values().stream().mapToInt(Params::size).toArray();
+            final long[] values = comm.orRefuse(Creation.MODEL, () -> Tensor.descriptors(tensors));
             final long handle = comm.ref.callLongExclusive(c -> schedule == null
-                    ? create(c, unitNames, counts, paramNames, tensors, config, 0)
+                    ? create(c, unitNames, counts, paramNames, values, config, 0)
                     : schedule.ref.callLongExclusive(
-                            s -> create(c, unitNames, counts, paramNames, tensors, config, s)));
+                            s -> create(c, unitNames, counts, paramNames, values, config, s)));
             return new Engine(handle, comm, units, tensors);
         }
 
         private static long create(long comm, byte[][] unitNames, int[] counts, List<byte[]> paramNames,
-                List<Tensor> tensors, byte[] config, long schedule) {
-            return Native.engineCreate(comm, unitNames, counts, paramNames.toArray(new byte[0][]),
-                    Tensor.descriptors(tensors), config, schedule);
+                long[] tensors, byte[] config, long schedule) {
+            return Native.engineCreate(
+                    comm, unitNames, counts, paramNames.toArray(new byte[0][]), tensors, config, schedule);
         }
     }
 

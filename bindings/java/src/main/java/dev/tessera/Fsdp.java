@@ -317,29 +317,34 @@ public final class Fsdp extends NativeObject {
      * @throws TesseraMismatchException if the ranks' models differ; the message names the first difference
      */
     public static Fsdp create(Comm comm, List<FsdpUnit> units, FsdpOptions options) {
-        Objects.requireNonNull(options, "options");
-        final List<FsdpUnit> all = List.copyOf(units);
+        final List<FsdpUnit> all = comm.orRefuse(Creation.MODEL, () -> {
+            Objects.requireNonNull(options, "options");
+            return List.copyOf(units);
+        });
         final List<byte[]> names = new ArrayList<>();
         final List<byte[]> unitNames = new ArrayList<>();
         final List<Tensor> tensors = new ArrayList<>();
         final List<Integer> trained = new ArrayList<>();
         final Map<String, Integer> known = new HashMap<>();
-        for (FsdpUnit unit : all) {
-            if (known.put(unit.name, unit.params.size()) != null) {
-                throw new IllegalArgumentException("two units are named \"" + unit.name + "\"");
+        final long[] values = comm.orRefuse(Creation.MODEL, () -> {
+            for (FsdpUnit unit : all) {
+                if (known.put(unit.name, unit.params.size()) != null) {
+                    throw new IllegalArgumentException("two units are named \"" + unit.name + "\"");
+                }
+                unitNames.add(Native.utf8(unit.name, "name"));
+                Collections.addAll(names, unit.params.nameBytes());
+                tensors.addAll(unit.params.tensors());
+                unit.params.names().forEach(name -> trained.add(unit.frozen.contains(name) ? 0 : 1));
             }
-            unitNames.add(Native.utf8(unit.name, "name"));
-            Collections.addAll(names, unit.params.nameBytes());
-            tensors.addAll(unit.params.tensors());
-            unit.params.names().forEach(name -> trained.add(unit.frozen.contains(name) ? 0 : 1));
-        }
+            return Tensor.descriptors(tensors);
+        });
         final ByteBuffer settings = ByteBuffer.allocateDirect(all.size() * FsdpUnitFields.BYTES);
         all.forEach(unit -> settings.put(unit.settings.struct.duplicate()));
         final int[] counts = all.stream().mapToInt(unit -> unit.params.size()).toArray();
         final int[] flags = trained.stream().mapToInt(flag -> flag).toArray();
         final long handle = TensorParallel.handed(options.tp(), options::tpHandle,
                 () -> comm.ref.callLongExclusive(c -> Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), settings,
-                        counts, names.toArray(new byte[0][]), Tensor.descriptors(tensors), flags, options)));
+                        counts, names.toArray(new byte[0][]), values, flags, options)));
         return new Fsdp(handle, comm, all, options.tp());
     }
 

@@ -68,7 +68,8 @@ public final class Mesh extends NativeObject {
          * @throws TesseraInvalidArgumentException if the sizes' product is not the world size
          */
         public Mesh build() {
-            final byte[][] names = dims.keySet().stream().map(n -> Native.utf8(n, "name")).toArray(byte[][]::new);
+            final byte[][] names = comm.orRefuse(Creation.MESH,
+                    () -> dims.keySet().stream().map(n -> Native.utf8(n, "name")).toArray(byte[][]::new));
             final int[] sizes = dims.values().stream().mapToInt(Integer::intValue).toArray();
             final List<String> known = List.copyOf(dims.keySet());
             return new Mesh(comm.ref.callLongExclusive(c -> Native.meshCreate(c, names, sizes)), known);
@@ -150,7 +151,7 @@ public final class Mesh extends NativeObject {
      * @throws TesseraMismatchException if the ranks flatten different dimensions
      */
     public Mesh flatten(Comm comm, String name) {
-        final byte[] text = name == null ? null : Native.utf8(name, "name");
+        final byte[] text = name == null ? null : comm.orRefuse(Creation.MESH, () -> Native.utf8(name, "name"));
         final List<String> known = List.of(name != null ? name : String.join("_", names));
         return ref.call(h -> new Mesh(comm.ref.callLongExclusive(c -> Native.meshFlatten(h, c, text)), known));
     }

@@ -9,6 +9,7 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.function.LongConsumer;
 import java.util.function.LongSupplier;
+import java.util.function.Supplier;
 
 /**
  * Tensor-parallel training: each rank of a group holds a slice of every large parameter and computes with it. A plan
@@ -273,16 +274,22 @@ public final class TensorParallel extends NativeObject {
         }
 
         private long register(long ranks, Comm comm, long[] layouts) {
-            final byte[][] texts = patterns.stream().map(p -> Native.utf8(p, "pattern")).toArray(byte[][]::new);
+            final byte[][] texts = orRefuse(comm,
+                    () -> patterns.stream().map(p -> Native.utf8(p, "pattern")).toArray(byte[][]::new));
+            final byte[][] names = orRefuse(comm, params::nameBytes);
+            final long[] tensors = orRefuse(comm, params::descriptors);
             final int[] kinds = styles.stream().mapToInt(style -> style.number).toArray();
             final int[] dims = styles.stream().mapToInt(style -> style.dim).toArray();
             final int[] heads = styles.stream().mapToInt(style -> style.heads).toArray();
             if (comm == null) {
-                return Native.tpCreate(
-                        ranks, params.nameBytes(), params.descriptors(), texts, kinds, dims, heads, layouts, options);
+                return Native.tpCreate(ranks, names, tensors, texts, kinds, dims, heads, layouts, options);
             }
-            return comm.ref.callLongExclusive(c -> Native.tpCreate(
-                    ranks, params.nameBytes(), params.descriptors(), texts, kinds, dims, heads, layouts, options));
+            return comm.ref.callLongExclusive(
+                    c -> Native.tpCreate(ranks, names, tensors, texts, kinds, dims, heads, layouts, options));
+        }
+
+        private static <T> T orRefuse(Comm comm, Supplier<T> arguments) {
+            return comm == null ? arguments.get() : comm.orRefuse(Creation.MODEL, arguments);
         }
     }
 

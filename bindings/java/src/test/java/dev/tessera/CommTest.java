@@ -648,4 +648,39 @@ class CommTest {
             comm.barrier();
         });
     }
+
+    /** Arguments that one rank refuses are refused on all; nobody waits. */
+    @Test
+    void whatOneRankRefusesIsRefusedOnAll() throws Exception {
+        final String config = "{\"train_micro_batch_size_per_gpu\": 1, \"optimizer\": {\"type\": \"SGD\"}}";
+        Ranks.run(3, comm -> {
+            final boolean isBad = comm.rank() == 1;
+            final Params params = Params.of("w", Tensor.zeros(DType.F32, 4));
+            final List<Runnable> creations = List.of(
+                    () -> Ddp.create(comm, params, isBad ? null : new DdpOptions()),
+                    () -> Fsdp.create(comm, List.of(FsdpUnit.of("u", params)), isBad ? null : new FsdpOptions()),
+                    () -> Engine.on(comm).unit("u", params).build(isBad ? config + '\0' : config),
+                    () -> Mesh.over(comm).dim(isBad ? "d\0" : "dp", 3).build());
+            for (int i = 0; i < creations.size(); ++i) {
+                final Runnable creation = creations.get(i);
+                final String which = "creation " + i;
+                if (isBad) {
+                    assertThrows(RuntimeException.class, creation::run, which);
+                } else {
+                    final TesseraException error =
+                            assertThrows(TesseraInvalidArgumentException.class, creation::run, which);
+                    assertEquals(1, error.peer(), which + ": " + error);
+                }
+            }
+            if (isBad) {
+                comm.refuse(Creation.MODEL, new IllegalStateException("no file"));
+            } else {
+                final TesseraException error = assertThrows(TesseraException.class, () -> Ddp.create(comm, params));
+                assertEquals(ErrorCode.USER, error.code());
+                assertTrue(error.getMessage().contains("rank 1: java.lang.IllegalStateException: no file"),
+                        error.getMessage());
+            }
+            comm.barrier();
+        });
+    }
 }
