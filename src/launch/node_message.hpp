@@ -34,7 +34,8 @@ struct RankEnded {
     RankEnd end;
 };
 
-// All that is known about a rank's end; sent after every process of the round is dead.
+// All that is known about a rank's end; sent after every process of the round is dead, or when another process has
+// replaced it.
 struct RankDetails {
     int round = 0;
     RankEnd end;
@@ -112,6 +113,12 @@ struct EndRanks {
     int signal = 0;
 };
 
+// A rank of this host was killed: another process gets its rank, in the same round.
+struct ReplaceRank {
+    int round = 0;
+    int rank = 0;
+};
+
 struct WriteFlights {};
 
 // A line to print, and the event that goes with it, if any.
@@ -127,7 +134,8 @@ struct Finish {
     std::string text;  // to print; may be empty
 };
 
-using Order = std::variant<Welcome, Refused, StartRound, EndRanks, WriteFlights, Listening, Say, Finish, Beat>;
+using Order =
+    std::variant<Welcome, Refused, StartRound, EndRanks, ReplaceRank, WriteFlights, Listening, Say, Finish, Beat>;
 
 // The text of a frame. Long texts of ranks are cut, so that it fits.
 [[nodiscard]] std::string encode(const Report& report);

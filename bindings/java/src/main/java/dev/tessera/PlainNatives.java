@@ -37,6 +37,7 @@ abstract class PlainNatives {
     static native long commCreate(long store, int rank, int worldSize, Object options);
     static native long commSplit(long comm, int color, int key, Object options);
     static native long commShrink(long comm, Object options);
+    static native long commGrow(long comm, Object options);
     static native void commFinalize(long comm);
     static native void commAbort(long comm, byte[] reason);
     static native void commDestroy(long comm);
