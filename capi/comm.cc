@@ -6,6 +6,7 @@
 #include "checkpoint/save/save_queue.hpp"
 #include "comm/communicator.hpp"
 #include "comm/fingerprint.hpp"
+#include "comm/seats.hpp"
 #include "comm/work.hpp"
 #include "handles.hpp"
 #include "launch/from_environment.hpp"
@@ -166,6 +167,15 @@ tsr_status tsr_comm_shrink(tsr_comm* comm, const tsr_comm_options* options, tsr_
         create(out, [&] {
             auto& failed = object_of(comm, "comm");
             return failed->shrink(options_over(failed->options(), options));
+        });
+    });
+}
+
+tsr_status tsr_comm_grow(tsr_comm* comm, const tsr_comm_options* options, tsr_comm** out) {
+    return guard([&] {
+        create(out, [&] {
+            auto& failed = object_of(comm, "comm");
+            return grow(*failed, options_over(failed->options(), options));
         });
     });
 }

@@ -36,7 +36,8 @@ OnLoss on_loss_of(const std::string& text) {
     if (text == "restart") return OnLoss::restart;
     if (text == "shrink") return OnLoss::shrink;
     if (text == "continue") return OnLoss::go_on;
-    throw UsageError(fmt::format("--on-loss {}: expected restart, shrink or continue", text));
+    if (text == "replace") return OnLoss::replace;
+    throw UsageError(fmt::format("--on-loss {}: expected restart, shrink, continue or replace", text));
 }
 
 milliseconds span(double seconds, const char* option) {
@@ -164,7 +165,10 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.min_ranks = count.least > 0 ? count.least : arguments.min_ranks;
     options.max_restarts = arguments.max_restarts;
     options.on_loss = on_loss_of(arguments.on_loss);
-    if (options.on_loss != OnLoss::restart && options.min_ranks == 0) {
+    if (options.on_loss == OnLoss::replace && options.max_restarts == 0) {
+        throw UsageError("--on-loss replace uses a restart for each process that it replaces; add --max-restarts");
+    }
+    if ((options.on_loss == OnLoss::shrink || options.on_loss == OnLoss::go_on) && options.min_ranks == 0) {
         throw UsageError(fmt::format("--on-loss {} requires a minimum number of ranks; add -n MIN:MAX or --min-ranks",
                                      arguments.on_loss));
     }
@@ -352,8 +356,9 @@ void add_run(Command& tessera) {
         .default_text("all");
     loss.add_option(
             "--on-loss", arguments->on_loss,
-            "what to try first: restart (all ranks, while restarts are left), shrink (restart the remaining ranks) or "
-            "continue (the remaining ranks continue in the same processes)")
+            "what to try first: restart (all ranks, while restarts are left), shrink (restart the remaining ranks), "
+            "continue (the remaining ranks continue in the same processes) or replace (start the lost rank again, "
+            "while restarts are left, and continue with it in the same processes)")
         .show_default();
     Command output = run.group("Output");
     output.add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log")

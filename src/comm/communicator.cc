@@ -126,7 +126,7 @@ void check_options(const CommOptions& options) {
     }
 }
 
-std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap) {
+std::shared_ptr<Group> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap) {
     const HostGroup made = make_host_group(store, std::move(bootstrap));
     if (made.group->has_devices()) made.group->open_device(made.place);
     return made.group;
@@ -277,8 +277,7 @@ CommOptions inner_options(const Communicator& parent, std::string_view suffix) {
     return options;
 }
 
-std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store, int rank, int world_size,
-                                                   const CommOptions& options, const Departures& departures) {
+void check_place(const std::shared_ptr<Store>& store, int rank, int world_size, const CommOptions& options) {
     check_options(options);
     if (world_size < 1 || world_size > max_world_size) {
         throw Error(Code::invalid_argument,
@@ -289,6 +288,11 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
                                                         rank, world_size, world_size - 1));
     }
     if (!store) throw Error(Code::invalid_argument, "the store is null");
+}
+
+std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store, int rank, int world_size,
+                                                   const CommOptions& options, const Departures& departures) {
+    check_place(store, rank, world_size, options);
     const Deadline deadline = Deadline::in(options.timeout);
     const auto own_store = next_communicator(store, rank, options.name, deadline);
     Endpoint endpoint;

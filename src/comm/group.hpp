@@ -21,6 +21,7 @@
 #include "comm/flight_requests.hpp"
 #include "comm/plan.hpp"
 #include "comm/rendezvous.hpp"
+#include "comm/seats.hpp"
 #include "comm/transport.hpp"
 
 namespace tsr {
@@ -28,11 +29,12 @@ namespace tsr {
 // Throws INVALID_ARGUMENT.
 void check_timeout(milliseconds timeout);
 void check_options(const CommOptions& options);
+void check_place(const std::shared_ptr<Store>& store, int rank, int world_size, const CommOptions& options);
 // Adds the launcher's rank of the peer that the error names, if any.
 [[nodiscard]] Error of_launcher(const Error& error, const std::vector<int>& launcher_ranks);
 // Collective over the peers of `bootstrap`. Chooses the transport.
-[[nodiscard]] std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap);
 class Group;
+[[nodiscard]] std::shared_ptr<Group> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap);
 // The same for tensors on the CPU alone: devices come later.
 struct HostGroup {
     std::shared_ptr<Group> group;
@@ -138,6 +140,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     std::shared_ptr<Communicator> split(int color, int key, const CommOptions& options) override;
     [[noreturn]] void refuse_split(const Error& why) override;
     std::shared_ptr<Communicator> shrink(const CommOptions& options) override;
+    std::shared_ptr<Communicator> grow(const CommOptions& options);  // seats.hpp
+    void set_seats(Seats seats) { seats_ = std::move(seats); }
     std::shared_ptr<Buffer> allocate(size_t size) override;
     void finalize() override;
     void abort(const std::string& reason) override;
@@ -241,8 +245,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     void connect_parts(int color, const HostGroup& part, const std::optional<Error>& failure, milliseconds limit);
     [[nodiscard]] bool all_agree(bool agrees, milliseconds timeout);  // collective
     void use(std::unique_ptr<DeviceTransport> transport);
-    [[nodiscard]] CommOptions begin_shrink(const CommOptions& asked);
-    [[nodiscard]] Error store_is_lost(const Error& why) const;
+    [[nodiscard]] CommOptions begin_remaking(const CommOptions& asked, std::string_view how);
+    [[nodiscard]] Error store_is_lost(const Error& why, std::string_view operation, std::string_view participle) const;
     [[nodiscard]] size_t place_among(const std::vector<Peer>& members, const Peer& own) const;
     void run_inline(const Request& request);
     // Returns the ticks that it took.
@@ -309,6 +313,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     uint64_t collectives_ = 0;
     uint64_t transfers_ = 0;
     uint64_t splits_made_ = 0;
+
+    std::optional<Seats> seats_;  // of a job that replaces ranks that die
 
     std::atomic<bool> poisoned_{false};
     std::atomic<bool> finalized_{false};

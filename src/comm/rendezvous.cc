@@ -37,8 +37,6 @@ void copy_text(std::array<char, N>& to, const std::string& from) {
     std::memcpy(to.data(), from.data(), std::min(from.size(), N - 1));
 }
 
-std::string key_of(int rank) { return fmt::format("peer/{}", rank); }
-
 std::string packed(const Peer& peer) {
     std::string value(1, peer_kind);
     return value.append(reinterpret_cast<const char*>(&peer), sizeof peer);
@@ -62,42 +60,9 @@ Peer unpacked(std::string_view bytes, int rank) {
 std::vector<int> missing_ranks(Store& store, int world_size) {
     std::vector<int> missing;
     for (int rank = 0; rank < world_size; ++rank) {
-        if (!store.get(key_of(rank), Deadline::in(farewell))) missing.push_back(rank);
+        if (!store.get(key_of_peer(rank), Deadline::in(farewell))) missing.push_back(rank);
     }
     return missing;
-}
-
-Error timeout_error(Store& store, const Peer& own) {
-    std::vector<int> missing;
-    try {
-        missing = missing_ranks(store, own.world_size);
-    } catch (const Error&) {
-        // The store does not answer either, so the message has less detail.
-    }
-    const std::string who = missing.empty() ? "the others" : name_ranks(missing);
-    return Error(
-               Code::timeout,
-               fmt::format("{} did not join the communicator of {} ranks in time. Check the logs of the missing ranks, "
-                           "check that every rank number is used once and that all ranks use the same store, or "
-                           "raise the timeout",
-                           who, own.world_size))
-        .with_peer(missing.empty() ? -1 : missing[0])
-        .retry_may_help();
-}
-
-// Fails at once when a process has ended without joining. The record of a rank that has joined may be missing too,
-// since the rank erases it; but then "all" was set before it ended.
-void refuse_departed(Store& store, const Peer& own, const Departures& departures) {
-    const std::vector<Departure> gone = departures ? departures() : std::vector<Departure>{};
-    if (gone.empty() || store.get("all", Deadline::in(farewell))) return;
-    for (const Departure& departure : gone) {
-        if (departure.rank >= own.world_size || store.get(key_of(departure.rank), Deadline::in(farewell))) continue;
-        throw Error(
-            Code::peer_lost,
-            fmt::format("rank {} {} before it joined the communicator of {} ranks; every rank of the job must join",
-                        departure.rank, departure.how, own.world_size))
-            .with_peer(departure.rank);
-    }
 }
 
 // Waits for the key, and calls `look` every `pause`; it throws if there is nothing left to wait for.
@@ -131,11 +96,11 @@ std::vector<Peer> collect(Store& store, const Peer& own, const Departures& depar
     for (int rank = 1; rank < own.world_size; ++rank) {
         std::string value;
         try {
-            value =
-                wait_looking(store, key_of(rank), departures ? departure_pause : silence_before_notice, deadline, look);
+            value = wait_looking(store, key_of_peer(rank), departures ? departure_pause : silence_before_notice,
+                                 deadline, look);
         } catch (const Error& e) {
             if (e.code() != Code::timeout) throw;
-            throw timeout_error(store, own).caused_by(e);
+            throw missing_peers(store, own).caused_by(e);
         }
         if (value.empty() || value.front() != peer_kind) {
             refuse_departed(store, own, departures);  // it gave up because that one is gone
@@ -166,7 +131,7 @@ Error said_by(const Error& error, const Peer& own) {
 
 std::vector<Peer> lead(Store& store, const Peer& own, const Departures& departures, Deadline deadline) {
     try {
-        store.set(key_of(own.rank), packed(own), deadline);
+        store.set(key_of_peer(own.rank), packed(own), deadline);
         const std::vector<Peer> peers = collect(store, own, departures, deadline);
         std::string all(1, peer_kind);
         all.append(reinterpret_cast<const char*>(peers.data()), peers.size() * sizeof(Peer));
@@ -185,16 +150,16 @@ std::vector<Peer> lead(Store& store, const Peer& own, const Departures& departur
 }
 
 std::vector<Peer> follow(Store& store, const Peer& own, const Departures& departures, Deadline deadline) {
-    store.set(key_of(own.rank), packed(own), deadline);
+    store.set(key_of_peer(own.rank), packed(own), deadline);
     std::string all;
     try {
         all = !departures ? store.wait("all", deadline) : wait_looking(store, "all", departure_pause, deadline, [&] {
             refuse_departed(store, own, departures);
         });
     } catch (const Error& e) {
-        const Error told = e.code() == Code::timeout ? timeout_error(store, own).caused_by(e) : e;
+        const Error told = e.code() == Code::timeout ? missing_peers(store, own).caused_by(e) : e;
         try {
-            store.set(key_of(own.rank), std::string(1, gave_up_kind), Deadline::in(farewell));
+            store.set(key_of_peer(own.rank), std::string(1, gave_up_kind), Deadline::in(farewell));
         } catch (const Error&) {
             // Rank 0 will find out when it connects.
         }
@@ -223,6 +188,40 @@ std::vector<Peer> follow(Store& store, const Peer& own, const Departures& depart
 }
 
 }  // namespace
+
+std::string key_of_peer(int rank) { return fmt::format("peer/{}", rank); }
+
+Error missing_peers(Store& store, const Peer& own) {
+    std::vector<int> missing;
+    try {
+        missing = missing_ranks(store, own.world_size);
+    } catch (const Error&) {
+        // The store does not answer either, so the message has less detail.
+    }
+    const std::string who = missing.empty() ? "the others" : name_ranks(missing);
+    return Error(
+               Code::timeout,
+               fmt::format("{} did not join the communicator of {} ranks in time. Check the logs of the missing ranks, "
+                           "check that every rank number is used once and that all ranks use the same store, or "
+                           "raise the timeout",
+                           who, own.world_size))
+        .with_peer(missing.empty() ? -1 : missing[0])
+        .retry_may_help();
+}
+
+void refuse_departed(Store& store, const Peer& own, const Departures& departures) {
+    const std::vector<Departure> gone = departures ? departures() : std::vector<Departure>{};
+    if (gone.empty() || store.get("all", Deadline::in(farewell))) return;
+    for (const Departure& departure : gone) {
+        if (departure.rank >= own.world_size || store.get(key_of_peer(departure.rank), Deadline::in(farewell)))
+            continue;
+        throw Error(
+            Code::peer_lost,
+            fmt::format("rank {} {} before it joined the communicator of {} ranks; every rank of the job must join",
+                        departure.rank, departure.how, own.world_size))
+            .with_peer(departure.rank);
+    }
+}
 
 Nonce random_nonce() {
     Nonce nonce{};
@@ -274,7 +273,7 @@ std::vector<Peer> exchange_peers(Store& store, const Peer& own, const Departures
 
 void forget_peers(Store& store, const Peer& own) noexcept {
     try {
-        store.erase(key_of(own.rank), Deadline::in(farewell));
+        store.erase(key_of_peer(own.rank), Deadline::in(farewell));
         if (own.rank == 0) store.erase("all", Deadline::in(farewell));
     } catch (...) {
         // A key that stays costs a few bytes of the store; its name is never used again.

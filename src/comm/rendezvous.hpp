@@ -71,6 +71,14 @@ struct Bootstrap {
 [[nodiscard]] std::vector<Peer> exchange_peers(Store& store, const Peer& own, const Departures& departures,
                                                Deadline deadline);
 
+// The key of a rank's record.
+[[nodiscard]] std::string key_of_peer(int rank);
+// The TIMEOUT of a rank that waits for the others; names those that have no record.
+[[nodiscard]] Error missing_peers(Store& store, const Peer& own);
+// Throws PEER_LOST if one of `departures` has no record. A rank that has joined may have none, because it erases it; but
+// then "all" was set before it ended.
+void refuse_departed(Store& store, const Peer& own, const Departures& departures);
+
 // Erases this rank's keys. Call it once all ranks have read what they need.
 void forget_peers(Store& store, const Peer& own) noexcept;
 

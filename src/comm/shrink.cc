@@ -10,16 +10,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 
-#include "base/log.hpp"
-#include "base/thread.hpp"
+#include "comm/attempt.hpp"
 #include "comm/endpoint.hpp"
 #include "comm/group.hpp"
 #include "comm/peer_watch.hpp"
@@ -29,134 +25,37 @@ namespace tsr {
 
 namespace {
 
-// Between two looks at the store and the peers.
-constexpr milliseconds pause{20};
-constexpr std::string_view committed = "committed";
-constexpr std::string_view failed = "failed";
-
-// Throws what ends a wait.
-void rest() {
-    poll_interrupt();
-    std::this_thread::sleep_for(pause);
-}
-
-std::string packed(const std::vector<Peer>& peers) {
-    return {reinterpret_cast<const char*>(peers.data()), peers.size() * sizeof(Peer)};
-}
-
-std::vector<Peer> unpacked(const std::string& bytes) {
-    std::vector<Peer> peers(bytes.size() / sizeof(Peer));
-    std::memcpy(static_cast<void*>(peers.data()), bytes.data(), peers.size() * sizeof(Peer));
-    for (const Peer& peer : peers) {
-        if (peer.magic != Peer::current_magic || bytes.size() % sizeof(Peer) != 0) {
-            throw Error(Code::version, "another rank uses a different version of Tessera");
-        }
-    }
-    return peers;
-}
-
 bool is_in(const std::vector<int>& ranks, int rank) { return std::ranges::find(ranks, rank) != ranks.end(); }
 
-// The members whose ends this process can see.
-PeerWatch watch_of(std::vector<Peer> members, int place) {
-    const Peer own = members[static_cast<size_t>(place)];
-    for (Peer& member : members) {
-        if (!member.same_host(own)) member.pid_namespace = 0;
+// The participating ranks of `candidates`, by their ranks in the old communicator (Peer::rank). `departed` returns the
+// ranks that are known to be gone.
+std::vector<Peer> agree(Store& store, const Peer& own, const std::vector<int>& candidates,
+                        const std::function<std::vector<int>()>& departed, Deadline deadline) {
+    store.set(fmt::format("in/{}", own.rank), packed({own}), deadline);
+    std::vector<Peer> here{own};
+    std::vector<int> awaited = candidates;
+    std::erase(awaited, own.rank);
+    while (true) {
+        if (const auto list = store.get("list", Attempt::grace())) return unpacked_peers(*list);
+        // Check departures first, then announcements: a rank that announced itself and then died is detected later.
+        const std::vector<int> gone = departed();
+        std::erase_if(awaited, [&](int rank) {
+            const auto announced = store.get(fmt::format("in/{}", rank), Attempt::grace());
+            if (announced) here.push_back(unpacked_peers(*announced).at(0));
+            return announced || is_in(gone, rank);
+        });
+        if (awaited.empty() || deadline.expired()) break;
+        rest();
     }
-    return {members, place};
+    std::ranges::sort(here, {}, &Peer::rank);
+    (void)store.compare_set("list", std::nullopt, packed(here), Attempt::grace());
+    return unpacked_peers(store.wait("list", Attempt::grace()));
 }
-
-// What one attempt has come to.
-struct Shrinking {
-    Store& store;
-    Deadline deadline;
-
-    // The participating ranks of `candidates`, by their ranks in the old communicator (Peer::rank). `departed` returns
-    // the ranks that are known to be gone.
-    std::vector<Peer> agree(const Peer& own, const std::vector<int>& candidates,
-                            const std::function<std::vector<int>()>& departed) {
-        store.set(fmt::format("in/{}", own.rank), packed({own}), deadline);
-        std::vector<Peer> here{own};
-        std::vector<int> awaited = candidates;
-        std::erase(awaited, own.rank);
-        while (true) {
-            if (const auto list = store.get("list", grace())) return unpacked(*list);
-            // Check departures first, then announcements: a rank that announced itself and then died is detected later.
-            const std::vector<int> gone = departed();
-            std::erase_if(awaited, [&](int rank) {
-                const auto announced = store.get(fmt::format("in/{}", rank), grace());
-                if (announced) here.push_back(unpacked(*announced).at(0));
-                return announced || is_in(gone, rank);
-            });
-            if (awaited.empty() || deadline.expired()) break;
-            rest();
-        }
-        std::ranges::sort(here, {}, &Peer::rank);
-        (void)store.compare_set("list", std::nullopt, packed(here), grace());
-        return unpacked(store.wait("list", grace()));
-    }
-
-    // This rank could not make the communicator.
-    bool give_up() { return decide(failed) == failed; }
-
-    // This rank has made it: whether all `count` have.
-    bool commit(size_t count) {
-        if (store.add("made", 1, grace()) == static_cast<int64_t>(count)) return decide(committed) == committed;
-        while (!deadline.expired()) {
-            if (const auto state = store.get("state", grace())) return *state == committed;
-            rest();
-        }
-        return decide(failed) == committed;
-    }
-
-    [[nodiscard]] bool has_failed() const { return store.get("state", grace()) == failed; }
-
-   private:
-    // A look at the store is not cut short by a deadline that has just passed.
-    [[nodiscard]] Deadline grace() const { return Deadline::in(milliseconds{5000}); }
-    std::string decide(std::string_view outcome) {
-        (void)store.compare_set("state", std::nullopt, outcome, grace());
-        return store.wait("state", grace());
-    }
-};
-
-// Ends an attempt when a member dies, and says when another member has ended it.
-class FailureWatch {
-   public:
-    FailureWatch(const Shrinking& attempt, const PeerWatch& members)
-        : thread_(start_thread("tsr-shrink", [this, attempt, &members] { watch(attempt, members); })) {}
-    ~FailureWatch() {
-        stop_ = true;
-        thread_.join();
-    }
-    FailureWatch(const FailureWatch&) = delete;
-    FailureWatch& operator=(const FailureWatch&) = delete;
-
-    // Becomes true once the attempt has failed.
-    [[nodiscard]] const std::atomic<bool>& attempt_failed() const { return failed_; }
-
-   private:
-    void watch(Shrinking attempt, const PeerWatch& members) {
-        const InterruptedBy stopped(stop_);
-        while (!failed_ && !stop_) {
-            try {
-                rest();
-                if (!members.dead().empty()) attempt.give_up();
-                failed_ = attempt.has_failed();
-            } catch (...) {  // NOLINT(bugprone-empty-catch): stopped, or the store did not answer: it is asked again
-            }
-        }
-    }
-
-    std::atomic<bool> stop_{false};
-    std::atomic<bool> failed_{false};
-    std::thread thread_;  // last: it uses the others
-};
 
 }  // namespace
 
-// Ends all that goes on in this communicator; the options of the one to come.
-CommOptions Group::begin_shrink(const CommOptions& asked) {
+// Ends all that goes on in this communicator, which is to be remade as `how` says; the options of the one to come.
+CommOptions Group::begin_remaking(const CommOptions& asked, std::string_view how) {
     refuse_own_thread();
     CommOptions options = with_own_place(asked);
     check_options(options);
@@ -168,21 +67,20 @@ CommOptions Group::begin_shrink(const CommOptions& asked) {
     }
     if (left_.load(std::memory_order_acquire) || finalized_.load(std::memory_order_acquire)) throw_if_unusable();
     // Ends operations still in progress on the old communicator or on those split from it, so that all ranks get here.
-    if (!poisoned_.load(std::memory_order_acquire)) abort("it is being shrunk to the remaining ranks");
-    abort_splits(fmt::format("communicator '{}', from which it was split, is being shrunk to the remaining ranks ({})",
-                             options_.name, error()->what()),
+    if (!poisoned_.load(std::memory_order_acquire)) abort(fmt::format("it is being {}", how));
+    abort_splits(fmt::format("communicator '{}', from which it was split, is being {} ({})", options_.name, how,
+                             error()->what()),
                  Splits::all);
     await_queue();
     return options;
 }
 
-Error Group::store_is_lost(const Error& why) const {
-    return Error(why.code(),
-                 fmt::format("rank {}: communicator '{}' cannot be shrunk without the store through which its "
-                             "ranks met: {}. Exit this process, and let the launcher restart the job",
-                             rank_, options_.name, why.what()))
+Error Group::store_is_lost(const Error& why, std::string_view operation, std::string_view participle) const {
+    return Error(why.code(), fmt::format("rank {}: communicator '{}' cannot be {} without the store through which its "
+                                         "ranks met: {}. Exit this process, and let the launcher restart the job",
+                                         rank_, options_.name, participle, why.what()))
         .with_rank(rank_)
-        .with_operation("shrink")
+        .with_operation(std::string(operation))
         .caused_by(why);
 }
 
@@ -199,7 +97,7 @@ size_t Group::place_among(const std::vector<Peer>& members, const Peer& own) con
 
 std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
     const Call once = enter();
-    const CommOptions options = begin_shrink(asked);
+    const CommOptions options = begin_remaking(asked, "shrunk to the remaining ranks");
     std::vector<int> candidates(static_cast<size_t>(world_size_));
     for (int r = 0; r < world_size_; ++r) candidates[static_cast<size_t>(r)] = r;
     std::optional<PeerWatch> processes;  // of the candidates, from the second attempt on
@@ -210,18 +108,17 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
         }
         return ranks;
     };
-    for (int attempt = 1;; ++attempt) {
-        const Deadline deadline = Deadline::in(options.timeout);
-        const auto store = prefixed(store_, fmt::format("shrink/{}/{}/{}/", origin_.name, origin_.id, attempt));
-        Shrinking shrinking{*store, deadline};
+    for (int number = 1;; ++number) {
+        const auto store = prefixed(store_, fmt::format("shrink/{}/{}/{}/", origin_.name, origin_.id, number));
+        Attempt attempt(*store);
         Endpoint endpoint;
         const Peer own = make_peer(rank_, world_size_, options, endpoint);
         std::vector<Peer> members;
         try {
-            members = shrinking.agree(own, candidates, departed);
+            members = agree(*store, own, candidates, departed, Deadline::in(options.timeout));
         } catch (const Error& e) {
             if (e.code() != Code::io && e.code() != Code::timeout) throw;
-            throw store_is_lost(e);
+            throw store_is_lost(e, "shrink", "shrunk");
         }
         const auto place = static_cast<int>(place_among(members, own));
         candidates.clear();
@@ -230,29 +127,16 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
             member.world_size = static_cast<int32_t>(members.size());
             member.rank = static_cast<int32_t>(&member - members.data());
         }
-        std::optional<Error> error;
-        try {
-            const Deadline making = Deadline::in(options.timeout);
-            shrinking.deadline = making;
-            processes.emplace(watch_of(members, place));
-            const FailureWatch watch(shrinking, *processes);
-            const auto group = [&] {
-                const InterruptedBy failure(watch.attempt_failed(), Code::aborted);
-                return make_group(
-                    store_, {place, members, std::move(endpoint), prefixed(store, "transport/"), options, making});
-            }();
-            if (shrinking.commit(members.size())) return group;
-            group->abort("a rank was lost while the communicator was created");
-            group->leave();
-        } catch (...) {
-            error = current_error();
-            if (!shrinking.give_up() || error->code() == Code::interrupted) throw;
-        }
-        if (attempt > world_size_) {
-            const Error why = error.value_or(Error(Code::timeout, "a rank was lost in every attempt"));
+        processes.emplace(watch_of(members, place));
+        const Made made = make_together(attempt, *processes, store_,
+                                        {place, members, std::move(endpoint), prefixed(store, "transport/"), options,
+                                         Deadline::in(options.timeout)});
+        if (made.group) return made.group;
+        if (number > world_size_) {
+            const Error why = made.error.value_or(Error(Code::timeout, "a rank was lost in every attempt"));
             throw Error(why.code(), fmt::format("rank {}: communicator '{}' could not be re-created from the {} "
                                                 "remaining ranks in {} attempts",
-                                                rank_, options_.name, members.size(), attempt))
+                                                rank_, options_.name, members.size(), number))
                 .with_rank(rank_)
                 .with_operation("shrink")
                 .caused_by(why);

@@ -179,13 +179,12 @@ void Coordinator::note_ended(Node node, RankEnd end, Time now) {
     if (rank >= members_.size() || members_[rank].node != node || ends_[rank]) return;
     end.order = order_of(node, end, now);
     ends_[rank] = end;
+    const bool killed = state_ == State::running && !end.by_agent && stop_signal_ == 0 && WIFSIGNALED(end.wait_status);
+    if (killed && may_replace(end.rank)) return replace(node, std::move(end));
     const auto living =
         static_cast<size_t>(std::ranges::count_if(ends_, [](const auto& known) { return !known.has_value(); }));
     // A killed rank is a loss that the others may survive; a rank that fails on its own is an error of the program.
-    const bool survives = options_.on_loss == OnLoss::go_on && state_ == State::running && !end.by_agent &&
-                          stop_signal_ == 0 && WIFSIGNALED(end.wait_status) &&
-                          static_cast<int>(living) >= options_.min_ranks;
-    if (survives) {
+    if (killed && options_.on_loss == OnLoss::go_on && static_cast<int>(living) >= options_.min_ranks) {
         ends_[rank]->survived = true;
         return say(fmt::format("rank {} {}; {} may continue (--on-loss continue)", end.rank,
                                describe_status(end.wait_status), plural(living, "rank")));
@@ -195,9 +194,38 @@ void Coordinator::note_ended(Node node, RankEnd end, Time now) {
     }
 }
 
+// If other ranks have ended, they do not wait for another process: either the job is about to end, or they fail, too.
+bool Coordinator::may_replace(int rank) const {
+    if (options_.on_loss != OnLoss::replace || restarts_ >= options_.max_restarts || members_.size() == 1) return false;
+    for (size_t other = 0; other < ends_.size(); ++other) {
+        if (static_cast<int>(other) != rank && ends_[other]) return false;
+    }
+    return true;
+}
+
+void Coordinator::replace(Node node, RankEnd end) {
+    ++restarts_;
+    end.survived = true;
+    ends_[static_cast<size_t>(end.rank)].reset();
+    const std::string reason = fmt::format("rank {} {}", end.rank, describe_status(end.wait_status));
+    order_all(Say{fmt::format("{}; another process takes its place, restart {} of {} (--on-loss replace)", reason,
+                              restarts_, options_.max_restarts),
+                  "replace",
+                  {{"round", round_}, {"rank", end.rank}, {"reason", reason}}});
+    order(node, ReplaceRank{round_, end.rank});
+    replaced_[end.rank] = std::move(end);
+}
+
 void Coordinator::note_details(Node node, RankEnd end) {
     const auto rank = static_cast<size_t>(end.rank);
-    if (rank >= members_.size() || members_[rank].node != node || !ends_[rank]) return;
+    if (rank >= members_.size() || members_[rank].node != node) return;
+    if (const auto former = replaced_.find(end.rank); former != replaced_.end() && former->second.pid == end.pid) {
+        end.order = former->second.order;
+        end.survived = true;
+        former->second = std::move(end);
+        return;
+    }
+    if (!ends_[rank]) return;
     end.order = ends_[rank]->order;
     end.survived = ends_[rank]->survived;
     ends_[rank] = std::move(end);
@@ -424,6 +452,7 @@ void Coordinator::begin_round() {
     }
     members_ = std::move(members);
     ends_.assign(members_.size(), std::nullopt);
+    replaced_.clear();
     turns_.clear();
     first_heard_.clear();
     ++round_;
@@ -504,9 +533,23 @@ bool Coordinator::all_ended() const {
     return std::ranges::all_of(ends_, [](const auto& end) { return end.has_value(); });
 }
 
+// The end of a process that was replaced explains the failures of ranks that could not continue without it.
+std::vector<RankEnd> Coordinator::ends_that_explain() const {
+    std::vector<RankEnd> ends = ended();
+    for (RankEnd& end : ends) {
+        const auto former = replaced_.find(end.rank);
+        if (former == replaced_.end()) continue;
+        // The process in its place was stopped, or failed in turn because of those ranks.
+        const bool explains = std::ranges::any_of(
+            ends, [&](const RankEnd& other) { return blames(other, end) && (end.by_agent || blames(end, other)); });
+        if (explains) end = former->second;
+    }
+    return ends;
+}
+
 // The failures, root cause first; `lost` gets the root cause and the ranks that were killed from outside.
 std::vector<RankEnd> Coordinator::failures_and_lost(std::vector<int>& lost) const {
-    std::vector<RankEnd> failures = failures_of(ended());
+    std::vector<RankEnd> failures = failures_of(ends_that_explain());
     // If other ranks failed later, a survived loss counts as a cause like any other.
     if (std::ranges::all_of(failures, &RankEnd::survived)) failures.clear();
     for (const RankEnd& failure : failures) {
@@ -604,7 +647,7 @@ void Coordinator::go_on_after_failure(const std::vector<RankEnd>& failures, cons
 }
 
 void Coordinator::give_up(const std::vector<RankEnd>& failures, const std::string& why) {
-    std::string report = report_of(failures, ended(), width_);
+    std::string report = report_of(failures, ends_that_explain(), width_);
     if (!why.empty()) report += fmt::format("\n\n  {}", why);
     report_ = report_json(failures, ended());
     report_.set("why_no_restart", why.empty() ? Json() : Json(why));

@@ -87,6 +87,8 @@ class Coordinator {
     [[nodiscard]] std::string why_refused(const Hello& hello) const;
     void note_ended(Node node, RankEnd end, Time now);
     void note_details(Node node, RankEnd end);
+    [[nodiscard]] bool may_replace(int rank) const;
+    void replace(Node node, RankEnd end);
     void note_over(Node node, const RoundOver& over, Time now);
     void asked_to_stop(Node node, int signal);
     void stop_round(Reason reason, const EndRanks& how);
@@ -104,6 +106,7 @@ class Coordinator {
     [[nodiscard]] std::vector<RankIdentity> seats_of(Node node) const;
     [[nodiscard]] size_t ranks_of(const std::vector<Node>& nodes) const;
     [[nodiscard]] int order_of(Node node, const RankEnd& end, Time now);
+    [[nodiscard]] std::vector<RankEnd> ends_that_explain() const;
     [[nodiscard]] std::vector<RankEnd> failures_and_lost(std::vector<int>& lost) const;
     [[nodiscard]] std::string missing_hosts() const;
     // Whether the hosts that are present can form a round: MIN of them, with a rank of every program.
@@ -142,6 +145,7 @@ class Coordinator {
     std::map<Node, Member> nodes_;
     std::vector<RankIdentity> members_;  // of the round, by rank
     std::vector<std::optional<RankEnd>> ends_;
+    std::map<int, RankEnd> replaced_;  // by rank: how the last process ended that another one has replaced
     // The order in which ranks ended: an agent's turns, in the order in which they were heard of.
     std::map<std::pair<Node, int>, int> turns_;
     std::map<int, Time> first_heard_;  // of a turn of turns_

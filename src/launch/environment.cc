@@ -95,6 +95,8 @@ std::string master_address(const JobEnvironment& job) {
 JobEnvironment from_tessera() {
     JobEnvironment job = ranks_from(Launcher::tessera, "TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_RANK",
                                     "TESSERA_LOCAL_WORLD_SIZE");
+    if (const auto number = env_number("TESSERA_REPLACEMENT", 0, INT32_MAX))
+        job.replacement = static_cast<int>(*number);
     job.store_uri = env_text("TESSERA_STORE").value_or("");
     if (job.store_uri.empty() && job.world_size > 1) {
         throw Error(Code::invalid_argument, "TESSERA_RANK is set, but TESSERA_STORE is not; `tessera run` sets both");
@@ -215,7 +217,8 @@ const std::vector<Source>& sources() {
     static const std::vector<Source> all{
         {Launcher::tessera,
          {"TESSERA_RANK"},
-         {"TESSERA_WORLD_SIZE", "TESSERA_LOCAL_RANK", "TESSERA_LOCAL_WORLD_SIZE", "TESSERA_STORE"},
+         {"TESSERA_WORLD_SIZE", "TESSERA_LOCAL_RANK", "TESSERA_LOCAL_WORLD_SIZE", "TESSERA_STORE",
+          "TESSERA_REPLACEMENT"},
          from_tessera},
         {Launcher::torchrun,
          {"RANK", "WORLD_SIZE"},

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,6 +27,8 @@ struct JobEnvironment {
     int local_world_size = 1;  // 0: the launcher does not say; ranks compare their hosts when they join
     std::string job_id;        // the same for all ranks, different for jobs that could meet on one host
     uint64_t epoch = 0;        // restart round
+    // In a job that replaces ranks that die: how many processes had this rank before this one.
+    std::optional<int> replacement;
 
     // Where the ranks meet. Not empty: an agent serves this store. Empty: rank 0 serves it on the first free address of
     // `candidates`, and the others look for it there; the handshake distinguishes it from other jobs' stores.

@@ -8,6 +8,7 @@
 
 #include "base/env.hpp"
 #include "comm/flight_requests.hpp"
+#include "comm/seats.hpp"
 #include "launch/agent_page.hpp"
 #include "launch/departures.hpp"
 #include "launch/error_file.hpp"
@@ -55,6 +56,9 @@ std::shared_ptr<Communicator> communicator_from_environment(const CommOptions& a
     Departures departures;
     if (job.launcher == Launcher::tessera) {
         departures = [store] { return read_departures(*store, store->default_deadline()); };
+    }
+    if (job.replacement) {
+        return create_replaceable(store, job.rank, job.world_size, *job.replacement, options, departures);
     }
     return Communicator::create(store, job.rank, job.world_size, options, departures);
 }

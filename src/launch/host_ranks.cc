@@ -117,19 +117,26 @@ void HostRanks::start(HostRound round) {
                                           nodes_of_devices("", env_text("CUDA_VISIBLE_DEVICES")));
     }
     workers_.reserve(round_.order.seats.size());
-    for (const Seat& seat : round_.order.seats) start_worker(seat);
+    for (const Seat& seat : round_.order.seats) workers_.push_back(start_worker(seat, 0));
 }
 
 std::string HostRanks::trace_directory() const {
     return fmt::format("{}/{}", options_.trace_directory, round_name(round()));
 }
 
-void HostRanks::start_worker(const Seat& seat) {
+// Of the files of a process: what it prints and how it fails is its own, not its successor's.
+std::string HostRanks::file_stem(const Worker& worker) {
+    const std::string stem = fmt::format("rank-{}", worker.seat.rank);
+    return worker.replacement == 0 ? stem : fmt::format("{}-replacement-{}", stem, worker.replacement);
+}
+
+HostRanks::Worker HostRanks::start_worker(const Seat& seat, int replacement) {
     Worker worker;
     worker.seat = seat;
+    worker.replacement = replacement;
     const int rank = seat.rank;
     const Program& program = options_.programs.at(static_cast<size_t>(seat.program));
-    const std::string stem = fmt::format("{}/{}/rank-{}", error_directory_, round_name(round()), rank);
+    const std::string stem = fmt::format("{}/{}/{}", error_directory_, round_name(round()), file_stem(worker));
     worker.error_file = stem + ".error.json";
     worker.failure_file = stem + ".failure.json";
     const int local_rank = rank - round_.order.seats.front().rank;
@@ -163,7 +170,19 @@ void HostRanks::start_worker(const Seat& seat) {
                    {"host", host_},
                    {"program", program.name()},
                    {"world_size", static_cast<int64_t>(round_.order.world_size)}});
-    workers_.push_back(std::move(worker));
+    return worker;
+}
+
+std::optional<RankEnd> HostRanks::replace(int rank) {
+    const auto dead = std::ranges::find_if(
+        workers_, [&](const Worker& worker) { return worker.seat.rank == rank && worker.end.has_value(); });
+    if (dead == workers_.end()) {
+        throw Error(Code::corrupt, fmt::format("the coordinating agent replaces rank {}, which is not dead", rank));
+    }
+    if (stage_ != Stage::running) return std::nullopt;
+    RankEnd former = with_what_it_left(*dead);
+    *dead = start_worker(dead->seat, dead->replacement + 1);
+    return former;
 }
 
 // A stream that --redirects or --tee names has its own file; others share the rank's log, if a directory is named.
@@ -191,7 +210,7 @@ RankOutput HostRanks::open_output(int local_rank, Worker& worker) {
         output.shown[index] = wanted.shows(local_rank, stream);
         if (options_.log_directory.empty()) continue;
         const bool own = wanted.has_file(local_rank, stream);
-        const std::string name = fmt::format("rank-{}{}.log", rank,
+        const std::string name = fmt::format("{}{}.log", file_stem(worker),
                                              !own                    ? ""
                                              : stream == Stream::out ? ".stdout"
                                                                      : ".stderr");
@@ -216,7 +235,7 @@ std::vector<std::string> HostRanks::environment_of(const Worker& worker) const {
     Variables v;
     // Settings of an outer job or the shell would contradict those below.
     for (const char* name : {"TESSERA_TOKEN", "TESSERA_TOKEN_FILE", "TESSERA_TOKEN_FD", "TESSERA_STORE_PORT",
-                             "TESSERA_STORE_BIND", "TESSERA_INSECURE"}) {
+                             "TESSERA_STORE_BIND", "TESSERA_INSECURE", "TESSERA_REPLACEMENT"}) {
         v.erase(name);
     }
     // torchrun's. Programs for it, torch.distributed among them, run unchanged.
@@ -240,6 +259,7 @@ std::vector<std::string> HostRanks::environment_of(const Worker& worker) const {
     v.set("TESSERA_STORE", round_.store_uri);
     v.set("TESSERA_JOB_ID", round_.job_id);
     v.set("TESSERA_EPOCH", round());
+    if (options_.on_loss == OnLoss::replace) v.set("TESSERA_REPLACEMENT", worker.replacement);
     v.set("TESSERA_ERROR_FILE", worker.error_file);
     v.set("TESSERA_FAILURE_FILE", worker.failure_file);
     const pid_t self = ::getpid();
@@ -268,14 +288,22 @@ std::vector<std::string> HostRanks::environment_of(const Worker& worker) const {
 
 std::vector<RankEnd> HostRanks::reap() {
     ++reap_turn_;
-    int status = 0;
     std::vector<RankEnd> ends;
-    for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-        for (Worker& worker : workers_) {
-            if (worker.pid != pid || worker.end) continue;
-            note_exit(worker, status);
-            ends.push_back(*worker.end);
+    siginfo_t info{};
+    while (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0) {
+        const auto worker =
+            std::ranges::find_if(workers_, [&](const Worker& known) { return known.pid == info.si_pid && !known.end; });
+        // What a dead rank started must not work beside its successor. Its group's number is its own until it is reaped.
+        if (worker != workers_.end() && info.si_code != CLD_EXITED && options_.on_loss == OnLoss::replace) {
+            ::kill(-info.si_pid, SIGKILL);
         }
+        int status = 0;
+        if (::waitpid(info.si_pid, &status, WNOHANG) != info.si_pid) break;
+        if (worker != workers_.end()) {
+            note_exit(*worker, status);
+            ends.push_back(*worker->end);
+        }
+        info = {};
     }
     return ends;
 }
@@ -460,8 +488,26 @@ std::vector<RankStatus> HostRanks::status() const {
     return ranks;
 }
 
+// Until the coordinator has replaced it or ends the round.
+bool HostRanks::may_be_replaced(int wait_status) const {
+    return options_.on_loss == OnLoss::replace && stage_ == Stage::running && WIFSIGNALED(wait_status);
+}
+
 bool HostRanks::all_ended() const {
-    return std::ranges::all_of(workers_, [](const Worker& worker) { return worker.end.has_value(); });
+    return std::ranges::all_of(
+        workers_, [&](const Worker& worker) { return worker.end && !may_be_replaced(worker.end->wait_status); });
+}
+
+RankEnd HostRanks::with_what_it_left(const Worker& worker) const {
+    RankEnd end = *worker.end;
+    end.error = read_error_file(worker.error_file);
+    end.failure = read_error_file(worker.failure_file);
+    end.last_lines = logs_.last_error_lines(end.rank);
+    const std::string prefix = fmt::format("[rank{}]: ", end.rank);  // PyTorch's, before each line of a traceback
+    for (std::string& line : end.last_lines) {
+        if (line.starts_with(prefix)) line.erase(0, prefix.size());
+    }
+    return end;
 }
 
 std::vector<RankEnd> HostRanks::bury() {
@@ -470,15 +516,7 @@ std::vector<RankEnd> HostRanks::bury() {
     in_round_ = false;
     std::vector<RankEnd> ends;
     for (const Worker& worker : workers_) {
-        if (!worker.end) continue;  // a round that was not started to its end
-        RankEnd& end = ends.emplace_back(*worker.end);
-        end.error = read_error_file(worker.error_file);
-        end.failure = read_error_file(worker.failure_file);
-        end.last_lines = logs_.last_error_lines(end.rank);
-        const std::string prefix = fmt::format("[rank{}]: ", end.rank);  // PyTorch's, before each line of a traceback
-        for (std::string& line : end.last_lines) {
-            if (line.starts_with(prefix)) line.erase(0, prefix.size());
-        }
+        if (worker.end) ends.push_back(with_what_it_left(worker));  // none in a round that was not started to its end
     }
     return ends;
 }

@@ -46,6 +46,9 @@ class HostRanks {
     // The ranks that have ended since the last call.
     [[nodiscard]] std::vector<RankEnd> reap();
 
+    // Another process gets a rank that was killed. Returns how the former one ended, with what it left; nullopt if this
+    // host's ranks are ending by now.
+    [[nodiscard]] std::optional<RankEnd> replace(int rank);
     // A rank failed: ends the others soon, unless they are ending already.
     void hear();
     // Lets the ranks save and end, for a round that begins with other hosts.
@@ -77,6 +80,7 @@ class HostRanks {
    private:
     struct Worker {
         Seat seat;
+        int replacement = 0;  // how many processes had this rank before, in this round
         pid_t pid = 0;
         std::optional<RankEnd> end;      // once it has ended
         std::optional<int> ending_turn;  // the turn in which it was already exiting, before the agent stopped the ranks
@@ -95,7 +99,10 @@ class HostRanks {
     };
 
     [[nodiscard]] std::string trace_directory() const;  // of this round
-    void start_worker(const Seat& seat);
+    [[nodiscard]] Worker start_worker(const Seat& seat, int replacement);
+    [[nodiscard]] RankEnd with_what_it_left(const Worker& worker) const;
+    [[nodiscard]] bool may_be_replaced(int wait_status) const;
+    [[nodiscard]] static std::string file_stem(const Worker& worker);
     [[nodiscard]] RankOutput open_output(int local_rank, Worker& worker);
     [[nodiscard]] SharedFile open_log(const std::string& name);
     [[nodiscard]] std::vector<std::string> environment_of(const Worker& worker) const;

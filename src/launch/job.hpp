@@ -37,8 +37,9 @@ struct Program {
 
 enum class OnLoss {
     restart,
-    shrink,  // another round with the remaining ranks
-    go_on,   // the same round: the remaining ranks continue on their own (tsr_comm_shrink)
+    shrink,   // another round with the remaining ranks
+    go_on,    // the same round: the remaining ranks continue on their own (tsr_comm_shrink)
+    replace,  // the same round: another process gets the rank, and the remaining ones continue (tsr_comm_grow)
 };
 
 inline constexpr int max_ranks = 4096;  // of a job

@@ -57,7 +57,7 @@ std::vector<std::string> agreed_by(const RunOptions& options) {
     for (const auto& [host, port] : hosts.spares) agreed.push_back(fmt::format("--store-hosts {}:{}", host, port));
     agreed.push_back(fmt::format("--max-restarts {}", options.max_restarts));
     agreed.push_back(fmt::format("--min-ranks {}", options.min_ranks));
-    constexpr std::array<const char*, 3> words = {"restart", "shrink", "continue"};
+    constexpr std::array<const char*, 4> words = {"restart", "shrink", "continue", "replace"};
     agreed.push_back(fmt::format("--on-loss {}", words.at(static_cast<size_t>(options.on_loss))));
     for (const Program& program : options.programs) {
         agreed.push_back(fmt::format("the command {}", program.text_for_all_hosts()));
@@ -656,6 +656,9 @@ void JobAgent::obey(Order order) {
             case EndRanks::Manner::stop: return ranks_.stop(end->signal);
             case EndRanks::Manner::change: return ranks_.change();
         }
+    } else if (const auto* replace = std::get_if<ReplaceRank>(&order)) {
+        if (!ranks_.in_round() || replace->round != ranks_.round()) return;
+        if (auto former = ranks_.replace(replace->rank)) report(RankDetails{replace->round, std::move(*former)});
     } else if (std::holds_alternative<WriteFlights>(order)) {
         if (ranks_.in_round()) ranks_.write_flights();
     } else if (std::holds_alternative<Listening>(order)) {

@@ -216,6 +216,9 @@ std::string encode(const Order& order) {
             [](const EndRanks& end) {
                 return text_of("end", {{"manner", static_cast<int>(end.manner)}, {"signal", end.signal}});
             },
+            [](const ReplaceRank& replace) {
+                return text_of("replace", {{"round", replace.round}, {"rank", replace.rank}});
+            },
             [](const WriteFlights&) { return text_of("flights", {}); },
             [](const Listening&) { return text_of("listening", {}); },
             [](const Say& say) {
@@ -305,6 +308,9 @@ Order decode_order(const Json& message) {
     if (kind == "end") {
         return EndRanks{static_cast<EndRanks::Manner>(number_at(message, "manner", 0, 2)),
                         number_at(message, "signal", 0, 64)};
+    }
+    if (kind == "replace") {
+        return ReplaceRank{number_at(message, "round"), number_at(message, "rank", 0, max_ranks - 1)};
     }
     if (kind == "flights") return WriteFlights{};
     if (kind == "listening") return Listening{};

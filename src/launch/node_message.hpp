@@ -41,7 +41,8 @@ struct RankEnded {
     RankEnd end;
 };
 
-// All that is known about a rank's end; sent after every process of the round is dead.
+// All that is known about a rank's end; sent after every process of the round is dead, or when another process has
+// replaced it.
 struct RankDetails {
     int round = 0;
     RankEnd end;
@@ -143,6 +144,12 @@ struct EndRanks {
     int signal = 0;
 };
 
+// A rank of this host was killed: another process gets its rank, in the same round.
+struct ReplaceRank {
+    int round = 0;
+    int rank = 0;
+};
+
 struct WriteFlights {};
 
 // A line to print, and the event that goes with it, if any.
@@ -158,7 +165,8 @@ struct Finish {
     std::string text;  // to print; may be empty
 };
 
-using Order = std::variant<Welcome, Refused, StartRound, EndRanks, WriteFlights, Listening, Say, Finish, Vote, Beat>;
+using Order =
+    std::variant<Welcome, Refused, StartRound, EndRanks, ReplaceRank, WriteFlights, Listening, Say, Finish, Vote, Beat>;
 
 // The text of a frame. Long texts of ranks are cut, so that it fits.
 [[nodiscard]] std::string encode(const Report& report);

@@ -18,6 +18,7 @@
 namespace tsr {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Node = Coordinator::Node;
 
@@ -92,6 +93,7 @@ class Job {
     std::map<Node, Finish> finishes;
     std::map<Node, std::string> refusals;
     std::map<Node, std::vector<EndRanks>> ends;
+    std::vector<std::pair<Node, int>> replaced;
     std::string said;
 
    private:
@@ -101,6 +103,7 @@ class Job {
             if (const auto* finish = std::get_if<Finish>(&order)) finishes[node] = *finish;
             if (const auto* refused = std::get_if<Refused>(&order)) refusals[node] = refused->why;
             if (const auto* end = std::get_if<EndRanks>(&order)) ends[node].push_back(*end);
+            if (const auto* replace = std::get_if<ReplaceRank>(&order)) replaced.emplace_back(node, replace->rank);
             if (const auto* say = std::get_if<Say>(&order)) said += say->text + "\n";
         }
     }
@@ -379,6 +382,72 @@ TEST(Coordinator, AThousandHostsFormARound) {
     EXPECT_THAT(job.refusals.at(2000), HasSubstr("4097 ranks"));
 }
 
+// --- replacing ranks
+
+RunOptions replacing(int restarts) {
+    RunOptions options = options_of(2, 2);
+    options.on_loss = OnLoss::replace;
+    options.max_restarts = restarts;
+    return options;
+}
+
+TEST(Coordinator, AKilledRankIsReplacedOnItsHostInTheSameRound) {
+    Job job(replacing(1));
+    job.join(0, hello_of(0, 1));
+    job.join(1, hello_of(1, 2));
+    job.take(1, RankEnded{0, end_of({2, 0, 1}, SIGKILL)});
+    EXPECT_EQ(job.replaced, (std::vector<std::pair<Node, int>>{{1, 2}}));
+    EXPECT_THAT(job.said, HasSubstr("rank 2 was killed by SIGKILL; another process takes its place, restart 1 of 1"));
+    EXPECT_TRUE(job.coordinator.ended().empty()) << "nobody who waits for it may hear that it is gone";
+    EXPECT_TRUE(job.ends.empty());
+    EXPECT_EQ(job.coordinator.round(), 0);
+    // The second one is too many: the round ends, and its cause is named, not the first.
+    job.take(0, RankEnded{0, end_of({0, 0, 0}, SIGKILL)});
+    EXPECT_EQ(job.replaced.size(), 1U);
+    EXPECT_EQ(job.ends.at(1).size(), 1U);
+    job.over(0);
+    job.take(1, RankEnded{0, end_of({1, 0, 0}, SIGTERM, true)});
+    job.take(1, RankEnded{0, end_of({2, 0, 1}, SIGTERM, true)});
+    job.over(1);
+    EXPECT_EQ(job.finishes.at(0).exit_code, 128 + SIGKILL);
+    EXPECT_THAT(job.finishes.at(0).text, AllOf(HasSubstr("root cause: rank 0"), HasSubstr("1 of 1 restarts used")));
+}
+
+TEST(Coordinator, ARankIsNotReplacedForOthersThatHaveEnded) {
+    Job job(replacing(5));
+    job.join(0, hello_of(0, 2));
+    job.join(1, hello_of(1, 1));
+    job.take(0, RankEnded{0, end_of({0, 0, 0}, 0)});
+    job.take(1, RankEnded{0, end_of({2, 0, 0}, SIGKILL)});
+    EXPECT_TRUE(job.replaced.empty());
+    EXPECT_EQ(job.ends.at(0).size(), 1U);
+    job.over(1);
+    job.take(0, RankEnded{0, end_of({1, 0, 1}, SIGTERM, true)});
+    job.over(0);
+    EXPECT_EQ(job.coordinator.round(), 1) << "all ranks start again";
+}
+
+// The ranks that were left could not continue: what they could not do without is the cause.
+TEST(Coordinator, TheDeathOfAReplacedRankExplainsTheOthersFailures) {
+    Job job(replacing(1));
+    job.join(0, hello_of(0, 1));
+    job.join(1, hello_of(1, 1));
+    RankEnd killed = end_of({1, 0, 0}, SIGKILL);
+    killed.pid = 77;
+    job.take(1, RankEnded{0, killed});
+    killed.last_lines = {"out of memory"};
+    job.take(1, RankDetails{0, killed});
+    RankEnd victim = end_of({0, 0, 0}, 3 << 8, false, 2);
+    job.take(0, RankEnded{0, victim});
+    victim.failure = RecordedError{.message = "rank 1 was lost", .traceback = "", .code = "PEER_LOST", .peer = 1};
+    job.take(0, RankDetails{0, victim});
+    job.over(0);
+    job.take(1, RankEnded{0, end_of({1, 0, 0}, SIGTERM, true)});
+    job.over(1);
+    EXPECT_EQ(job.finishes.at(0).exit_code, 128 + SIGKILL);
+    EXPECT_THAT(job.finishes.at(0).text, AllOf(HasSubstr("root cause: rank 1 (pid 77"), HasSubstr("out of memory")));
+}
+
 // --- the simulation
 
 // A host as its agent would be: its orders and reports wait in queues of their own, so that hosts overtake each other.
@@ -388,6 +457,8 @@ struct Host {
     std::deque<Report> reports;
     std::optional<StartRound> round;
     std::set<int> alive;
+    std::set<int> killed;  // and neither replaced nor left to be
+    bool ending = false;
 };
 
 class Simulation {
@@ -396,13 +467,15 @@ class Simulation {
         const int least = 1 + below(3);
         options_ = options_of(least, least + below(3), 1 + below(3));
         options_.max_restarts = below(4);
-        const int modes = below(3);
+        const int modes = below(4);
         if (modes == 1) {
             options_.on_loss = OnLoss::shrink;
             options_.min_ranks = 1;
         } else if (modes == 2) {
             options_.on_loss = OnLoss::go_on;
             options_.min_ranks = 1;
+        } else if (modes == 3) {
+            options_.on_loss = OnLoss::replace;
         }
         coordinator_.emplace(options_, "job", 0, now_);
     }
@@ -415,6 +488,7 @@ class Simulation {
         }
         EXPECT_TRUE(coordinator_->finished()) << "it never ends";
         EXPECT_LE(coordinator_->restarts(), options_.max_restarts);
+        EXPECT_LE(replaced_, coordinator_->restarts());
         EXPECT_EQ(starts_.size(), static_cast<size_t>(last_round_ + 1));
         for (const auto& [round, seats] : starts_) check_round(round, seats);
     }
@@ -472,9 +546,21 @@ class Simulation {
         if (const auto* start = std::get_if<StartRound>(&order)) {
             EXPECT_TRUE(host.alive.empty()) << "ranks of two rounds on one host";
             host.round = *start;
+            host.ending = false;
             for (const Seat& seat : start->seats) host.alive.insert(seat.rank);
+        } else if (const auto* replace = std::get_if<ReplaceRank>(&order)) {
+            EXPECT_EQ(replace->round, host.round->round);
+            EXPECT_TRUE(host.alive.empty() || !host.alive.contains(replace->rank)) << "two processes of one rank";
+            if (host.ending) return;
+            EXPECT_EQ(host.killed.erase(replace->rank), 1U) << "a rank was replaced that nobody killed";
+            host.alive.insert(replace->rank);
+            ++replaced_;
         } else if (std::holds_alternative<EndRanks>(order)) {
+            if (std::exchange(host.ending, true)) return;
+            const bool waited = host.alive.empty() && !host.killed.empty();
+            host.killed.clear();
             while (!host.alive.empty()) end(host, 15, true);
+            if (waited) host.reports.emplace_back(RoundOver{host.round->round, true, 1});
         }
     }
 
@@ -488,7 +574,9 @@ class Simulation {
         const int rank = *host.alive.begin();
         host.alive.erase(host.alive.begin());
         host.reports.emplace_back(RankEnded{host.round->round, end_of({rank, 0, 0}, status, by_agent, ++turn_)});
-        if (!host.alive.empty()) return;
+        // As HostRanks does: a rank that was killed may be replaced until the round ends.
+        if (options_.on_loss == OnLoss::replace && status == 9 && !host.ending) host.killed.insert(rank);
+        if (!host.alive.empty() || !host.killed.empty()) return;
         host.reports.emplace_back(RoundOver{host.round->round, by_agent, 1});
     }
 
@@ -532,6 +620,7 @@ class Simulation {
     Node next_ = 0;
     int last_round_ = -1;
     int turn_ = 0;
+    int replaced_ = 0;
 };
 
 TEST(Coordinator, KeepsItsPromisesWhateverHappens) {

@@ -155,6 +155,8 @@ TEST(NodeMessage, SurvivesTheJourney) {
     EXPECT_EQ(std::get<StartRound>(order_again(start)).seats, start.seats);
     EXPECT_EQ(std::get<StartRound>(order_again(start)).store_port, 77);
     EXPECT_EQ(std::get<StartRound>(order_again(start)).restarts, 2);
+    const ReplaceRank replace = std::get<ReplaceRank>(order_again(ReplaceRank{3, 5}));
+    EXPECT_EQ(std::tie(replace.round, replace.rank), std::tuple(3, 5));
     EXPECT_EQ(std::get<Say>(order_again(Say{"t", "restart", {{"round", 3}}})).fields.at(0).value.as_int(), 3);
 }
 

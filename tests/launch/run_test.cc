@@ -198,6 +198,7 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({"--min-ranks", "3", "-n", "2", "true"}, 2,
          "--min-ranks 3 (or -n MIN:MAX) needs at least as many ranks, but the job has 2");
     told({"--on-loss", "shrink", "-n", "2", "true"}, 2, "--min-ranks");
+    told({"--on-loss", "replace", "-n", "2", "true"}, 2, "--max-restarts");
     told({"--on-loss", "panic", "true"}, 2, "--on-loss panic");
     told({"--max-restarts", "-1", "true"}, 2, "the number of restarts is -1");
     for (const char* timeout : {"0", "-1", "nan", "1e9"}) told({"--timeout-s", timeout, "true"}, 2, "--timeout-s");

@@ -69,7 +69,7 @@ def comm_split(Comm comm not None, object color, object key, **given):
     return None if out == NULL else adopt(Comm.__new__(Comm), out)
 
 
-def comm_shrink(Comm comm not None, **given):
+cdef object remade(Comm comm, bint grows, dict given):
     cdef Lease lease = use(comm)
     cdef tsr_comm_options o
     cdef tsr_comm_options *options = NULL
@@ -79,8 +79,19 @@ def comm_shrink(Comm comm not None, **given):
         keep = comm_options(&o, given)
         options = &o
     with nogil:
-        check(tsr_comm_shrink(<tsr_comm *>lease.ptr, options, &out))
+        if grows:
+            check(tsr_comm_grow(<tsr_comm *>lease.ptr, options, &out))
+        else:
+            check(tsr_comm_shrink(<tsr_comm *>lease.ptr, options, &out))
     return adopt(Comm.__new__(Comm), out)
+
+
+def comm_shrink(Comm comm not None, **given):
+    return remade(comm, False, given)
+
+
+def comm_grow(Comm comm not None, **given):
+    return remade(comm, True, given)
 
 
 def comm_finalize(Comm comm not None):

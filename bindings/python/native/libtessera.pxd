@@ -185,6 +185,7 @@ cdef extern from "tessera/comm.h" nogil:
     tsr_status tsr_comm_split(tsr_comm *comm, int32_t color, int32_t key, const tsr_comm_options *options, tsr_comm **out)
     tsr_status tsr_comm_refuse(tsr_comm *comm, tsr_creation creation, tsr_status code, const char *reason)
     tsr_status tsr_comm_shrink(tsr_comm *comm, const tsr_comm_options *options, tsr_comm **out)
+    tsr_status tsr_comm_grow(tsr_comm *comm, const tsr_comm_options *options, tsr_comm **out)
     tsr_status tsr_comm_finalize(tsr_comm *comm)
     tsr_status tsr_comm_abort(const tsr_comm *comm, const char *reason)
     void tsr_comm_destroy(tsr_comm *comm)

@@ -456,3 +456,45 @@ def test_a_host_that_cannot_be_resolved_is_what_is_told(rank, token):
     )
     assert done.returncode == 1
     assert "cannot resolve host name 'no-such-host.invalid'" in done.stderr.splitlines()[-1]
+
+
+def test_a_killed_rank_comes_back_and_the_others_stay(program):
+    text = """
+        import os
+        import signal
+        import numpy as np
+        import tessera as ts
+
+        def train(comm):
+            x = np.full(3, comm.rank, np.float32)
+            for step in range(100):
+                if os.environ["TESSERA_REPLACEMENT"] == "0" and comm.rank == 1 and step == 50:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                comm.all_reduce(x, "max")
+            return int(x[0])
+
+        comm, lost = ts.init(timeout=60), 0
+        while True:
+            try:
+                top = train(comm)
+                break
+            except (ts.PeerLost, ts.Aborted):
+                lost += 1
+                grown = comm.grow(name="again")
+                comm.close()
+                comm = grown
+        with comm:
+            print("rank", comm.rank, "of", comm.world_size, "lost", lost, "top", top)
+    """
+    result = program(text).launch(3, flags=("--on-loss", "replace", "--max-restarts", "1"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank, lost in enumerate((1, 0, 1)):
+        assert f"rank {rank} of 3 lost {lost} top 2" in result.stdout
+    assert "rank 1 was killed by SIGKILL; another process takes its place, restart 1 of 1" in result.stderr
+
+
+def test_without_a_launcher_that_replaces_ranks_nothing_grows():
+    with ts.init() as comm:
+        with pytest.raises(ts.InvalidState, match="tessera run --on-loss replace"):
+            comm.grow()
+        comm.barrier()

@@ -105,6 +105,24 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_refuse(tsr_comm *comm, tsr_creation cre
  *  @threadsafety exclusive comm  @collective yes, of the ranks that are left  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_shrink(tsr_comm *comm, const tsr_comm_options *options, tsr_comm **out);
 
+/** Continue with all ranks, of which some are new processes: under `tessera run --on-loss replace`, after a failure
+ *  (PEER_LOST, TIMEOUT, ABORTED), the ranks that live call this, and the process that the launcher starts for a dead rank
+ *  calls tsr_comm_from_env() as any rank does. Together they make the new communicator, with the rank numbers and the
+ *  world size of the old one. The call waits for all of them until the deadline; if another rank dies meanwhile, its
+ *  replacement is waited for too. A process that the launcher has replaced, and that lives nevertheless, gets ABORTED.
+ *  All memory is new. Objects made from `comm` can no longer be used, as after tsr_comm_shrink(); create them again and
+ *  load a checkpoint. A communicator without an error is aborted first.
+ *  @param comm     borrowed for the call, made by tsr_comm_from_env() under `tessera run --on-loss replace`, or by this
+ *                  function; the caller still has to destroy it
+ *  @param options  borrowed for the call; its timeout_ms is the deadline of the call; NULL: those of `comm`
+ *  @param out      the communicator of all ranks
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another kind of communicator; finalized), ABORTED (this process was
+ *          replaced), TIMEOUT (the message names the ranks that did not come), PEER_LOST (a rank has ended, and is not
+ *          replaced), IO (the store is gone), INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes, with tsr_comm_from_env() in new processes  @blocking yes
+ *  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_grow(tsr_comm *comm, const tsr_comm_options *options, tsr_comm **out);
+
 /** Wait for all ranks and all issued work; no collective may follow.
  *  @param comm  borrowed for the call
  *  @return TSR_OK, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH (a rank makes another call), INTERRUPTED

@@ -126,7 +126,7 @@ class Comm(Collectives):
         comm._handle = handle
         comm._options = dict(options or {})
         comm._children = []
-        comm._is_shrunk = False
+        comm._is_remade = False
         comm._rank = _core.comm_rank(handle)
         comm._world_size = _core.comm_world_size(handle)
         return comm
@@ -332,8 +332,58 @@ class Comm(Collectives):
         """
         options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name, cuda_device))
         rest = _core.comm_shrink(self._handle, **options)
-        self._is_shrunk = True
+        self._is_remade = True
         return Comm._adopt(rest, options or self._options)
+
+    def grow(
+        self,
+        *,
+        timeout: Timeout = None,
+        heartbeat_timeout: Timeout = None,
+        backend: str | None = None,
+        spin_count: int | None = None,
+        name: str | None = None,
+        cuda_device: int | None = None,
+    ) -> Comm:
+        """Continue with all ranks after a failure, of which some are new processes. Collective over all ranks.
+
+        Under ``tessera run --on-loss replace`` the launcher starts another process for a rank that was killed. That
+        process calls `init`, as any rank does, and the other ranks call `grow`: together they make the new
+        communicator, with the rank numbers and the world size of this one. If another rank dies meanwhile, its
+        replacement is waited for, too. Objects made from this communicator can no longer be used, as after `shrink`.
+
+        Parameters
+        ----------
+        timeout, heartbeat_timeout, backend, spin_count, name, cuda_device
+            As for `init`; by default those of this communicator. `timeout` is the deadline of the call.
+
+        Raises
+        ------
+        InvalidState
+            This communicator was not made by `init` under ``tessera run --on-loss replace``.
+        TesseraTimeout
+            The ranks that the message names did not come.
+        PeerLost
+            A rank has ended and is not replaced.
+        Aborted
+            Another process has replaced this one.
+        TesseraIOError
+            The store that the ranks use is gone.
+
+        Examples
+        --------
+        >>> comm = ts.init()  # doctest: +SKIP
+        >>> while True:  # doctest: +SKIP
+        ...     try:
+        ...         train(comm)  # creates its objects from comm, and loads the newest checkpoint
+        ...         break
+        ...     except (ts.PeerLost, ts.TesseraTimeout, ts.Aborted):
+        ...         comm = comm.grow()
+        """
+        options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name, cuda_device))
+        grown = _core.comm_grow(self._handle, **options)
+        self._is_remade = True
+        return Comm._adopt(grown, options or self._options)
 
     def turn(self, rank: int, *, timeout: float | timedelta) -> Turn:
         """Let one rank work alone, as in an evaluation on rank 0, while the others wait for it.
@@ -458,7 +508,7 @@ class Comm(Collectives):
         try:
             if error is not None:
                 self._fail(error)
-            elif not self._is_shrunk:
+            elif not self._is_remade:
                 try:
                     for child in self._living():
                         child._finish()

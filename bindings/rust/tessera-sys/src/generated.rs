@@ -1214,6 +1214,7 @@ functions! {
         reason: *const c_char,
     ) -> tsr_status;
     fn tsr_comm_shrink(comm: *mut tsr_comm, options: *const tsr_comm_options, out: *mut *mut tsr_comm) -> tsr_status;
+    fn tsr_comm_grow(comm: *mut tsr_comm, options: *const tsr_comm_options, out: *mut *mut tsr_comm) -> tsr_status;
     fn tsr_comm_finalize(comm: *mut tsr_comm) -> tsr_status;
     fn tsr_comm_abort(comm: *const tsr_comm, reason: *const c_char) -> tsr_status;
     fn tsr_comm_destroy(comm: *mut tsr_comm);

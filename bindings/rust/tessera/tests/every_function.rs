@@ -153,6 +153,9 @@ fn collectives(comm: &Comm) {
     assert!(tessera::Error::last().is_none(), "taken");
     group.abort("enough").unwrap();
     assert!(group.error().unwrap().is_some());
+    let error = group.grow().unwrap_err();
+    assert_eq!(error.code(), Code::InvalidState);
+    assert!(error.to_string().contains("tessera run --on-loss replace"), "{error}");
     let rest = group.shrink().unwrap();
     assert_eq!(rest.world_size().unwrap(), 2);
     rest.barrier().unwrap();

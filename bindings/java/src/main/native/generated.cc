@@ -354,6 +354,14 @@ jlong comm_shrink(JNIEnv* env, jclass, jlong comm, jobject options) {
     });
 }
 
+jlong comm_grow(JNIEnv* env, jclass, jlong comm, jobject options) {
+    return shim(env, [&]() -> jlong {
+        tsr_comm* out_out = nullptr;
+        blocking(env, [&] { return tsr_comm_grow(as<tsr_comm>(comm), options_of<tsr_comm_options>(env, options), &out_out); });
+        return as_long(out_out);
+    });
+}
+
 void comm_finalize(JNIEnv* env, jclass, jlong comm) {
     shim(env, [&] {
         blocking(env, [&] { return tsr_comm_finalize(as<tsr_comm>(comm)); });
@@ -2403,6 +2411,7 @@ Methods plain_methods() {
         method<comm_split>("commSplit"),
         method<comm_refuse>("commRefuse"),
         method<comm_shrink>("commShrink"),
+        method<comm_grow>("commGrow"),
         method<comm_finalize>("commFinalize"),
         method<comm_abort>("commAbort"),
         method<comm_destroy>("commDestroy"),

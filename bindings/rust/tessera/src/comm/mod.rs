@@ -236,6 +236,36 @@ impl Comm {
         Ok(Self::from_raw(created(handle)?, Owner::Us(self.store())))
     }
 
+    /// Continues with all ranks after a failure, of which some are new processes. Collective over all ranks. Under
+    /// `tessera run --on-loss replace` the launcher starts another process for a rank that was killed. That process
+    /// calls [`Comm::from_env`], as any rank does, and the other ranks call this: together they make the new
+    /// communicator, with the rank numbers and the world size of this one. If another rank dies meanwhile, its
+    /// replacement is waited for, too. Objects made from this communicator can no longer be used, as after
+    /// [`Comm::shrink`].
+    ///
+    /// # Errors
+    /// `InvalidState`: this communicator was not made from the environment under `tessera run --on-loss replace`;
+    /// `Timeout`: the ranks that the message names did not come; `PeerLost`: a rank has ended and is not replaced;
+    /// `Aborted`: another process has replaced this one; `Io`: the store that the ranks use is gone; `Interrupted`.
+    pub fn grow(&self) -> Result<Comm> {
+        self.grow_raw(ptr::null())
+    }
+
+    /// [`Comm::grow`] with settings for the new communicator, whose timeout is also the deadline of the call.
+    ///
+    /// # Errors
+    /// The same errors.
+    pub fn grow_with(&self, options: &CommOptions) -> Result<Comm> {
+        options.settings.with_raw(|options| self.grow_raw(options))
+    }
+
+    fn grow_raw(&self, options: *const sys::tsr_comm_options) -> Result<Comm> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the options are null or borrowed for the call.
+        check(unsafe { sys::tsr_comm_grow(self.as_ptr(), options, &mut handle) })?;
+        Ok(Self::from_raw(created(handle)?, Owner::Us(self.store())))
+    }
+
     /// Waits for all ranks and all issued work. No collective may follow. An error is also reported to the launcher, as
     /// by [`record_error`](crate::record_error), because this call ends most programs.
     ///

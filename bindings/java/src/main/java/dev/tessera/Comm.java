@@ -281,6 +281,41 @@ public final class Comm extends Collectives {
     }
 
     /**
+     * Continue with all ranks after a failure, of which some are new processes. Collective over all ranks, exclusive. Under
+     * {@code tessera run --on-loss replace} the launcher starts another process for a rank that was killed. That process
+     * calls {@link #fromEnv()}, as any rank does, and the other ranks call this method: together they make the new
+     * communicator, with the rank numbers and the world size of this one. If another rank dies meanwhile, its replacement is
+     * waited for, too. Objects made from this communicator can no longer be used, as after {@link #shrink()}. Uses this
+     * communicator's options.
+     *
+     * @return the communicator of all ranks
+     * @throws TesseraInvalidStateException if this communicator was not made from the environment under
+     *     {@code tessera run --on-loss replace}
+     * @throws TesseraTimeoutException if the ranks that the message names did not come
+     * @throws TesseraPeerLostException if a rank has ended and is not replaced
+     * @throws TesseraAbortedException if another process has replaced this one
+     * @throws TesseraIoException if the store that the ranks use is gone
+     */
+    public Comm grow() {
+        return growWith(null);
+    }
+
+    /**
+     * Continue with all ranks, like {@link #grow()}.
+     *
+     * @param options options of the new communicator; the timeout is also the deadline of the call
+     * @return the communicator of all ranks
+     */
+    public Comm grow(CommOptions options) {
+        return growWith(Objects.requireNonNull(options, "options"));
+    }
+
+    /** @param options null: those of this communicator */
+    private Comm growWith(CommOptions options) {
+        return new Comm(ref(ref.callLongExclusive(h -> Native.commGrow(h, options))), null);
+    }
+
+    /**
      * Let one rank work alone, as in an evaluation on rank 0, while the others wait for it. Collective, exclusive: until it
      * returns, this communicator refuses everything else on every rank. A rank that dies is noticed at once, as in any
      * collective.

@@ -38,6 +38,7 @@ abstract class PlainNatives {
     static native long commSplit(long comm, int color, int key, Object options);
     static native void commRefuse(long comm, int creation, int code, byte[] reason);
     static native long commShrink(long comm, Object options);
+    static native long commGrow(long comm, Object options);
     static native void commFinalize(long comm);
     static native void commAbort(long comm, byte[] reason);
     static native void commDestroy(long comm);

@@ -353,6 +353,16 @@ class CommTest {
     }
 
     @Test
+    void onlyACommunicatorOfALauncherThatReplacesRanksGrows() throws Exception {
+        Ranks.run(2, comm -> {
+            final var error = assertThrows(TesseraInvalidStateException.class, comm::grow);
+            assertTrue(error.getMessage().contains("tessera run --on-loss replace"), error.getMessage());
+            assertThrows(TesseraInvalidStateException.class, () -> comm.grow(new CommOptions().name("again")));
+            comm.barrier();
+        });
+    }
+
+    @Test
     void meshesHaveACommunicatorPerDimension() throws Exception {
         Ranks.run(4, comm -> {
             final Comm dp;
