@@ -214,7 +214,7 @@ class Job:
         assert not ended, f"agents have ended: {ended}\n{self.told()}"
         return True
 
-    def goes_on(self, since: Moment, saves: int = 2) -> None:
+    def goes_on(self, since: Moment, saves: int = 6) -> None:
         """Nothing has disturbed it: the same round has made some more saves."""
         until(lambda: self.step() >= since.step + saves * SAVE_EVERY, ROUND_S, lambda: f"no step\n{self.told()}")
         self.lives()
