@@ -22,8 +22,8 @@ COVERED = [
     "bindings/rust/README.md", "examples/README.md", "docs/ABI.md", "docs/ARCHITECTURE.md", "docs/CHECKPOINTS.md",
     "docs/COMMAND.md", "docs/DDP.md", "docs/ENGINE.md", "docs/FORMAT.md", "docs/FROM_PYTORCH.md", "docs/FSDP.md",
     "docs/MEMORY.md", "docs/METRICS.md", "docs/OPTIMIZERS.md",
-    "docs/PARITY.md", "docs/PERFORMANCE.md", "docs/RUNNING.md", "docs/SAFETY.md", "docs/SCALING.md",
-    "docs/SCHEDULES.md", "docs/STORAGE.md",
+    "docs/PARITY.md", "docs/PERFORMANCE.md", "docs/RELIABILITY.md", "docs/RUNNING.md", "docs/SAFETY.md",
+    "docs/SCALING.md", "docs/SCHEDULES.md", "docs/STORAGE.md",
     "docs/STYLE.md", "docs/TESTING.md", "docs/TORCH.md", "benchmarks/pages.py", "benchmarks/tables.py", "capi", "src",
     "cli", "bindings/python/native", "bindings/python/src", "bindings/java/src/main", "bindings/rust/tessera/src",
 ]  # fmt: skip

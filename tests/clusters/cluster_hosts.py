@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,18 @@ from typing import Any
 
 from patience import patience
 
-__all__ = ["ADDRESS", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command", "rank_environment"]
+__all__ = [
+    "ADDRESS",
+    "ROOT",
+    "Cluster",
+    "Host",
+    "Marked",
+    "assigned",
+    "facts",
+    "rank_command",
+    "rank_environment",
+    "runs",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "10.213.78."
@@ -99,6 +111,49 @@ class Host:
         self._first.wait(timeout=30)
 
 
+class Marked:
+    """Processes that a test started on any host: they carry a mark in their environment, so no other one is hit."""
+
+    def __init__(self) -> None:
+        self.assignment = f"TESSERA_TEST_MARK={secrets.token_hex(8)}"
+
+    def living(self) -> dict[int, dict[str, str]]:
+        """The environment of each living process, by its ID as this process sees it."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue  # it has ended
+            if self.assignment in variables:
+                found[int(entry.name)] = dict(variable.split("=", 1) for variable in variables if "=" in variable)
+        return found
+
+    def signal(self, pid: int, what: signal.Signals) -> bool:
+        """Whether there was such a process."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if pid not in self.living():
+                return False
+            signal.pidfd_send_signal(descriptor, what)  # the descriptor means the process that has the mark
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def runs(pid: int, program: Path) -> bool:
+    """Whether the process is that program."""
+    try:
+        return (Path("/proc") / str(pid) / "exe").readlink().samefile(program)
+    except OSError:
+        return False
+
+
 class Cluster:
     """`count` hosts n1, n2, ... and a host `hub`, which holds the bridge: the place to start launchers from."""
 
@@ -125,6 +180,50 @@ class Cluster:
 
     def mend(self, node: Host) -> None:
         self.hub.run("ip", "link", "set", f"p-{node.name}", "master", "br0", "up")
+
+    def slow(self, node: Host, rate: str) -> None:
+        """What goes to and from the host takes as long as on a link of that rate, "2mbit"."""
+        for host, link in ((self.hub, f"p-{node.name}"), (node, "eth0")):
+            host.run("tc", *f"qdisc add dev {link} root tbf rate {rate} burst 16kb latency 200ms".split())
+
+    def mend_slow(self, node: Host) -> None:
+        for host, link in ((self.hub, f"p-{node.name}"), (node, "eth0")):
+            host.run("tc", *f"qdisc del dev {link} root".split())
+
+    def drop(self, node: Host, *, hears: int = 0, says: int = 0) -> None:
+        """So many of 100 packets that the host would hear, or says, are lost at random."""
+        rules = ["add table inet faults"]
+        for percent, hook, side in ((hears, "input", "iifname"), (says, "output", "oifname")):
+            rules.append(f"add chain inet faults {hook} {{ type filter hook {hook} priority 0 ; }}")
+            if percent > 0:
+                rules.append(f'add rule inet faults {hook} {side} "eth0" numgen random mod 100 <= {percent - 1} drop')
+        node.run("nft", " ; ".join(rules))
+
+    def mend_drop(self, node: Host) -> None:
+        node.run("nft", "delete table inet faults")
+
+    def delay(self, node: Host, least_ms: float, most_ms: float) -> subprocess.Popen[bytes]:
+        """Each packet to and from the host is late by as much, until the process that delays them is given to
+        `mend_delay`. The packets of a direction keep their order."""
+        link, inner, outer = (f"{side}-{node.name}" for side in "pqr")
+        self.hub.run("ip", "link", "add", inner, "up", "type", "veth", "peer", "name", outer)
+        self.hub.run("ip", "link", "set", outer, "master", "br0", "up")
+        self.hub.run("ip", "link", "set", link, "nomaster")
+        program = [sys.executable, str(Path(__file__).with_name("delay_link.py")), link, inner]
+        proxy = subprocess.Popen(
+            self.hub.on([*program, str(least_ms), str(most_ms)]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert proxy.stdout
+        if proxy.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"the link of {node.name} is not delayed")
+        return proxy
+
+    def mend_delay(self, node: Host, proxy: subprocess.Popen[bytes]) -> None:
+        assert proxy.stdin
+        proxy.stdin.close()
+        proxy.wait(timeout=30)
+        self.hub.run("ip", "link", "del", f"q-{node.name}")
+        self.mend(node)
 
     def close(self) -> None:
         for host in [*self.nodes, self.hub]:

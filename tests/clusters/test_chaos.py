@@ -9,7 +9,6 @@ import json
 import os
 import random
 import re
-import secrets
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import tessera as ts
-from cluster_hosts import Cluster, Host, assigned, rank_command
+from cluster_hosts import Cluster, Host, Marked, assigned, rank_command, runs
 from patience import patience, until
 from programs import ROOT, TESSERA, digits
 
@@ -38,12 +37,11 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 class Job:
-    """The job on its host: a launcher at a time, over the same checkpoints. Its processes are found by a mark in their
-    environment, so that no other process can be hit."""
+    """The job on its host: a launcher at a time, over the same checkpoints."""
 
     def __init__(self, host: Host, at: Path, environment: Mapping[str, str], options: list[str]) -> None:
         self.host, self.at, self.options = host, at, options
-        self.mark = f"TESSERA_TEST_MARK={secrets.token_hex(8)}"
+        self.mark = Marked()
         self.temporary = at / "temporary"
         self.temporary.mkdir()
         self.environment = {**environment, "TMPDIR": str(self.temporary)}
@@ -53,25 +51,15 @@ class Job:
 
     def start(self, command: list[str]) -> None:
         run = [TESSERA, "run", *self.options, "--timeout-s", "5", "--kill-grace-s", "1", *command]
-        self.launcher = self.host.start("env", "-i", *assigned(self.environment), self.mark, *run, log=self.log)
-
-    def processes(self) -> dict[int, dict[str, str]]:
-        """The environment of each living process of the job, by its ID as this process sees it."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue  # it has ended
-            if self.mark in variables:
-                found[int(entry.name)] = dict(variable.split("=", 1) for variable in variables if "=" in variable)
-        return found
+        self.launcher = self.host.start(
+            "env", "-i", *assigned(self.environment), self.mark.assignment, *run, log=self.log
+        )
 
     def ranks(self) -> list[int]:
         """Of the running round, in the order of ranks."""
         found = {
             int(variables["TESSERA_RANK"]): pid
-            for pid, variables in self.processes().items()
+            for pid, variables in self.mark.living().items()
             if "TESSERA_RANK" in variables
         }
         return [found[rank] for rank in sorted(found)]
@@ -80,29 +68,9 @@ class Job:
         """Its two processes, either of which cleans up after the other."""
         return [
             pid
-            for pid, variables in self.processes().items()
-            if "TESSERA_RANK" not in variables and self.is_launcher(pid)
+            for pid, variables in self.mark.living().items()
+            if "TESSERA_RANK" not in variables and runs(pid, TESSERA)
         ]
-
-    @staticmethod
-    def is_launcher(pid: int) -> bool:
-        try:
-            return (Path("/proc") / str(pid) / "exe").readlink().samefile(TESSERA)
-        except OSError:
-            return False
-
-    def signal(self, pid: int, what: signal.Signals) -> None:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        try:
-            if pid in self.processes():  # it still is ours; from here on the descriptor means this process
-                signal.pidfd_send_signal(descriptor, what)
-        except ProcessLookupError:
-            pass
-        finally:
-            os.close(descriptor)
 
     def end(self, seconds: float = 60) -> int:
         """Waits until the launcher and all of the job's processes have ended."""
@@ -112,7 +80,7 @@ class Job:
             code = launcher.wait(patience(seconds))
         finally:
             launcher.kill()
-        until(lambda: not self.processes(), 15, lambda: f"left of the job: {self.processes()}\n{self.tail()}")
+        until(lambda: not self.mark.living(), 15, lambda: f"left of the job: {self.mark.living()}\n{self.tail()}")
         return code
 
     def step(self) -> int:
@@ -161,7 +129,7 @@ class Chaos:
     def signal_a_rank(self, what: signal.Signals) -> int:
         ranks = until(self.job.ranks, 30, self.job.tail)
         victim = self.draw.choice(ranks)
-        self.job.signal(victim, what)
+        self.job.mark.signal(victim, what)
         return victim
 
     def kill_a_rank(self) -> None:
@@ -175,17 +143,17 @@ class Chaos:
         """For less than the deadline: nobody minds."""
         victim = self.signal_a_rank(signal.SIGSTOP)
         assert not self.ended_within(self.draw.uniform(0, 2)), self.job.tail()
-        self.job.signal(victim, signal.SIGCONT)
+        self.job.mark.signal(victim, signal.SIGCONT)
 
     def kill_a_launcher(self) -> None:
         launchers = until(self.job.launchers, 30, self.job.tail)
-        self.job.signal(self.draw.choice(launchers), signal.SIGKILL)
+        self.job.mark.signal(self.draw.choice(launchers), signal.SIGKILL)
         assert self.job.end() != 0
 
     def terminate(self) -> None:
         """As a scheduler does; a rank that was stopped before may cost the job its last save."""
         launchers = until(self.job.launchers, 30, self.job.tail)
-        self.job.signal(min(launchers, key=started), signal.SIGTERM)
+        self.job.mark.signal(min(launchers, key=started), signal.SIGTERM)
         self.job.end()
 
 

@@ -1,17 +1,21 @@
-"""sshd on two hosts: a loop of ssh starts the ranks with torchrun's variables, as people do who have no scheduler."""
+"""sshd on two hosts: a loop of ssh starts the ranks with torchrun's variables, as people do who have no scheduler;
+`tessera run --hostfile` and `tessera deepspeed` start them in one command.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from cluster_hosts import Cluster, assigned, facts, rank_command
+from cluster_hosts import Cluster, Marked, assigned, facts, rank_command, runs
 from patience import patience, until
+from programs import TESSERA
 from ranks import trained, undisturbed
 
 SSHD = """
@@ -174,3 +178,103 @@ def test_a_rank_that_does_not_come_is_named(ssh: Ssh, tmp_path: Path) -> None:
     ranks[2].kill()
     for number in range(2):
         assert re.search("rank 2", (tmp_path / f"rank-{number}.log").read_text()), output_of(tmp_path)
+
+
+# What the user's ssh reads for every host, in place of /etc/ssh/ssh_config.
+CONFIG = """
+IdentityFile {at}/key
+UserKnownHostsFile {at}/known_hosts
+Port 2222
+"""
+
+
+class OneCommand:
+    """`tessera run --hostfile` or `tessera deepspeed`, as a user at the hub gives it."""
+
+    def __init__(self, ssh: Ssh, at: Path) -> None:
+        self.ssh, self.log, self.marked = ssh, at / "command.log", Marked()
+        (at / "hosts").write_text("n1 slots=2\nn2 slots=2\n")
+        self.hosts = at / "hosts"
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Without a token: the command makes one."""
+        variables = {name: value for name, value in self.ssh.environment.items() if name != "TESSERA_TOKEN_FILE"}
+        words = (str(TESSERA), words[0], "--hostfile", str(self.hosts), *words[1:])
+        command = ["env", "-i", *assigned(variables), self.marked.assignment, *words]
+        return self.ssh.cluster.hub.start(*command, log=self.log)
+
+    def end(self, started: subprocess.Popen[bytes]) -> int:
+        """Its code; nothing of the job lives on any host."""
+        code = started.wait(timeout=patience(120))
+        for node in self.ssh.cluster.nodes:
+            until(lambda node=node: not self.of_job(node.run("ps", "-e", "-o", "args")), 30, self.told)
+        return code
+
+    @staticmethod
+    def of_job(processes: str) -> str:
+        return "\n".join(line for line in processes.splitlines() if "ranks.py" in line or "agent-from-stdin" in line)
+
+    def told(self) -> str:
+        return self.log.read_text()[-4000:] + self.ssh.logs()
+
+
+@pytest.fixture
+def one_command(ssh: Ssh, tmp_path: Path) -> OneCommand:
+    (ssh.at / "ssh_config").write_text(CONFIG.format(at=ssh.at))
+    hub = ssh.cluster.hub
+    if "/etc/ssh/ssh_config" not in hub.run("cat", "/proc/self/mountinfo"):  # seen on the hub alone
+        hub.run("mount", "--bind", ssh.at / "ssh_config", "/etc/ssh/ssh_config")
+    return OneCommand(ssh, tmp_path)
+
+
+def test_one_command_starts_the_ranks_of_all_hosts(one_command: OneCommand, tmp_path: Path) -> None:
+    assert one_command.end(one_command.start("run", *rank_command("total", tmp_path))) == 0, one_command.told()
+    found = facts(tmp_path, "total")
+    assert [fact["host"] for fact in found] == ["n1", "n1", "n2", "n2"]
+    assert [(fact["transport"], fact["sums"]) for fact in found] == [("hierarchical", [10.0])] * 4
+
+
+def test_deepspeeds_command_line_starts_the_slots_that_it_includes(one_command: OneCommand, tmp_path: Path) -> None:
+    """The port of sshd is in its options, not in ssh's."""
+    (one_command.ssh.at / "ssh_config").write_text(CONFIG.format(at=one_command.ssh.at).replace("Port 2222", ""))
+    words = ["--include", "n1:0,1@n2:1", "--ssh_port", "2222", "--no_local_rank"]
+    _, *program = rank_command("total", tmp_path)
+    assert one_command.end(one_command.start("deepspeed", *words, *program)) == 0, one_command.told()
+    found = facts(tmp_path, "total")
+    assert [fact["host"] for fact in found] == ["n1", "n1", "n2"]
+    assert [fact["sums"] for fact in found] == [[6.0]] * 3
+
+
+def test_the_rank_that_died_is_in_the_report_of_the_command(one_command: OneCommand, tmp_path: Path) -> None:
+    command = one_command.start("run", *rank_command("lose", tmp_path, 3))
+    assert one_command.end(command) == 128 + signal.SIGKILL, one_command.told()
+    assert "the job failed: rank 3 was killed by SIGKILL" in one_command.told()
+    assert [fact["rank"] for fact in facts(tmp_path, "lost")] == [0, 1, 2], one_command.told()
+
+
+def test_sigterm_of_the_command_lets_all_hosts_save(one_command: OneCommand, tmp_path: Path) -> None:
+    command = one_command.start("run", *rank_command("train", tmp_path, 1_000_000, 0.01))
+    until((tmp_path / "checkpoints" / "latest").exists, 60, one_command.told)
+    launcher = min(pid for pid in one_command.marked.living() if runs(pid, TESSERA))
+    assert one_command.marked.signal(launcher, signal.SIGTERM)
+    assert one_command.end(command) == 0, one_command.told()
+    step, weights = trained(tmp_path / "checkpoints")
+    assert {fact["step"] for fact in facts(tmp_path, "trained")} == {step}, one_command.told()
+    assert (step, weights) == undisturbed(tmp_path / "alone", step)
+
+
+def test_a_host_that_is_cut_off_ends_the_command(one_command: OneCommand, tmp_path: Path) -> None:
+    """No rank is left, also beyond the cut."""
+    command = one_command.start("run", "--grace-s", "1", "--kill-grace-s", "1", *rank_command("lose", tmp_path))
+    until(lambda: len(facts(tmp_path, "joined")) == 4, 60, one_command.told)
+    one_command.ssh.cluster.cut(one_command.ssh.cluster.nodes[1])
+    assert one_command.end(command) == 1, one_command.told()
+    assert re.search(r"rank [23] was lost with its host n2: its agent has not been heard for 6 s", one_command.told())
+
+
+def test_a_host_that_lets_nobody_in_is_named(one_command: OneCommand, tmp_path: Path) -> None:
+    config = CONFIG.format(at=one_command.ssh.at)
+    (one_command.ssh.at / "ssh_config").write_text(f"Host n2\nPort 2223\nHost *\n{config}")
+    assert one_command.end(one_command.start("run", *rank_command("total", tmp_path))) == 255
+    assert "the agent on host n2 ended with exit code 255, as ssh does if it cannot connect" in one_command.told()
+    assert facts(tmp_path, "total") == []
