@@ -80,6 +80,9 @@ def main() -> int:
     read_path = commands.add_parser("read_path", help="a load of a warm checkpoint beside pread and checksums")
     read_path.add_argument("--rounds", type=int, default=11)
     read_path.add_argument("--ranks", type=numbers, default=[1, 2])
+    recovery = commands.add_parser("recovery", help="from the death of a rank to the next step, beside a restart")
+    recovery.add_argument("--rounds", type=int, default=7)
+    recovery.add_argument("--ranks", type=numbers, default=[8])
     gpu = commands.add_parser("gpu", help="all_reduce of CUDA tensors beside NCCL alone (needs a GPU)")
     gpu.add_argument("--rounds", type=int, default=7)
     build = commands.add_parser("build", help="cold builds without ccache beside those of another commit")
@@ -181,6 +184,12 @@ def main() -> int:
         import read_path as read_bench
 
         cases = read_bench.bench(arguments.binaries, arguments.rounds, arguments.ranks)
+    elif arguments.name == "recovery":
+        import recovery as recovery_bench
+
+        cases = recovery_bench.bench(
+            arguments.binaries, arguments.binaries.parent / "tessera", arguments.rounds, arguments.ranks
+        )
     elif arguments.name == "gpu":
         import gpu as gpu_bench
 
