@@ -82,6 +82,9 @@ def main() -> int:
     read_path.add_argument("--ranks", type=numbers, default=[1, 2])
     store = commands.add_parser("store", help="operations a second of the TCP store beside PyTorch's TCPStore")
     store.add_argument("--rounds", type=int, default=7)
+    recovery = commands.add_parser("recovery", help="from the death of a rank to the next step, beside a restart")
+    recovery.add_argument("--rounds", type=int, default=7)
+    recovery.add_argument("--ranks", type=numbers, default=[8])
     gpu = commands.add_parser("gpu", help="all_reduce of CUDA tensors beside NCCL alone (needs a GPU)")
     gpu.add_argument("--rounds", type=int, default=7)
     build = commands.add_parser("build", help="cold builds without ccache beside those of another commit")
@@ -187,6 +190,12 @@ def main() -> int:
         import store as store_bench
 
         cases = store_bench.bench(arguments.binaries, arguments.rounds)
+    elif arguments.name == "recovery":
+        import recovery as recovery_bench
+
+        cases = recovery_bench.bench(
+            arguments.binaries, arguments.binaries.parent / "tessera", arguments.rounds, arguments.ranks
+        )
     elif arguments.name == "gpu":
         import gpu as gpu_bench
 
