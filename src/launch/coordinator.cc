@@ -561,9 +561,25 @@ std::vector<RankEnd> Coordinator::failures_and_lost(std::vector<int>& lost) cons
     return failures;
 }
 
+// Agents end ranks after a signal, and other ranks fail because these are gone: that is the signal's doing.
+void Coordinator::excuse_victims(std::vector<RankEnd>& failures) const {
+    std::vector<RankEnd> excused = ended();
+    std::erase_if(excused, [](const RankEnd& end) { return !end.by_agent; });
+    std::erase_if(failures, [](const RankEnd& failure) { return failure.by_agent; });
+    for (bool more = true; more;) {
+        more = std::erase_if(failures, [&](const RankEnd& failure) {
+                   if (!std::ranges::any_of(excused, [&](const RankEnd& end) { return blames(failure, end); }))
+                       return false;
+                   excused.push_back(failure);
+                   return true;
+               }) > 0;
+    }
+}
+
 void Coordinator::conclude(Time now) {
     std::vector<int> lost;
-    const std::vector<RankEnd> failures = failures_and_lost(lost);
+    std::vector<RankEnd> failures = failures_and_lost(lost);
+    if (stop_signal_ != 0 && cut_short_) excuse_victims(failures);
     if (stop_signal_ == 0 && reason_ == Reason::change) return conclude_without_failure(now);
     if (failures.empty()) {
         const int code = stop_signal_ == 0 ? 0 : cut_short_ ? 128 + stop_signal_ : options_.preempted_exit_code;

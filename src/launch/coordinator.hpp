@@ -94,6 +94,7 @@ class Coordinator {
     void stop_round(Reason reason, const EndRanks& how);
     void consider_late_nodes();
     void gather(Time now);
+    void excuse_victims(std::vector<RankEnd>& failures) const;
     void conclude(Time now);
     void conclude_without_failure(Time now);
     void go_on_after_loss(const std::vector<RankEnd>& failures, const std::vector<int>& lost, Time now);

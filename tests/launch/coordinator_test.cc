@@ -140,6 +140,31 @@ TEST(Coordinator, RolesAreCountedOverAllHosts) {
     EXPECT_EQ(job.starts.at(1).seats, (std::vector<Seat>{{3, 0, 0, 2, 4}, {4, 0, 1, 3, 4}, {5, 1, 0, 1, 2}}));
 }
 
+// An agent ends its ranks after a signal; those of another host see that first, and one of them even another's failure.
+TEST(Coordinator, RanksThatFailBecauseASignalEndedOthersAreNoFailure) {
+    const auto code_after = [](int first_code, int peer) {
+        Job job(options_of(2, 2));
+        job.join(0, hello_of(0, 2));
+        job.join(1, hello_of(1, 2));
+        job.take(0, StopAsked{SIGTERM});
+        const StartRound here = job.starts.at(0);
+        const StartRound there = job.starts.at(1);
+        const auto failed = [&](const Seat& seat, int code, int because_of) {
+            RankEnd end = end_of(seat, code << 8);
+            end.error = RecordedError{"lost", "", 0, std::string(code_name(Code::peer_lost)), because_of};
+            job.take(1, RankEnded{there.round, end});
+        };
+        failed(there.seats[1], first_code, peer);
+        failed(there.seats[0], 3, 0);
+        for (const Seat& seat : here.seats) job.take(0, RankEnded{here.round, end_of(seat, SIGTERM, true)});
+        job.take(0, RoundOver{.round = here.round, .cut_short = true, .master_port = 1});
+        job.over(1);
+        return job.finishes.at(0).exit_code;
+    };
+    EXPECT_EQ(code_after(3, 2), 128 + SIGTERM);
+    EXPECT_EQ(code_after(5, -1), 5) << "its own failure";
+}
+
 // Two programs, of which each host runs one.
 RunOptions two_programs(int least, int most) {
     RunOptions options = options_of(least, most);
