@@ -435,14 +435,15 @@ def pause(job: Job, draw: Draw) -> str:
 
 
 def out_of_memory(job: Job, draw: Draw) -> str:
-    """In a group of processes with little memory, whose other one takes all and is not the one to be killed."""
+    """In a group of processes with little memory, whose other one takes all; the kernel prefers to kill the rank."""
     victim, since = draw.randrange(job.full()), job.now()
     pid = job.ranks()[victim]
     with memory_group(32 << 20) as group:
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
         (group / "cgroup.procs").write_text(str(pid))
         hog = subprocess.Popen([sys.executable, "-c", HOG, str(group / "cgroup.procs")])
         try:
-            until(lambda: pid not in job.marked.living(), 20, "nothing is killed in a group without memory")
+            until(lambda: pid not in job.marked.living(), 20, "a rank lives in a group without memory")
         finally:
             hog.kill()
             hog.wait()
@@ -452,7 +453,6 @@ def out_of_memory(job: Job, draw: Draw) -> str:
 
 HOG = """
 import sys
-open("/proc/self/oom_score_adj", "w").write("-1000")
 open(sys.argv[1], "w").write("0")
 taken = []
 while True:
@@ -483,6 +483,9 @@ def memory_group(limit: int) -> Iterator[Path]:
         (old if old.exists() else group / "memory.max").write_text(str(limit))
         yield group
     finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it has ended
+                (place / "cgroup.procs").write_text(pid)
         until(lambda: not (group / "cgroup.procs").read_text(), 20, "processes stay in the group")
         group.rmdir()
 
