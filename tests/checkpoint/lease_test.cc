@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <regex>
 #include <string>
 #include <string_view>
@@ -24,6 +25,7 @@
 #include "checkpoint/root/lease.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
+#include "launch/processes.hpp"
 #include "saver_fixture.hpp"
 #include "soon.hpp"
 
@@ -154,6 +156,41 @@ TEST_F(SaverTest, AnotherHostsLeaseLivesAsLongAsItIsRenewed) {
     const auto past = std::filesystem::file_time_type::clock::now() - std::chrono::minutes(5);
     std::filesystem::last_write_time(dir_ / ".owner", past);
     EXPECT_NO_THROW(Saver third(nullptr, dir_.path(), saver_options()));
+}
+
+// Under `tessera run`, on another host than in the round before. What that one has left does not renew its lease; a job
+// that does, and another job's, keep the root.
+TEST_F(SaverTest, ANewRoundWaitsForTheLeaseOfAnEarlierOneOnALostHost) {
+    const testing::Environment environment({{"TESSERA_JOB_ID", "this job"}, {"TESSERA_EPOCH", "4"}});
+    const auto taken_from = [&](const std::string& job, int64_t epoch, bool renews = false) {
+        Holder lost = Holder::this_process("lost");
+        lost.machine = "another boot";
+        lost.job = job;
+        lost.epoch = epoch;
+        spill(dir_ / ".owner", lost.dump());
+        std::atomic<bool> decided = false;
+        std::thread renewal([&] {
+            while (renews && !decided) (void)posix_file_system().touch(dir_ / ".owner");
+        });
+        const std::optional<Error> refused = [&]() -> std::optional<Error> {
+            try {
+                const Lease lease(posix_file_system(), dir_.path(), random_uuid(),
+                                  {milliseconds{50}, milliseconds{500}});
+                return std::nullopt;
+            } catch (const Error& error) {
+                return error;
+            }
+        }();
+        decided = true;
+        renewal.join();
+        EXPECT_TRUE(!refused || refused->code() == Code::invalid_state) << refused->what();
+        return !refused;
+    };
+    EXPECT_TRUE(taken_from("this job", 3));
+    EXPECT_FALSE(taken_from("this job", 3, true)) << "it lives";
+    EXPECT_FALSE(taken_from("this job", 4));
+    EXPECT_FALSE(taken_from("another job", 3));
+    EXPECT_FALSE(taken_from("", 0));
 }
 
 // Whatever the clock of the file system did: who lives renews the lease by that clock.

@@ -9,7 +9,9 @@
 #include <array>
 #include <cerrno>
 
+#include "base/clock.hpp"
 #include "base/crc32c.hpp"
+#include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
@@ -91,14 +93,23 @@ Holder Holder::this_process(std::string id) {
     holder.pid = ::getpid();
     holder.start_time = static_cast<int64_t>(process_start_time(holder.pid).value_or(0));
     holder.image = image_of_this_process();
+    holder.job = env_text("TESSERA_JOB_ID").value_or("");
+    holder.epoch = env_number("TESSERA_EPOCH", 0, INT64_MAX).value_or(0);
     return holder;
 }
 
 Holder Holder::parse(std::string_view text) {
     const Json json = Json::parse(text, "a lease");
     const Json* image = json.find("image");
-    return {json.at("id").as_string(), json.at("host").as_string(),    json.at("machine").as_string(),
-            json.at("pid").as_int(),   json.at("start_time").as_int(), image != nullptr ? image->as_string() : ""};
+    const Json* job = json.find("job");
+    return {json.at("id").as_string(),
+            json.at("host").as_string(),
+            json.at("machine").as_string(),
+            json.at("pid").as_int(),
+            json.at("start_time").as_int(),
+            image != nullptr ? image->as_string() : "",
+            job != nullptr ? job->as_string() : "",
+            job != nullptr ? json.at("epoch").as_int() : 0};
 }
 
 std::string Holder::dump() const {
@@ -109,6 +120,10 @@ std::string Holder::dump() const {
     json.set("start_time", start_time);
     json.set("machine", machine);
     if (!image.empty()) json.set("image", image);
+    if (!job.empty()) {
+        json.set("job", job);
+        json.set("epoch", epoch);
+    }
     return json.dump() + "\n";
 }
 
@@ -200,6 +215,10 @@ std::string shown(std::string host) {
     return host;
 }
 
+bool is_of_earlier_round(const Holder& holder, const Holder& self) {
+    return !self.job.empty() && holder.job == self.job && holder.epoch < self.epoch;
+}
+
 Error held_by(const std::string& root, const Holder& holder, const Verdict& verdict, const LeaseTimes& times) {
     const Holder self = Holder::this_process("");
     std::string advice = "give each job its own root, or stop that one";
@@ -253,6 +272,7 @@ void Lease::acquire(FileSystem& files) {
         }
         return int64_t{0};
     };
+    std::optional<Deadline> expiry;  // of the lease of an earlier round, if it is not renewed
     // Each round either links our file into place, or finds a live holder, or removes one dead lease.
     for (int round = 0; round < 1000; ++round) {
         const int64_t linked = put(path_);
@@ -277,6 +297,19 @@ void Lease::acquire(FileSystem& files) {
             return;
         }
         const Verdict verdict = judge(files, path_, holder, times_, {});
+        if (verdict.live && !verdict.seen && is_of_earlier_round(holder, self_)) {
+            if (!expiry) {
+                expiry = Deadline::in(times_.span + times_.renew);
+                log::warning(
+                    "waiting up to {} s for {}: process {} on {} holds it, which an earlier round of this job started",
+                    std::chrono::ceil<std::chrono::seconds>(times_.span).count(), path_, holder.pid,
+                    shown(holder.host));
+            }
+            if (!expiry->expired()) {
+                std::this_thread::sleep_for(times_.span / 300);
+                continue;
+            }
+        }
         if (verdict.live) give_up(held_by(parent_of(path_), holder, verdict, times_));
         // Many savers may find the same dead lease. Only the one that links the mark of exactly this text may remove
         // it, if it is unchanged. So nobody removes the lease of a faster saver.

@@ -2,7 +2,8 @@
 // process and save group, and a thread renews it. The holder is dead if that is certain: on the same machine, its
 // process is gone or has run another program since an exec. A process that is not visible (on another machine, in
 // another pid namespace, another user's under hidepid) counts as alive until it has not renewed the file for
-// LeaseTimes::span.
+// LeaseTimes::span. A new round of a job under `tessera run` may begin on other hosts, while the lease of the former one
+// lives, whose host is lost: it waits for that lease to expire.
 #pragma once
 
 #include <chrono>
@@ -30,6 +31,8 @@ struct Holder {
     int64_t pid = 0;
     int64_t start_time = 0;  // of the process, in clock ticks since boot; 0: unknown
     std::string image;       // identifies the program: changes with each exec; empty: unknown
+    std::string job = {};    // of `tessera run`; empty: another launcher's
+    int64_t epoch = 0;       // the job's
 
     [[nodiscard]] static Holder this_process(std::string id);
     [[nodiscard]] static Holder parse(std::string_view text);  // CORRUPT
@@ -79,7 +82,8 @@ void check_not_held(FileSystem& files, const std::string& root, const LeaseTimes
 
 class Lease {
    public:
-    // Takes the lease. INVALID_STATE, naming host and pid, if another live job holds `root`.
+    // Takes the lease. INVALID_STATE, naming host and pid, if another live job holds `root`; at once, unless the holder may
+    // be what is left of an earlier round of this job.
     Lease(FileSystem& files, const std::string& root, std::string id, const LeaseTimes& times = {});
     ~Lease();  // releases the root
     Lease(const Lease&) = delete;
