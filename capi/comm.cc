@@ -1,6 +1,7 @@
 // tessera/comm.h: communicators, collectives and work.
 #include "tessera/comm.h"
 
+#include <cstring>
 #include <optional>
 
 #include "checkpoint/save/save_queue.hpp"
@@ -144,12 +145,16 @@ tsr_status tsr_comm_split(tsr_comm* comm, int32_t color, int32_t key, const tsr_
     });
 }
 
+// A reason can hold anything; all other ranks make room for it.
+constexpr size_t most_reason = 65536;
+
 tsr_status tsr_comm_refuse(tsr_comm* comm, tsr_creation creation, tsr_status code, const char* reason) {
     return guard([&] {
         Communicator& ranks = *object_of(comm, "comm");
         const bool is_code = code > TSR_OK && code <= TSR_E_INTERNAL;
-        const Error why(is_code ? static_cast<Code>(code) : Code::invalid_argument,
-                        reason == nullptr ? "it gives no reason" : readable_utf8(reason));
+        const Error why(
+            is_code ? static_cast<Code>(code) : Code::invalid_argument,
+            reason == nullptr ? "it gives no reason" : readable_utf8({reason, ::strnlen(reason, most_reason)}));
         switch (creation) {
             case TSR_CREATES_MODEL: refuse_on_all_ranks(ranks, Compared::models, why);
             case TSR_CREATES_PIPELINE: refuse_on_all_ranks(ranks, Compared::pipelines, why);

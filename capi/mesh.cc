@@ -80,9 +80,10 @@ tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* na
         create(out, [&] {
             if (comm == nullptr) (void)object_of(mesh, "mesh");  // if both are invalid, report the first
             Communicator& ranks = *object_of(comm, "comm");
-            const auto whole = or_refuse_on_all_ranks(ranks, Compared::meshes, [&] { return object_of(mesh, "mesh"); });
-            return std::make_shared<MeshObject>(
-                whole->mesh.flatten(ranks, name == nullptr ? "" : name_in(name, "name")));
+            const auto [whole, text] = or_refuse_on_all_ranks(ranks, Compared::meshes, [&] {
+                return std::pair(object_of(mesh, "mesh"), std::string(name == nullptr ? "" : name_in(name, "name")));
+            });
+            return std::make_shared<MeshObject>(whole->mesh.flatten(ranks, text));
         });
     });
 }

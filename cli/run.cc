@@ -195,8 +195,10 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     } catch (const Error& error) {
         throw UsageError(error.what());
     }
-    if (!options.hosts && !arguments.hosts.store_hosts.empty() && arguments.choice.hostfile.empty()) {
-        throw UsageError("--store-hosts names spares for a job of several hosts (--nnodes); this one has one host");
+    if (!options.hosts && !arguments.hosts.store_hosts.empty()) {
+        throw UsageError(
+            "--store-hosts needs --nnodes MIN:MAX and an agent that is started on each host: a job that this command "
+            "starts through ssh ends when one of its hosts is lost");
     }
     if (options.hosts) {
         options.hosts->version = TESSERA_VERSION;

@@ -1,5 +1,7 @@
 #include "base/meter.hpp"
 
+#include <pthread.h>
+
 #include "base/thread.hpp"
 
 namespace tsr {
@@ -16,7 +18,13 @@ namespace detail {
 constinit std::atomic<Meter*> current_meter{&own_meter};
 }
 
-void count_in(Meter& page) { detail::current_meter.store(&page, std::memory_order_release); }
+void count_in(Meter& page) {
+    // What a forked child does is not this process's.
+    static const int registered =
+        ::pthread_atfork(nullptr, nullptr, [] { detail::current_meter.store(&own_meter, std::memory_order_relaxed); });
+    (void)registered;
+    detail::current_meter.store(&page, std::memory_order_release);
+}
 
 void count_save(int64_t step, uint64_t begun, uint64_t bytes) {
     Meter& page = meter();

@@ -378,7 +378,8 @@ std::optional<std::pair<int, std::string>> Group::Relatives::turn_elsewhere(cons
         return member.numbers.empty() || std::ranges::find(member.numbers, number) != member.numbers.end();
     };
     for (const Relative& member : members_) {
-        const int rank = member.group == group ? -1 : member.group->turn_of();
+        const bool counts = member.group != group && !member.group->poisoned_.load(std::memory_order_acquire);
+        const int rank = counts ? member.group->turn_of() : -1;
         if (rank < 0) continue;
         const int number = member.numbers.empty() ? rank : member.numbers[static_cast<size_t>(rank)];
         if (!has(*own, number)) continue;

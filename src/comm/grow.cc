@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/json.hpp"
+#include "base/log.hpp"
 #include "comm/attempt.hpp"
 #include "comm/endpoint.hpp"
 #include "comm/group.hpp"
@@ -37,9 +39,34 @@ int64_t first_open_attempt(const Seats& seats) {
     }
 }
 
+std::string refusal_key(int64_t attempt) { return fmt::format("{}/refusal", attempt); }
+
+// This rank will not come to the next attempt.
+void tell_refusal(const Seats& seats, const Error& why) noexcept {
+    try {
+        const Json said = Json::Object{{"code", static_cast<int64_t>(why.code())},
+                                       {"rank", seats.rank},
+                                       {"why", readable_utf8(std::string_view(why.what()).substr(0, 4096))}};
+        seats.store->set(refusal_key(seats.attempt), said.dump(), Attempt::grace());
+    } catch (const std::exception& error) {  // then the others wait until their deadline
+        log::warning("rank {} cannot tell the others why it does not grow: {}", seats.rank, error.what());
+    }
+}
+
+// `attempt`: the last one of this call of which this rank was a member; 0: none.
+void throw_if_refused(const Seats& seats, int64_t attempt) {
+    const auto said = attempt > 0 ? seats.store->get(refusal_key(attempt), Attempt::grace()) : std::nullopt;
+    if (!said) return;
+    const Json refusal = Json::parse(*said, "a refusal");
+    const int64_t rank = refusal.at("rank").as_int();
+    throw Error(static_cast<Code>(refusal.at("code").as_int()),
+                fmt::format("rank {}: {}", rank, refusal.at("why").as_string()))
+        .with_peer(static_cast<int>(rank));
+}
+
 // The members of the attempt, by rank; empty if it has failed. A rank whose time is up leaves its announcement there, so
 // that the others name only those that did not come.
-std::vector<Peer> meet(Attempt& attempt, const Seats& seats, const Peer& own, Deadline deadline) {
+std::vector<Peer> meet(Attempt& attempt, const Seats& seats, const Peer& own, int64_t former, Deadline deadline) {
     Store& store = attempt.store();
     if (!store.compare_set(key_of_peer(own.rank), std::nullopt, packed({own}), Attempt::grace())) {
         attempt.give_up();
@@ -52,12 +79,16 @@ std::vector<Peer> meet(Attempt& attempt, const Seats& seats, const Peer& own, De
     }
     while (true) {
         try {
-            return unpacked_peers(store.wait("all", deadline.earlier(Deadline::in(poll_slice))));
+            std::vector<Peer> members = unpacked_peers(store.wait("all", deadline.earlier(Deadline::in(poll_slice))));
+            if (members.size() == static_cast<size_t>(own.world_size)) return members;
+            throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks, but others one of {}",
+                                                    own.rank, own.world_size, members.size()));
         } catch (const Error& e) {
             if (e.code() != Code::timeout) throw;
             if (deadline.expired()) throw missing_peers(store, own).caused_by(e);
         }
         if (attempt.has_failed()) return {};
+        throw_if_refused(seats, former);
         refuse_departed(store, own, seats.departures);
     }
 }
@@ -70,6 +101,7 @@ std::shared_ptr<Group> attempt_until(Seats& seats, const std::shared_ptr<Store>&
     if (seats.replacement > 0) {
         seats.store->set(latest_key(seats.rank), std::to_string(seats.replacement), Attempt::grace());
     }
+    int64_t former = 0;
     while (true) {
         refuse_if_replaced(seats);
         seats.attempt = first_open_attempt(seats);
@@ -77,8 +109,9 @@ std::shared_ptr<Group> attempt_until(Seats& seats, const std::shared_ptr<Store>&
         Attempt attempt(*own_store);
         Endpoint endpoint;
         const Peer own = make_peer(seats.rank, seats.world_size, options, endpoint);
-        const std::vector<Peer> members = meet(attempt, seats, own, deadline);
+        const std::vector<Peer> members = meet(attempt, seats, own, former, deadline);
         if (members.empty()) continue;
+        former = seats.attempt;
         const PeerWatch processes = watch_of(members, seats.rank);
         const Made made = make_together(
             attempt, processes, store,
@@ -87,7 +120,9 @@ std::shared_ptr<Group> attempt_until(Seats& seats, const std::shared_ptr<Store>&
             forget_peers(*own_store, own);
             return made.group;
         }
-        if (made.error && (!is_loss(*made.error) || deadline.expired())) throw *made.error;
+        if (!made.error) continue;
+        if (!is_loss(*made.error)) tell_refusal(seats, *made.error);
+        if (!is_loss(*made.error) || deadline.expired()) throw *made.error;
     }
 }
 

@@ -33,7 +33,8 @@ std::vector<Contacts::News> Contacts::turn() {
         try {
             if (!contact.opening && !contact.link && Clock::now() - contact.since >= pause) {
                 contact.since = Clock::now();
-                contact.opening.emplace(Channel::to_server(begin_connecting(address), party_, address.uri()));
+                contact.opening.emplace(
+                    Channel::to_server(begin_connecting(address, attempts_[seat]++), party_, address.uri()));
             }
             if (contact.opening && contact.opening->shake()) {
                 contact.link.emplace(std::move(*contact.opening));

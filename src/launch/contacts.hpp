@@ -55,6 +55,7 @@ class Contacts {
     const handshake::Party& party_;
     const milliseconds silence_;
     std::map<int, Contact> contacts_;
+    std::map<int, size_t> attempts_;  // to open a contact
     std::string why_ = "no answer";
 };
 

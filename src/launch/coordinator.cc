@@ -41,6 +41,7 @@ Coordinator::Coordinator(RunOptions options, std::string job, size_t width, Time
       round_(first_round(succession.term) - 1),
       restarts_(succession.restarts),
       awaited_(succession.hosts),
+      begun_(succession.rounds),
       gathering_since_(now) {}
 
 bool Coordinator::has_majority() const {
@@ -298,6 +299,7 @@ void Coordinator::asked_to_stop(Node node, int signal) {
 void Coordinator::stop_round(Reason reason, const EndRanks& how) {
     state_ = State::stopping;
     reason_ = reason;
+    failed_first_ = stop_signal_ == 0 && reason != Reason::change;
     order_round(how);
 }
 
@@ -459,6 +461,8 @@ void Coordinator::begin_round() {
     state_ = State::running;
     reason_ = Reason::none;
     cut_short_ = false;
+    failed_first_ = false;
+    ++begun_;
     listening_ = false;
     last_call_.reset();
     awaited_ = 0;
@@ -499,8 +503,10 @@ void Coordinator::describe(JobStatus& job) const {
         case State::running: job.state = "running"; break;
         case State::stopping: job.state = "stopping"; break;
         case State::finished: job.state = "ended"; break;
+        case State::deposed: job.state = "waiting for hosts"; break;
     }
     job.round = std::max(round_, 0);
+    job.rounds = begun_;
     job.restarts = restarts_;
     job.world_size = static_cast<int>(members_.size());
     for (const auto& [node, member] : nodes_) {
@@ -550,6 +556,8 @@ std::vector<RankEnd> Coordinator::ends_that_explain() const {
 // The failures, root cause first; `lost` gets the root cause and the ranks that were killed from outside.
 std::vector<RankEnd> Coordinator::failures_and_lost(std::vector<int>& lost) const {
     std::vector<RankEnd> failures = failures_of(ends_that_explain());
+    // What a former process explains must not hide that the one in its place failed.
+    if (std::ranges::all_of(failures, &RankEnd::survived)) failures = failures_of(ended());
     // If other ranks failed later, a survived loss counts as a cause like any other.
     if (std::ranges::all_of(failures, &RankEnd::survived)) failures.clear();
     for (const RankEnd& failure : failures) {
@@ -579,7 +587,10 @@ void Coordinator::excuse_victims(std::vector<RankEnd>& failures) const {
 void Coordinator::conclude(Time now) {
     std::vector<int> lost;
     std::vector<RankEnd> failures = failures_and_lost(lost);
-    if (stop_signal_ != 0 && cut_short_) excuse_victims(failures);
+    if (stop_signal_ != 0 && cut_short_ && !failed_first_) {
+        excuse_victims(failures);
+        if (std::ranges::all_of(failures, &RankEnd::survived)) failures.clear();
+    }
     if (stop_signal_ == 0 && reason_ == Reason::change) return conclude_without_failure(now);
     if (failures.empty()) {
         const int code = stop_signal_ == 0 ? 0 : cut_short_ ? 128 + stop_signal_ : options_.preempted_exit_code;
@@ -685,7 +696,7 @@ void Coordinator::finish(int exit_code, const std::string& report, const std::st
     report_.set("exit_code", exit_code);
     report_.set("reason", readable_utf8(pointer));
     report_.set("job", readable_utf8(job_));
-    report_.set("rounds", round_ + 1);
+    report_.set("rounds", begun_);
     report_.set("restarts", restarts_);
     const auto own = nodes_.find(0);
     const std::string reporter = own != nodes_.end() ? own->second.hello.host : "";

@@ -37,6 +37,7 @@ class Coordinator {
         int term = 0;
         int restarts = 0;  // used
         int hosts = 0;     // to wait for: the others of the last round
+        int rounds = 0;    // that have begun
     };
     static constexpr int rounds_of_a_term = 1'000'000;
     [[nodiscard]] static int first_round(int term) { return term * rounds_of_a_term; }
@@ -135,10 +136,12 @@ class Coordinator {
     int restarts_ = 0;
     int joined_ = 0;
     int awaited_ = 0;  // hosts that a successor waits for before its first round; 0: as usual
+    int begun_ = 0;    // rounds, also by former coordinating agents
     bool had_majority_ = false;
     std::map<int, std::string> voters_;  // of a seat: the first agent that took it, in term 0
     int stop_signal_ = 0;
     bool cut_short_ = false;
+    bool failed_first_ = false;  // the round was ended for a failure, before any signal
     bool listening_ = false;
     bool told_waiting_ = false;
     Time gathering_since_;

@@ -181,6 +181,7 @@ std::optional<RankEnd> HostRanks::replace(int rank) {
     }
     if (stage_ != Stage::running) return std::nullopt;
     RankEnd former = with_what_it_left(*dead);
+    meters_->clear(static_cast<size_t>(dead - workers_.begin()));
     *dead = start_worker(dead->seat, dead->replacement + 1);
     return former;
 }

@@ -223,16 +223,19 @@ Hello JobAgent::hello(int socket) {
 
 void JobAgent::coordinate(const std::string& bind_host) {
     bind_host_ = bind_host;
-    if (!options_.report_file.empty()) {
-        // What is there is of an earlier job.
-        const int opened = DirAt::working().open_file(
-            options_.report_file, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644, DirAt::Links::followed);
-        if (opened < 0) throw os_error(fmt::format("cannot open the report's file {}", options_.report_file), -opened);
-        report_file_ = Fd(opened);
-    }
+    open_report();
     coordinator_ = std::make_unique<Coordinator>(options_, job_id_, terminal_width(STDERR_FILENO), Clock::now());
     report(hello());
     pump();
+}
+
+void JobAgent::open_report() {
+    if (options_.report_file.empty() || report_file_.valid()) return;
+    // What is there is of an earlier job.
+    const int opened = DirAt::working().open_file(
+        options_.report_file, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644, DirAt::Links::followed);
+    if (opened < 0) throw os_error(fmt::format("cannot open the report's file {}", options_.report_file), -opened);
+    report_file_ = Fd(opened);
 }
 
 // The address on which this agent listens, if it owns the endpoint.
@@ -353,10 +356,15 @@ void JobAgent::begin_with_spares() {
         coordinate(*own);
     }
     for (int seat = 1; seat_ < 0 && seat < options_.hosts->seats(); ++seat) {
-        if (const auto own = listen_at(store_host(seat), "--store-hosts", last)) {
+        std::optional<Error> refused;
+        if (const auto own = listen_at(store_host(seat), "--store-hosts", refused)) {
             seat_ = seat;
             bind_host_ = *own;
         }
+        if (refused && !(last && last->record()->native_code == EADDRINUSE)) last = std::move(refused);
+    }
+    if (seat_ < 0 && last && last->record()->native_code == EADDRINUSE) {
+        logs_.say(fmt::format("this host is named by --store-hosts, but has no vote: {}", last->what()));
     }
     search();
 }
@@ -453,12 +461,19 @@ void JobAgent::lead() {
     election_->follow(term);
     contacts_.reset();
     const bool enough = group_size_ == 0 || group_size_ - 1 >= options_.hosts->min_nodes;
-    const Coordinator::Succession succession{term, restarts_ + (enough ? 0 : 1), std::max(group_size_ - 1, 0)};
+    const Coordinator::Succession succession{term, restarts_ + (enough ? 0 : 1), std::max(group_size_ - 1, 0),
+                                             rounds_begun_};
+    try {
+        open_report();
+    } catch (const Error& error) {
+        logs_.say(error.what());
+    }
     logs_.say(fmt::format("host {} coordinates the job from now on, term {}", host_, term));
     coordinator_ =
         std::make_unique<Coordinator>(options_, job_id_, terminal_width(STDERR_FILENO), Clock::now(), succession);
     led_since_ = Clock::now();
     report(hello());
+    if (stop_asked_ != 0 && stop_heard_ == 0) report(StopAsked{stop_asked_});
     for (auto& [node, peer] : peers_) {
         if (peer.hello) reports_.emplace_back(node, *peer.hello);
     }
@@ -572,6 +587,7 @@ void JobAgent::take_signals() {
             exit_code_ = 128 + signal;
         } else {
             if (!ranks_.in_round()) signal_while_idle_ = signal;
+            if (!coordinator_) stop_asked_ = signal;
             report(StopAsked{signal});
         }
         pump();
@@ -643,6 +659,8 @@ void JobAgent::obey(Order order) {
             if (welcome->votes && !election_) election_.emplace(seat_, options_.hosts->seats());
             if (election_) election_->follow(term_);
         }
+        // The former coordinating agent may not have heard of it.
+        if (stop_asked_ != 0 && stop_heard_ == 0) report(StopAsked{stop_asked_});
     } else if (const auto* refused = std::get_if<Refused>(&order)) {
         logs_.say(fmt::format("this host cannot join the job: {}", refused->why));
         exit_code_ = 1;
@@ -658,12 +676,14 @@ void JobAgent::obey(Order order) {
         }
     } else if (const auto* replace = std::get_if<ReplaceRank>(&order)) {
         if (!ranks_.in_round() || replace->round != ranks_.round()) return;
+        keep_newest_save();
         if (auto former = ranks_.replace(replace->rank)) report(RankDetails{replace->round, std::move(*former)});
     } else if (std::holds_alternative<WriteFlights>(order)) {
         if (ranks_.in_round()) ranks_.write_flights();
     } else if (std::holds_alternative<Listening>(order)) {
         ranks_.hear_of_listener();
     } else if (auto* say = std::get_if<Say>(&order)) {
+        if (say->event == "replace") ++restarts_;
         if (!say->text.empty()) logs_.say(say->text);
         if (!say->event.empty()) events_.write(say->event.c_str(), wall_time(), std::move(say->fields));
     } else if (const auto* finish = std::get_if<Finish>(&order)) {
@@ -683,7 +703,8 @@ void JobAgent::start_round(StartRound order) {
     group_size_ = order.group_size;
     restarts_ = order.restarts;
     told_of_listener_ = false;
-    save_ = status().save;
+    ++rounds_begun_;
+    keep_newest_save();  // those who wrote it may be gone soon
     const std::string uri = coordinator_ ? store_->uri() : Address{coordinator_address_, order.store_port}.uri();
     ranks_.start({std::move(order), uri, job_id_, run_id_});
 }
@@ -752,6 +773,9 @@ void JobAgent::tend_peers() {
     }
     pump();  // what they said before
     for (const auto& [node, why] : lost) {
+        if (const auto gone = peers_.find(node); gone != peers_.end()) {
+            save_ = newest_save(gone->second.figures.ranks, save_);
+        }
         peers_.erase(node);
         if (!coordinator_) continue;
         coordinator_->lose(node, why, Clock::now());
@@ -884,13 +908,19 @@ JobStatus JobAgent::status() const {
         const StartRound& round = ranks_.order();
         job.state = ranks_.in_round() ? "running" : "waiting for hosts";
         job.round = round.round;
-        job.restarts = round.restarts;
+        job.rounds = rounds_begun_;
+        job.restarts = restarts_;
         job.world_size = round.world_size;
         job.hosts.push_back({host_, static_cast<int>(known.size()), false});
         job.ranks = std::move(known);
     }
     job.save = newest_save(job.ranks, save_);
     return job;
+}
+
+void JobAgent::keep_newest_save() {
+    save_ = newest_save(ranks_.status(), save_);
+    for (const auto& [node, peer] : peers_) save_ = newest_save(peer.figures.ranks, save_);
 }
 
 void JobAgent::answer_questions() {

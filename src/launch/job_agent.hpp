@@ -59,6 +59,8 @@ class JobAgent {
     [[nodiscard]] bool open_events();
     [[nodiscard]] int run_job();
     void end_ranks();
+    void open_report();
+    void keep_newest_save();
     [[nodiscard]] Hello hello(int socket = -1);
     void coordinate(const std::string& bind_host);
     [[nodiscard]] std::optional<std::string> listen_at_endpoint();
@@ -159,7 +161,9 @@ class JobAgent {
     std::string coordinator_uri_;
     Clock::time_point led_since_;
     int group_size_ = 0;  // of the last round; 0: there was none
-    int restarts_ = 0;    // at its beginning
+    int restarts_ = 0;    // used
+    int rounds_begun_ = 0;
+    int stop_asked_ = 0;  // the signal that this agent has passed on
     int stop_heard_ = 0;  // the signal that asks the job to stop
 };
 

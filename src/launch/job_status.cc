@@ -19,10 +19,8 @@ constexpr size_t most_entries = 4096;
 
 Json time_json(double time) { return time > 0 ? Json(time) : Json(); }
 
-double time_at(const Json& json, std::string_view key) {
-    const Json& value = json.at(key);
-    return value.is(Json::Kind::null) ? 0 : value.as_double();
-}
+// Times are shifted and written again: what follows must be numbers.
+constexpr double most_seconds = 1e12;
 
 int int_at(const Json& json, std::string_view key) {
     const int64_t value = json.at(key).as_int();
@@ -43,7 +41,7 @@ Json save_json(const std::optional<SaveFigures>& save) {
 
 SaveFigures save_of(const Json& json) {
     if (json.is(Json::Kind::null)) return {};
-    return {json.at("step").as_int(), json.at("time").as_double(), json.at("duration_s").as_double()};
+    return {json.at("step").as_int(), seconds_at(json, "time"), seconds_at(json, "duration_s")};
 }
 
 Json figures_json(const RankFigures& figures) {
@@ -63,9 +61,9 @@ RankFigures figures_of(const Json& json) {
     RankFigures figures;
     figures.steps = json.at("steps").as_int();
     figures.step = json.at("step").as_int();
-    figures.step_time = time_at(json, "step_time");
-    figures.step_s = json.at("step_s").as_double();
-    figures.exposed_s = json.at("exposed_communication_s").as_double();
+    figures.step_time = seconds_at(json, "step_time");
+    figures.step_s = seconds_at(json, "step_s");
+    figures.exposed_s = seconds_at(json, "exposed_communication_s");
     figures.bytes = json.at("communication_bytes").as_int();
     figures.saves = json.at("checkpoints").as_int();
     figures.failed_saves = json.at("failed_checkpoints").as_int();
@@ -92,6 +90,14 @@ RankRates rates_of(const RankFigures& before, const RankFigures& now, double spa
 }
 
 }  // namespace
+
+double seconds_at(const Json& json, std::string_view key) {
+    const Json& value = json.at(key);
+    if (value.is(Json::Kind::null)) return 0;
+    const double time = value.as_double();
+    if (!(std::abs(time) <= most_seconds)) throw Error(Code::corrupt, fmt::format("{} is out of range", key));
+    return time;
+}
 
 std::string state_of(const RankEnd& end) {
     if (!end.gone.empty()) return "lost";
@@ -185,7 +191,9 @@ std::vector<RankRates> rates_between(const JobStatus& before, const JobStatus& n
     for (size_t i = 0; i < rates.size(); ++i) {
         const RankStatus& rank = now.ranks[i];
         const auto earlier = std::ranges::find(before.ranks, rank.rank, &RankStatus::rank);
-        if (earlier == before.ranks.end() || !earlier->figures || !rank.figures || rank.state != "running") continue;
+        if (earlier == before.ranks.end() || earlier->pid != rank.pid || !earlier->figures || !rank.figures ||
+            rank.state != "running")
+            continue;
         rates[i] = rates_of(*earlier->figures, *rank.figures, now.time - before.time);
     }
     return rates;

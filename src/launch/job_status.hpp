@@ -60,6 +60,7 @@ struct JobStatus {
     double time = 0;
     double started = 0;
     int round = 0;
+    int rounds = 0;  // that have begun
     int restarts = 0;
     int max_restarts = 0;
     int world_size = 0;
@@ -73,6 +74,8 @@ struct JobStatus {
 
 [[nodiscard]] Json to_json(const RankStatus& rank);
 [[nodiscard]] Json to_json(const JobStatus& job);
+// A time or a span; null: 0. Throws CORRUPT unless it stays a number when others are added to it.
+[[nodiscard]] double seconds_at(const Json& json, std::string_view key);
 // Throw CORRUPT.
 [[nodiscard]] RankStatus rank_status_of(const Json& json);
 [[nodiscard]] JobStatus job_status_of(const Json& json);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <limits>
@@ -29,6 +30,10 @@ int64_t number(const std::atomic<uint64_t>& counter) {
 }
 
 Meter* map_page(int fd, size_t page) {
+    // Only the launcher's own memory, which nobody can shorten, is written to; other files have no such seals.
+    constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+    const int has = ::fcntl(fd, F_GET_SEALS);
+    if (has < 0 || (has & seals) != seals) return nullptr;
     void* at = ::mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(page * page_size));
     return at == MAP_FAILED ? nullptr : static_cast<Meter*>(at);
 }
@@ -62,6 +67,12 @@ MeterPages::MeterPages(size_t ranks)
 }
 
 MeterPages::~MeterPages() { ::munmap(const_cast<std::byte*>(pages_), ranks_ * page_size); }
+
+void MeterPages::clear(size_t place) {
+    static constexpr std::array<char, page_size> zeros{};
+    const ssize_t written = ::pwrite(file_.get(), zeros.data(), zeros.size(), static_cast<off_t>(place * page_size));
+    if (written != static_cast<ssize_t>(zeros.size())) log::warning("cannot clear a rank's meter: errno {}", errno);
+}
 
 RankFigures MeterPages::read(size_t place) const {
     const auto& meter = *reinterpret_cast<const Meter*>(pages_ + place * page_size);

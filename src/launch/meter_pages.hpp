@@ -22,6 +22,8 @@ class MeterPages {
     [[nodiscard]] size_t size() const { return ranks_; }
     // Ranks may have written anything: what no meter counts reads as 0.
     [[nodiscard]] RankFigures read(size_t place) const;
+    // For another process of that rank.
+    void clear(size_t place);
 
    private:
     const size_t ranks_;

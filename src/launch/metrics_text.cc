@@ -60,7 +60,7 @@ std::string metrics_text(const JobStatus& job) {
                 1);
     one("tessera_job_start_time_seconds", "gauge", "When this agent started, in seconds since 1970.", job.started);
     one("tessera_job_world_size", "gauge", "Ranks of the round, on all hosts.", job.world_size);
-    one("tessera_job_rounds_total", "counter", "Rounds that have begun.", job.round + 1);
+    one("tessera_job_rounds_total", "counter", "Rounds that have begun.", job.rounds);
     one("tessera_job_restarts_total", "counter", "Restarts that --max-restarts counts.", job.restarts);
     if (job.save) {
         one("tessera_job_checkpoint_time_seconds", "gauge", "When the newest checkpoint was committed, since 1970.",

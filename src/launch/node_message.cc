@@ -112,7 +112,7 @@ std::optional<RecordedError> error_at(const Json& message, const char* key) {
     RecordedError error;
     error.message = json.at("message").as_string();
     error.traceback = json.at("traceback").as_string();
-    error.timestamp = json.at("timestamp").as_double();
+    error.timestamp = seconds_at(json, "timestamp");
     error.code = json.at("code").as_string();
     error.peer = number_at(json, "peer", -1);
     error.rank = number_at(json, "rank", -1);
@@ -127,7 +127,7 @@ RankEnd end_at(const Json& message) {
     end.host = json.at("host").as_string();
     end.pid = number_at(json, "pid");
     end.wait_status = number_at(json, "status", 0, 0xffff);
-    end.time = json.at("time").as_double();
+    end.time = seconds_at(json, "time");
     end.order = number_at(json, "order");
     end.by_agent = json.at("by_agent").as_bool();
     end.log_file = json.at("log").as_string();
@@ -268,7 +268,7 @@ Report decode_report(const Json& message) {
     if (kind == "listening") return Listening{};
     if (kind == "stand") return Stand{number_at(message, "term", 0, max_term), message.at("binding").as_bool()};
     if (kind == "failed") return NodeFailed{message.at("message").as_string(), number_at(message, "exit_code", 1, 255)};
-    if (kind == "beat") return Beat{message.at("time").as_double()};
+    if (kind == "beat") return Beat{seconds_at(message, "time")};
     if (kind == "figures") {
         Figures figures{number_at(message, "round"), {}};
         for (const Json& rank : message.at("ranks").as_array()) figures.ranks.push_back(rank_status_of(rank));
@@ -322,7 +322,7 @@ Order decode_order(const Json& message) {
         return Vote{number_at(message, "term", 0, max_term), message.at("binding").as_bool(),
                     message.at("yes").as_bool(), number_at(message, "highest", 0, max_term)};
     }
-    if (kind == "beat") return Beat{message.at("time").as_double()};
+    if (kind == "beat") return Beat{seconds_at(message, "time")};
     throw_unknown(kind);
 }
 

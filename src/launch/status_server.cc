@@ -118,7 +118,9 @@ Deadline StatusServer::next_deadline() const {
 
 void StatusServer::accept(Door& door) const {
     if (door.closed && door.closed->expired()) door.closed.reset();
-    while (!door.closed && door.connections.size() < max_connections) {
+    // Other users cannot keep the agent here.
+    for (size_t tries = 0; tries < max_connections && door.connections.size() < max_connections; ++tries) {
+        if (door.closed) return;
         Fd socket(::accept4(door.listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!socket.valid()) {
             if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)

@@ -173,13 +173,17 @@ std::string peer_address_of(int socket) {
     return fmt::format("{} (port {})", host.data(), port.data());
 }
 
-Fd begin_connecting(const Address& address) {
+Fd begin_connecting(const Address& address, size_t attempt) {
     const AddressList list = resolve(address, 0);
+    size_t count = 0;
+    for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) ++count;
+    const addrinfo* to = list.get();
+    for (size_t skip = attempt % count; skip > 0; --skip) to = to->ai_next;
     const std::string what = fmt::format("cannot connect to the store at {}", address.uri());
-    Fd socket(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    Fd socket(::socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket.valid()) throw os_error(what, errno);
     tune(socket);
-    if (::connect(socket.get(), list->ai_addr, list->ai_addrlen) != 0 && errno != EINPROGRESS) {
+    if (::connect(socket.get(), to->ai_addr, to->ai_addrlen) != 0 && errno != EINPROGRESS) {
         throw os_error(what, errno).retry_may_help();
     }
     return socket;

@@ -37,8 +37,9 @@ void check_host(const std::string& host);
 // TIMEOUT.
 [[nodiscard]] Fd connect_to(const Address& address, Deadline deadline);
 
-// Begins one; the socket is writable once it is over, and the first write says how it ended. Throws IO.
-[[nodiscard]] Fd begin_connecting(const Address& address);
+// Begins one; the socket is writable once it is over, and the first write says how it ended. Each attempt takes the next
+// of the addresses that the host's name means. Throws IO.
+[[nodiscard]] Fd begin_connecting(const Address& address, size_t attempt);
 
 // The numeric local address of a connected socket; empty if unknown.
 [[nodiscard]] std::string local_address_of(int socket);

@@ -165,6 +165,41 @@ TEST(Coordinator, RanksThatFailBecauseASignalEndedOthersAreNoFailure) {
     EXPECT_EQ(code_after(5, -1), 5) << "its own failure";
 }
 
+// --on-loss continue: the others went on without it, and the signal came later.
+TEST(Coordinator, ALossThatWasSurvivedDoesNotDecideTheCodeAfterASignal) {
+    RunOptions options = options_of(2, 2);
+    options.on_loss = OnLoss::go_on;
+    Job job(options);
+    job.join(0, hello_of(0, 2));
+    job.join(1, hello_of(1, 2));
+    const StartRound here = job.starts.at(0);
+    const StartRound there = job.starts.at(1);
+    job.take(1, RankEnded{there.round, end_of(there.seats[1], SIGKILL)});
+    job.take(0, StopAsked{SIGTERM});
+    RankEnd victim = end_of(there.seats[0], 1 << 8, false, 2);
+    victim.error = RecordedError{"lost", "", 0, std::string(code_name(Code::peer_lost)), 0};
+    job.take(1, RankEnded{there.round, victim});
+    for (const Seat& seat : here.seats) job.take(0, RankEnded{here.round, end_of(seat, SIGTERM, true, 3)});
+    job.take(0, RoundOver{.round = here.round, .cut_short = true, .master_port = 1});
+    job.over(1);
+    EXPECT_EQ(job.finishes.at(0).exit_code, 128 + SIGTERM);
+}
+
+// The signal came while the other ranks were being ended.
+TEST(Coordinator, AFailureBeforeASignalIsTheCause) {
+    Job job(options_of(2, 2));
+    job.join(0, hello_of(0, 1));
+    job.join(1, hello_of(1, 1));
+    RankEnd late = end_of({1, 0, 0}, 3 << 8);
+    late.error = RecordedError{"late", "", 0, std::string(code_name(Code::timeout)), 0};
+    job.take(1, RankEnded{0, late});
+    job.over(1);
+    job.take(0, StopAsked{SIGTERM});
+    job.take(0, RankEnded{0, end_of({0, 0, 0}, SIGTERM, true, 2)});
+    job.take(0, RoundOver{.round = 0, .cut_short = true, .master_port = 1});
+    EXPECT_NE(job.finishes.at(0).exit_code, 128 + SIGTERM);
+}
+
 // Two programs, of which each host runs one.
 RunOptions two_programs(int least, int most) {
     RunOptions options = options_of(least, most);
@@ -471,6 +506,25 @@ TEST(Coordinator, TheDeathOfAReplacedRankExplainsTheOthersFailures) {
     job.over(1);
     EXPECT_EQ(job.finishes.at(0).exit_code, 128 + SIGKILL);
     EXPECT_THAT(job.finishes.at(0).text, AllOf(HasSubstr("root cause: rank 1 (pid 77"), HasSubstr("out of memory")));
+}
+
+// The dead process is what rank 0 still reports, long after another took its place, which then fails on its own.
+TEST(Coordinator, AReplacedRankThatFailsIsTheCause) {
+    Job job(replacing(1));
+    job.join(0, hello_of(0, 1));
+    job.join(1, hello_of(1, 1));
+    RankEnd killed = end_of({1, 0, 0}, SIGKILL);
+    killed.pid = 77;
+    job.take(1, RankEnded{0, killed});
+    RankEnd late = end_of({1, 0, 0}, 3 << 8, false, 2);
+    late.failure = RecordedError{.message = "rank 0 is late", .traceback = "", .code = "TIMEOUT", .peer = 0};
+    job.take(1, RankEnded{0, late});
+    job.over(1);
+    RankEnd stopped = end_of({0, 0, 0}, SIGTERM, true);
+    stopped.failure = RecordedError{.message = "rank 1 was lost", .traceback = "", .code = "PEER_LOST", .peer = 1};
+    job.take(0, RankEnded{0, stopped});
+    job.over(0);
+    EXPECT_NE(job.finishes.at(0).exit_code, 0);
 }
 
 // --- the simulation

@@ -72,11 +72,17 @@ def mesh_slice(Mesh mesh not None, list names not None):
 
 
 def mesh_flatten(Mesh mesh not None, Comm comm not None, object name):
-    cdef Lease lease = share(mesh)
-    cdef Lease ranks = use(comm)
+    cdef Lease lease
     cdef tsr_mesh *out = NULL
     cdef list keep = []
-    cdef const char *text = text_or_null(keep, name, "the dimension's name")
+    cdef const char *text
+    try:
+        lease = share(mesh)
+        text = text_or_null(keep, name, "the dimension's name")
+    except Exception as error:
+        refuse(comm, TSR_CREATES_MESH, error)
+        raise
+    cdef Lease ranks = use(comm)
     with nogil:
         check(tsr_mesh_flatten(<tsr_mesh *>lease.ptr, <tsr_comm *>ranks.ptr, text, &out))
     return adopt(Mesh.__new__(Mesh), out)

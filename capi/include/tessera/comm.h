@@ -118,7 +118,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_shrink(tsr_comm *comm, const tsr_comm_o
  *  @param out      the communicator of all ranks
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another kind of communicator; finalized), ABORTED (this process was
  *          replaced), TIMEOUT (the message names the ranks that did not come), PEER_LOST (a rank has ended, and is not
- *          replaced), IO (the store is gone), INTERRUPTED
+ *          replaced), MISMATCH (the ranks' backends or world sizes differ), UNSUPPORTED, VERSION, CUDA, NCCL, NO_MEMORY,
+ *          IO (the store is gone), INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes, with tsr_comm_from_env() in new processes  @blocking yes
  *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_grow(tsr_comm *comm, const tsr_comm_options *options, tsr_comm **out);

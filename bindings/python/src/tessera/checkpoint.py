@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -185,7 +186,13 @@ class Saver(Closable):
             if comm is not None:
                 comm.refuse("comm", error)
             raise
-        with in_library(storage) as place:
+        with contextlib.ExitStack() as stack:
+            try:
+                place = stack.enter_context(in_library(storage))
+            except Exception as error:
+                if comm is not None:
+                    comm.refuse("comm", error)
+                raise
             self._handle = _core.saver_create(
                 handle,
                 self._root,
