@@ -151,7 +151,8 @@ std::vector<int> parse_processors(const std::string& text) {
     for (const std::string_view piece : pieces_of(text, ',')) {
         const auto numbers = range(piece);
         if (!numbers || numbers->first < 0 || numbers->second >= most) {
-            refuse("core list '{}': '{}' is neither a core nor a range such as 0-3", shown(text), shown(piece));
+            refuse("core list '{}': '{}' is neither a core (0 to {}) nor a range such as 0-3", shown(text),
+                   shown(piece), most - 1);
         }
         const auto [first, last] = *numbers;
         if (first > last) refuse("core list '{}': range '{}' goes down", shown(text), shown(piece));

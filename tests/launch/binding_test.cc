@@ -82,7 +82,7 @@ std::string refusal(const std::function<void()>& call) {
 TEST(ProcessorList, IsAscending) {
     EXPECT_THAT(parse_processors("0,4-6,9"), ElementsAre(0, 4, 5, 6, 9));
     const std::pair<const char*, const char*> table[] = {
-        {"", "'' is neither a core nor a range"},
+        {"", "'' is neither a core (0 to 65535) nor a range"},
         {"1,,2", "'' is neither"},
         {"a", "'a' is neither"},
         {"-1", "'-1' is neither"},

@@ -20,13 +20,18 @@ static int is_time(int argc, char **argv, int32_t rank, int64_t step) {
     return 0;
 }
 
+/* Those that stay open: the library's threads open a file now and then, and close it at once. */
 static int open_files(void) {
-    DIR *directory = opendir("/proc/self/fd");
-    if (directory == NULL) exit(4);
-    int count = 0;
-    while (readdir(directory) != NULL) ++count;
-    closedir(directory);
-    return count;
+    int least = 1 << 20;
+    for (int look = 0; look < 50; ++look) {
+        DIR *directory = opendir("/proc/self/fd");
+        if (directory == NULL) exit(4);
+        int count = 0;
+        while (readdir(directory) != NULL) ++count;
+        closedir(directory);
+        if (count < least) least = count;
+    }
+    return least;
 }
 
 /* Trains to the end, or until a rank is lost: then the status of the step that failed. */
