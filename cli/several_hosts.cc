@@ -100,12 +100,12 @@ bool is_this_host(const std::string& name) { return name == "localhost" || name 
 
 int run_on_hosts(const SeveralHosts& job) {
     const std::vector<PlannedHost>& hosts = job.plan.hosts;
+    require_different_hosts(hosts);
     if (job.master_address.empty() && hosts.front().host == "localhost") {
         refuse(
             "the job's first host is localhost, by which the others mean themselves; give --master-addr this host's "
             "name or address, as the other hosts know it");
     }
-    require_different_hosts(hosts);
     const std::string id = random_id();
     const int port = job.master_port != 0 ? job.master_port : port_from(id);
     const std::string tessera = std::filesystem::read_symlink("/proc/self/exe").string();
