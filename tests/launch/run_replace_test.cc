@@ -63,7 +63,7 @@ TEST_F(Replace, KilledRanksComeBackAndTheTrainingHasTheSameBits) {
                       HasSubstr("restart 4 of 6"), Not(HasSubstr("starting round"))));
     for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(weights(rank) == expected) << "rank " << rank;
     EXPECT_EQ(lives(), (std::map<int64_t, int>{{0, 2}, {1, 4}, {2, 1}}));
-    EXPECT_EQ(file("files-2"), files) << "descriptors that a rank has after three failures";
+    EXPECT_EQ(file("files-2"), files) << "descriptors but sockets that a rank has after three failures";
     int replaced = 0;
     for (const Json& event : events()) {
         EXPECT_NE(event.at("event").as_string(), "restart");
