@@ -253,6 +253,7 @@ public final class Comm extends Collectives {
      * @param why why not; throw it afterwards. The others get the code of a {@link TesseraException}, {@link
      *     ErrorCode#INVALID_ARGUMENT} for an {@link IllegalArgumentException} or {@link NullPointerException}, and {@link
      *     ErrorCode#USER} for any other
+     * @throws IllegalStateException if this communicator is closed or in use
      */
     public void refuse(Creation creation, Throwable why) {
         final boolean isOurs = why instanceof TesseraException;
@@ -263,7 +264,7 @@ public final class Comm extends Collectives {
         final byte[] reason = said.replace('\0', ' ').getBytes(StandardCharsets.UTF_8);
         try {
             ref.runExclusive(c -> Native.commRefuse(c, creation.number(), code.number(), reason));
-        } catch (TesseraException | IllegalStateException told) {
+        } catch (TesseraException told) { // the caller's failure is the one to report
             if (told != why) {
                 why.addSuppressed(told);
             }
@@ -275,7 +276,11 @@ public final class Comm extends Collectives {
         try {
             return arguments.get();
         } catch (RuntimeException why) {
-            refuse(creation, why);
+            try {
+                refuse(creation, why);
+            } catch (IllegalStateException unusable) {
+                why.addSuppressed(unusable);
+            }
             throw why;
         }
     }
