@@ -317,12 +317,16 @@ impl<'c> Ddp<'c> {
         })?;
         let raw_params = comm.or_refuse(Creation::Model, || RawParams::new(&params))?;
         let mut handle = ptr::null_mut();
-        let raw = options.settings.with_raw(|raw| {
-            raw::set(&mut raw.tp, tp.map(|tp| tp.handle().as_ptr()));
-            // SAFETY: the new object keeps the tensors and the tensor-parallel model, and borrows the communicators, for as
-            // long as C does.
-            check(unsafe { sys::tsr_ddp_create(comm.as_ptr(), raw_params.as_ptr(), params.len(), raw, &mut handle) })?;
-            Ok(*raw)
+        let raw = comm.creating(Creation::Model, |reached| {
+            options.settings.with_raw(|raw| {
+                raw::set(&mut raw.tp, tp.map(|tp| tp.handle().as_ptr()));
+                let (comm, params, n) = (comm.as_ptr(), raw_params.as_ptr(), params.len());
+                reached.set(true);
+                // SAFETY: the new object keeps the tensors and the tensor-parallel model, and borrows the communicators,
+                // for as long as C does.
+                check(unsafe { sys::tsr_ddp_create(comm, params, n, raw, &mut handle) })?;
+                Ok(*raw)
+            })
         })?;
         drop(held);
         let mut inner = Inner {

@@ -480,11 +480,15 @@ impl<'c> Fsdp<'c> {
             })
             .collect();
         let mut handle = ptr::null_mut();
-        options.settings.with_raw(|raw| {
-            raw::set(&mut raw.tp, tp.map(|tp| tp.handle().as_ptr()));
-            // SAFETY: all is borrowed for the call, but the communicators, which the new object borrows, and the
-            // tensor-parallel model, which it keeps.
-            check(unsafe { sys::tsr_fsdp_create(comm.as_ptr(), raw_units.as_ptr(), raw_units.len(), raw, &mut handle) })
+        comm.creating(Creation::Model, |reached| {
+            options.settings.with_raw(|raw| {
+                raw::set(&mut raw.tp, tp.map(|tp| tp.handle().as_ptr()));
+                let (comm, units, n) = (comm.as_ptr(), raw_units.as_ptr(), raw_units.len());
+                reached.set(true);
+                // SAFETY: all is borrowed for the call, but the communicators, which the new object borrows, and the
+                // tensor-parallel model, which it keeps.
+                check(unsafe { sys::tsr_fsdp_create(comm, units, n, raw, &mut handle) })
+            })
         })?;
         drop(held);
         let mut inner = FsdpInner {

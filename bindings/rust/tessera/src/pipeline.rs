@@ -11,7 +11,7 @@ use std::time::Duration;
 use tessera_sys as sys;
 
 use crate::callback::{answer_and_keep, CallbackResult, Failure, FAILED};
-use crate::choices::PipelineSchedule;
+use crate::choices::{Creation, PipelineSchedule};
 use crate::comm::{on_cpu, Borrowed, Comm, CudaTensor};
 use crate::element::{DType, Element};
 use crate::error::{check, Code, Error, Result};
@@ -460,13 +460,16 @@ impl<'c> PipelineBuilder<'c> {
             user_data: Rc::as_ptr(&slot).cast_mut().cast(),
         };
         let mut handle = ptr::null_mut();
-        self.settings.with_raw(|raw| {
-            (raw.edges, raw.edge_count) = (edges.as_ptr(), edges.len());
-            // SAFETY: all is borrowed for the call, except for the communicator, which the new object borrows, and the
-            // slot, which it keeps.
-            check(unsafe {
-                let comm = self.comm.as_ptr();
-                sys::tsr_pipeline_create(comm, stages.as_ptr(), stages.len(), &callbacks, raw, &mut handle)
+        self.comm.creating(Creation::Pipeline, |reached| {
+            self.settings.with_raw(|raw| {
+                (raw.edges, raw.edge_count) = (edges.as_ptr(), edges.len());
+                reached.set(true);
+                // SAFETY: all is borrowed for the call, except for the communicator, which the new object borrows, and
+                // the slot, which it keeps.
+                check(unsafe {
+                    let comm = self.comm.as_ptr();
+                    sys::tsr_pipeline_create(comm, stages.as_ptr(), stages.len(), &callbacks, raw, &mut handle)
+                })
             })
         })?;
         let (handle, on_device) = (created(handle)?, self.settings.on_device.unwrap_or(false));

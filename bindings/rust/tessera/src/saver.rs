@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tessera_sys as sys;
 
-use crate::choices::WhenBusy;
+use crate::choices::{Creation, WhenBusy};
 use crate::comm::Comm;
 use crate::error::{check, Code, Error, Result};
 use crate::progress::{watch, Progress, Watcher};
@@ -97,11 +97,22 @@ impl SaverBuilder<'_> {
     /// `Interrupted`.
     pub fn open(self) -> Result<Saver> {
         crate::load()?;
+        let handle = match self.comm {
+            Some(comm) => comm.creating(Creation::Comm, |reached| self.create(comm.as_ptr(), reached)),
+            None => self.create(ptr::null_mut(), &Cell::default()),
+        }?;
+        Ok(Saver {
+            handle: Some(Handle { ptr: handle, watcher: self.progress, _store: self.comm.and_then(Comm::store) }),
+            in_flight: RefCell::new(None),
+            _not_sync: PhantomData,
+        })
+    }
+
+    fn create(&self, comm: *mut sys::tsr_comm, reached: &Cell<bool>) -> Result<NonNull<sys::tsr_saver>> {
         let writer = raw::c_string("the writer", &self.writer)?;
         let version = raw::c_string("the writer's version", &self.writer_version)?;
         let storage = self.storage.as_ref().map(|storage| StorageHandle::new(&storage.0)).transpose()?;
         let root = path_string(&self.root)?;
-        let comm = self.comm.map_or(ptr::null_mut(), Comm::as_ptr);
         let mut handle = ptr::null_mut();
         self.settings.with_raw(|raw| {
             (raw.writer, raw.writer_version) = (writer.as_ptr(), version.as_ptr());
@@ -110,18 +121,11 @@ impl SaverBuilder<'_> {
                 raw.progress_data = watcher.user_data();
             }
             raw.storage = storage.as_ref().map_or(ptr::null(), StorageHandle::as_ptr);
+            reached.set(true);
             // SAFETY: all arguments are borrowed for the call, but the watcher, which the handle keeps.
             check(unsafe { sys::tsr_saver_create(comm, root.as_ptr(), raw, &mut handle) })
         })?;
-        Ok(Saver {
-            handle: Some(Handle {
-                ptr: created(handle)?,
-                watcher: self.progress,
-                _store: self.comm.and_then(Comm::store),
-            }),
-            in_flight: RefCell::new(None),
-            _not_sync: PhantomData,
-        })
+        created(handle)
     }
 }
 

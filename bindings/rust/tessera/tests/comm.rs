@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::{alone, block_on, deadline, options, ranks, ranks_with, serve};
 use tessera::{
-    params, units, Code, Comm, CommOptions, Creation, Ddp, Element, Engine, Fsdp, Mesh, Params, ReduceOp, Store, Style,
-    TensorParallel, Work,
+    params, units, Code, Comm, CommOptions, Creation, Ddp, DdpOptions, Element, Engine, Fsdp, FsdpOptions, Mesh,
+    Params, Pipeline, ReduceOp, Saver, Store, Style, TensorParallel, Work,
 };
 
 fn assert_send<T: Send>() {}
@@ -612,5 +612,41 @@ fn what_one_rank_refuses_is_refused_on_all() {
             assert_eq!((error.code(), error.message()), (Code::NotFound, "rank 1: no file here"));
         }
         comm.barrier().unwrap();
+    });
+}
+
+/// So are options that cannot be given to C. A creation that C itself refuses is not refused twice.
+#[test]
+fn options_that_one_rank_refuses_are_refused_on_all() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let bad = rank == 1;
+        let (text, count) = (if bad { "a\0" } else { "a" }, if bad { usize::MAX } else { 1 });
+        let given = || params!["w" => (vec![0f32; 4], [4])];
+        let saver = || Saver::at(&comm, folder.path());
+        let pipeline = || Pipeline::builder(&comm, &[rank]);
+        let csv = if bad { pipeline().schedule_csv("0F0\0") } else { pipeline().microbatches(2) };
+        let errors = [
+            saver().writer(text, "1").open().err(),
+            saver().writer("rust", text).open().err(),
+            saver().format(if bad { "tessera\0" } else { "tessera" }).open().err(),
+            saver().keep_latest(count).open().err(),
+            Saver::open(&comm, folder.path().join(text)).err(),
+            pipeline().microbatches(if bad { usize::MAX } else { 2 }).build().err(),
+            csv.build().err(),
+            Ddp::with_options(&comm, given(), &DdpOptions::new().powersgd_rank(count)).err(),
+            Fsdp::with_options(&comm, units!["u" => given()], &FsdpOptions::new().shard_ranks(count)).err(),
+            comm.split_with(Some(0), 0, &CommOptions::new().name(text)).err(),
+        ];
+        for (i, error) in errors.into_iter().enumerate() {
+            let error = error.unwrap_or_else(|| panic!("creation {i} was not refused"));
+            assert_eq!(error.code(), Code::InvalidArgument, "creation {i}: {error}");
+            assert_eq!(error.peer() == Some(1), !bad, "creation {i}: {error}");
+        }
+        let unknown = saver().format(if bad { "unknown" } else { "tessera" }).open().unwrap_err();
+        assert_eq!((unknown.code(), unknown.peer() == Some(1)), (Code::InvalidArgument, !bad), "{unknown}");
+        comm.barrier().unwrap(); // which a second refusal would meet
+        Ddp::new(&comm, given()).unwrap();
     });
 }

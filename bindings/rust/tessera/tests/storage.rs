@@ -108,6 +108,7 @@ struct Map {
     fails: Arc<Mutex<Option<(&'static str, Failure)>>>,
     bytes_read: Arc<AtomicUsize>,
     any_order: bool,
+    tiny_parts: bool, // smaller than the library takes
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +132,8 @@ fn enter(fails: &Mutex<Option<(&'static str, Failure)>>, method: &str) -> Callba
 
 impl Storage for Map {
     fn traits(&self) -> StorageTraits {
-        StorageTraits { parts_in_any_order: self.any_order, puts_if_absent: self.any_order, part_bytes: 65536 }
+        let part_bytes = if self.tiny_parts { 1 } else { 65536 };
+        StorageTraits { parts_in_any_order: self.any_order, puts_if_absent: self.any_order, part_bytes }
     }
     fn status(&self, key: &str) -> CallbackResult<Option<KeyStatus>> {
         let objects = self.objects.lock().unwrap();
@@ -334,4 +336,18 @@ fn a_storage_is_released_with_its_last_user() {
     drop(saver);
     drop(checkpoint);
     assert_eq!(Arc::strong_count(&storage), 1);
+}
+
+#[test]
+fn a_storage_that_one_rank_refuses_is_refused_on_all() {
+    let objects = Arc::default();
+    ranks(2, |comm| {
+        let bad = comm.rank().unwrap() == 1;
+        let of = |tiny_parts| Arc::new(Map { objects: Arc::clone(&objects), tiny_parts, ..Map::default() });
+        let error = Saver::at(&comm, "r").storage(of(bad)).open().unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+        assert!(error.message().contains("vtable.part_bytes is 1"), "{error}");
+        assert_eq!(error.peer() == Some(1), !bad, "{error}");
+        Saver::at(&comm, "r").storage(of(false)).open().unwrap();
+    });
 }

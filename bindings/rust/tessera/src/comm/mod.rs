@@ -155,7 +155,7 @@ impl Comm {
     /// # Errors
     /// `InvalidArgument`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
     pub fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Comm>> {
-        self.split_raw(color, key, ptr::null())
+        self.creating(Creation::Comm, |reached| self.split_raw(color, key, ptr::null(), reached))
     }
 
     /// [`Comm::split`] with settings for the group.
@@ -163,7 +163,9 @@ impl Comm {
     /// # Errors
     /// The same errors.
     pub fn split_with(&self, color: Option<usize>, key: usize, options: &CommOptions) -> Result<Option<Comm>> {
-        options.settings.with_raw(|options| self.split_raw(color, key, options))
+        self.creating(Creation::Comm, |reached| {
+            options.settings.with_raw(|options| self.split_raw(color, key, options, reached))
+        })
     }
 
     fn split_raw(
@@ -171,12 +173,12 @@ impl Comm {
         color: Option<usize>,
         key: usize,
         options: *const sys::tsr_comm_options,
+        reached: &Cell<bool>,
     ) -> Result<Option<Comm>> {
-        let (color, key) = self.or_refuse(Creation::Comm, || {
-            let color = color.map_or(Ok(-1), |color| raw::int32("the color", color))?;
-            Ok((color, raw::int32("the key", key)?))
-        })?;
+        let color = color.map_or(Ok(-1), |color| raw::int32("the color", color))?;
+        let key = raw::int32("the key", key)?;
         let mut handle = ptr::null_mut();
+        reached.set(true);
         // SAFETY: the options are null or borrowed for the call.
         check(unsafe { sys::tsr_comm_split(self.as_ptr(), color, key, options, &mut handle) })?;
         Ok(NonNull::new(handle).map(|handle| Self::from_raw(handle, Owner::Us(self.store()))))
@@ -205,7 +207,18 @@ impl Comm {
 
     /// The result of `arguments`; if they are refused, so is the creation on the other ranks.
     pub(crate) fn or_refuse<T>(&self, creation: Creation, arguments: impl FnOnce() -> Result<T>) -> Result<T> {
-        arguments().inspect_err(|why| drop(self.refuse(creation, why.code(), why.message())))
+        self.creating(creation, |_| arguments())
+    }
+
+    /// The result of `create`, which sets its argument before its collective call; if it fails before that, the creation is
+    /// refused on the other ranks.
+    pub(crate) fn creating<T>(&self, creation: Creation, create: impl FnOnce(&Cell<bool>) -> Result<T>) -> Result<T> {
+        let reached = Cell::new(false);
+        create(&reached).inspect_err(|why| {
+            if !reached.get() {
+                drop(self.refuse(creation, why.code(), why.message()));
+            }
+        })
     }
 
     /// Continues with the surviving ranks after a failure, numbered in this communicator's order. Collective over the

@@ -158,10 +158,14 @@ impl<'c, 'l> TensorParallelBuilder<'c, 'l> {
             rules.map(|(pattern, (_, style))| style.rule(pattern.as_ptr())).collect::<Result<Vec<_>>>()
         })?;
         let mut ptr = ptr::null_mut();
-        self.settings.with_raw(|raw| {
-            let (mesh, rules, n_rules) = (ranks.as_ptr(), rules.as_ptr(), rules.len());
-            // SAFETY: the new object keeps the mesh; all else is borrowed for the call.
-            check(unsafe { sys::tsr_tp_create(mesh, raw_params.as_ptr(), params.len(), rules, n_rules, raw, &mut ptr) })
+        comm.creating(Creation::Model, |reached| {
+            self.settings.with_raw(|raw| {
+                let (mesh, rules, n_rules) = (ranks.as_ptr(), rules.as_ptr(), rules.len());
+                let (params, n) = (raw_params.as_ptr(), params.len());
+                reached.set(true);
+                // SAFETY: the new object keeps the mesh; all else is borrowed for the call.
+                check(unsafe { sys::tsr_tp_create(mesh, params, n, rules, n_rules, raw, &mut ptr) })
+            })
         })?;
         drop(held);
         let handle = Arc::new(Handle { ptr: created(ptr)?, ranks });
