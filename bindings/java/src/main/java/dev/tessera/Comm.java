@@ -6,8 +6,10 @@ import java.security.SecureRandom;
 import java.time.Duration;
 import java.util.Objects;
 import java.util.Optional;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
 import java.util.function.Supplier;
+import java.util.function.ToLongFunction;
 
 /**
  * A communicator: the ranks of a group. Its collectives are those of {@link Collectives}. One JVM may have several,
@@ -204,7 +206,7 @@ public final class Comm extends Collectives {
      * @return the communicator of this rank's group; null if {@code color} is negative
      */
     public Comm split(int color, int key, CommOptions options) {
-        return splitWith(color, key, Objects.requireNonNull(options, "options"));
+        return splitWith(color, key, orRefuse(Creation.COMM, () -> Objects.requireNonNull(options, "options")));
     }
 
     /** @param options null: those of this communicator */
@@ -275,13 +277,35 @@ public final class Comm extends Collectives {
     <T> T orRefuse(Creation creation, Supplier<T> arguments) {
         try {
             return arguments.get();
-        } catch (RuntimeException why) {
-            try {
-                refuse(creation, why);
-            } catch (IllegalStateException unusable) {
-                why.addSuppressed(unusable);
+        } catch (Throwable why) {
+            refuseFor(creation, why);
+            throw why;
+        }
+    }
+
+    /**
+     * The handle that {@code create} makes. It sets its argument before its collective call; if it fails before that, the
+     * creation is refused on the other ranks.
+     *
+     * @param comm null: there is no other rank, or nobody knows them
+     */
+    static long creating(Comm comm, Creation creation, ToLongFunction<AtomicBoolean> create) {
+        final AtomicBoolean reached = new AtomicBoolean();
+        try {
+            return create.applyAsLong(reached);
+        } catch (Throwable why) {
+            if (comm != null && !reached.get()) {
+                comm.refuseFor(creation, why);
             }
             throw why;
+        }
+    }
+
+    private void refuseFor(Creation creation, Throwable why) {
+        try {
+            refuse(creation, why);
+        } catch (IllegalStateException unusable) {
+            why.addSuppressed(unusable);
         }
     }
 

@@ -247,8 +247,11 @@ public final class Ddp extends NativeObject {
             return params.nameBytes();
         });
         final long[] tensors = comm.orRefuse(Creation.MODEL, params::descriptors);
-        final long handle = TensorParallel.handed(options.tp(), options::tpHandle,
-                () -> comm.ref.callLongExclusive(c -> Native.ddpCreate(c, names, tensors, options)));
+        final long handle = Comm.creating(comm, Creation.MODEL, reached -> TensorParallel.handed(options.tp(),
+                options::tpHandle, () -> comm.ref.callLongExclusive(c -> {
+                    reached.set(true);
+                    return Native.ddpCreate(c, names, tensors, options);
+                })));
         return new Ddp(handle, comm, params, options);
     }
 

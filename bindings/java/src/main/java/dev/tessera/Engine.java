@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.OptionalDouble;
+import java.util.function.LongUnaryOperator;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
@@ -199,10 +200,13 @@ public final class Engine extends NativeObject {
             final byte[][] unitNames = units.keySet().stream().map(name -> Native.utf8(name, "name")).toArray(byte[][]::new);
             final int[] counts = units.values().stream().mapToInt(Params::size).toArray();
             final long[] values = comm.orRefuse(Creation.MODEL, () -> Tensor.descriptors(tensors));
-            final long handle = comm.ref.callLongExclusive(c -> schedule == null
-                    ? create(c, unitNames, counts, paramNames, values, config, 0)
-                    : schedule.ref.callLongExclusive(
-                            s -> create(c, unitNames, counts, paramNames, values, config, s)));
+            final long handle = Comm.creating(comm, Creation.MODEL, reached -> {
+                final LongUnaryOperator create = s -> comm.ref.callLongExclusive(c -> {
+                    reached.set(true);
+                    return create(c, unitNames, counts, paramNames, values, config, s);
+                });
+                return schedule == null ? create.applyAsLong(0) : schedule.ref.callLongExclusive(create);
+            });
             return new Engine(handle, comm, units, tensors);
         }
 

@@ -342,9 +342,12 @@ public final class Fsdp extends NativeObject {
         all.forEach(unit -> settings.put(unit.settings.struct.duplicate()));
         final int[] counts = all.stream().mapToInt(unit -> unit.params.size()).toArray();
         final int[] flags = trained.stream().mapToInt(flag -> flag).toArray();
-        final long handle = TensorParallel.handed(options.tp(), options::tpHandle,
-                () -> comm.ref.callLongExclusive(c -> Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), settings,
-                        counts, names.toArray(new byte[0][]), values, flags, options)));
+        final long handle = Comm.creating(comm, Creation.MODEL, reached -> TensorParallel.handed(options.tp(),
+                options::tpHandle, () -> comm.ref.callLongExclusive(c -> {
+                    reached.set(true);
+                    return Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), settings, counts,
+                            names.toArray(new byte[0][]), values, flags, options);
+                })));
         return new Fsdp(handle, comm, all, options.tp());
     }
 

@@ -153,6 +153,9 @@ public final class Mesh extends NativeObject {
     public Mesh flatten(Comm comm, String name) {
         final byte[] text = name == null ? null : comm.orRefuse(Creation.MESH, () -> Native.utf8(name, "name"));
         final List<String> known = List.of(name != null ? name : String.join("_", names));
-        return ref.call(h -> new Mesh(comm.ref.callLongExclusive(c -> Native.meshFlatten(h, c, text)), known));
+        return new Mesh(Comm.creating(comm, Creation.MESH, reached -> ref.callLong(h -> comm.ref.callLongExclusive(c -> {
+            reached.set(true);
+            return Native.meshFlatten(h, c, text);
+        }))), known);
     }
 }

@@ -10,6 +10,7 @@ import java.util.Objects;
 import java.util.Set;
 import java.util.WeakHashMap;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.LongUnaryOperator;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
@@ -143,22 +144,28 @@ public final class Saver extends NativeObject {
          *     and, if its process cannot be seen, when its lease expires
          */
         public Saver open() {
-            final byte[] path = Native.utf8(root.toString(), "root");
-            final byte[] text = Native.utf8(version, "version");
             final ProgressRelay told = ProgressRelay.of(progress);
             final long kept = Native.progressKeep(told);
             try {
-                final LongUnaryOperator open = place -> {
-                    final LongUnaryOperator create =
-                            c -> Native.saverCreate(c, path, this, text, kept, place);
-                    return comm == null ? create.applyAsLong(0) : comm.ref.callLongExclusive(create);
-                };
-                final long handle = storage == null ? open.applyAsLong(0) : StorageCalls.with(storage, open);
+                final long handle = Comm.creating(comm, Creation.COMM, reached -> create(kept, reached));
                 return new Saver(handle, root, told, kept, storage);
             } catch (Throwable failed) {
                 Native.progressDrop(kept);
                 throw failed;
             }
+        }
+
+        private long create(long kept, AtomicBoolean reached) {
+            final byte[] path = Native.utf8(root.toString(), "root");
+            final byte[] text = Native.utf8(version, "version");
+            final LongUnaryOperator open = place -> {
+                final LongUnaryOperator create = c -> {
+                    reached.set(true);
+                    return Native.saverCreate(c, path, this, text, kept, place);
+                };
+                return comm == null ? create.applyAsLong(0) : comm.ref.callLongExclusive(create);
+            };
+            return storage == null ? open.applyAsLong(0) : StorageCalls.with(storage, open);
         }
     }
 

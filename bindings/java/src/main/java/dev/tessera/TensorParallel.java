@@ -7,9 +7,10 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.LongConsumer;
 import java.util.function.LongSupplier;
-import java.util.function.Supplier;
+import java.util.function.LongUnaryOperator;
 
 /**
  * Tensor-parallel training: each rank of a group holds a slice of every large parameter and computes with it. A plan
@@ -252,17 +253,19 @@ public final class TensorParallel extends NativeObject {
             try {
                 // The library refuses a mesh of several dimensions.
                 final Comm comm = part.names.size() == 1 ? part.comm(part.names.get(0)) : null;
-                final long[] handles = new long[styles.size()];
-                for (int i = 0; i < handles.length; ++i) {
-                    if (styles.get(i).layout != null) {
-                        final Ref layout = styles.get(i).layout.ref;
-                        layout.retain();
-                        layouts.add(layout);
-                        handles[i] = layout.<Long>callRetained(h -> h);
+                final long handle = Comm.creating(comm, Creation.MODEL, reached -> {
+                    final long[] handles = new long[styles.size()];
+                    for (int i = 0; i < handles.length; ++i) {
+                        if (styles.get(i).layout != null) {
+                            final Ref layout = styles.get(i).layout.ref;
+                            layout.retain();
+                            layouts.add(layout);
+                            handles[i] = layout.<Long>callRetained(h -> h);
+                        }
                     }
-                }
-                final long handle = mesh.ref.callLongExclusive(m -> part == mesh ? register(m, comm, handles)
-                        : part.ref.callLong(p -> register(p, comm, handles)));
+                    return mesh.ref.callLongExclusive(m -> part == mesh ? register(m, comm, handles, reached)
+                            : part.ref.callLong(p -> register(p, comm, handles, reached)));
+                });
                 return new TensorParallel(handle, mesh, part, comm, params.names());
             } finally {
                 layouts.forEach(Ref::release);
@@ -273,23 +276,18 @@ public final class TensorParallel extends NativeObject {
             }
         }
 
-        private long register(long ranks, Comm comm, long[] layouts) {
-            final byte[][] texts = orRefuse(comm,
-                    () -> patterns.stream().map(p -> Native.utf8(p, "pattern")).toArray(byte[][]::new));
-            final byte[][] names = orRefuse(comm, params::nameBytes);
-            final long[] tensors = orRefuse(comm, params::descriptors);
+        private long register(long ranks, Comm comm, long[] layouts, AtomicBoolean reached) {
+            final byte[][] texts = patterns.stream().map(p -> Native.utf8(p, "pattern")).toArray(byte[][]::new);
+            final byte[][] names = params.nameBytes();
+            final long[] tensors = params.descriptors();
             final int[] kinds = styles.stream().mapToInt(style -> style.number).toArray();
             final int[] dims = styles.stream().mapToInt(style -> style.dim).toArray();
             final int[] heads = styles.stream().mapToInt(style -> style.heads).toArray();
-            if (comm == null) {
+            final LongUnaryOperator create = c -> {
+                reached.set(true);
                 return Native.tpCreate(ranks, names, tensors, texts, kinds, dims, heads, layouts, options);
-            }
-            return comm.ref.callLongExclusive(
-                    c -> Native.tpCreate(ranks, names, tensors, texts, kinds, dims, heads, layouts, options));
-        }
-
-        private static <T> T orRefuse(Comm comm, Supplier<T> arguments) {
-            return comm == null ? arguments.get() : comm.orRefuse(Creation.MODEL, arguments);
+            };
+            return comm == null ? create.applyAsLong(0) : comm.ref.callLongExclusive(create);
         }
     }
 

@@ -693,4 +693,63 @@ class CommTest {
             comm.barrier();
         });
     }
+
+    /** So are objects that one rank has closed and values that fail when they are read. What C refuses is refused once. */
+    @Test
+    void whatOneRankCannotReadIsRefusedOnAll(@TempDir Path root) throws Exception {
+        final String config = "{\"train_micro_batch_size_per_gpu\": 1, \"optimizer\": {\"type\": \"SGD\"}}";
+        final Storage shared = new StorageTest.MapStorage(true);
+        final Storage broken = new StorageTest.MapStorage(true) {
+            @Override
+            public long partBytes() {
+                throw new IllegalStateException("no size");
+            }
+        };
+        Ranks.run(2, comm -> {
+            final boolean isBad = comm.rank() == 1;
+            final Params params = Params.of("w", Tensor.zeros(DType.F32, 4));
+            try (Mesh mesh = Mesh.over(comm).dim("dp", 2).dim("tp", 1).build();
+                    Layout layout = Layout.of(new long[] {4}, new int[] {2}, Placement.shard(0));
+                    LrSchedule schedule = LrSchedule.exponential(0.5);
+                    TensorParallel tp = TensorParallel.over(mesh, "tp").params(params).rule("w", TensorParallel.Style.REPLICATE)
+                            .build()) {
+                final Comm rows = mesh.comm("dp");
+                final Params slices = Params.of("w", tp.slice("w"));
+                if (isBad) {
+                    List.of(layout, schedule, tp).forEach(NativeObject::close);
+                }
+                final Map<ErrorCode, List<Runnable>> creations = Map.of(
+                        ErrorCode.INVALID_ARGUMENT, List.of(
+                                () -> Saver.at(comm, root).writerVersion(isBad ? "1\0" : "1").open(),
+                                () -> comm.split(0, 0, isBad ? null : Ranks.options())),
+                        ErrorCode.USER, List.of(
+                                () -> Saver.at(comm, Path.of("r")).storage(isBad ? broken : shared).open(),
+                                () -> TensorParallel.over(mesh, "dp").params(params)
+                                        .rule("w", TensorParallel.Style.layout(layout)).build(),
+                                () -> Ddp.create(rows, slices, new DdpOptions().tp(tp)),
+                                () -> Fsdp.create(rows, List.of(FsdpUnit.of("u", slices)), new FsdpOptions().tp(tp)),
+                                () -> Engine.on(comm).unit("u", params).schedule(schedule).build(config)));
+                for (ErrorCode code : List.of(ErrorCode.INVALID_ARGUMENT, ErrorCode.USER)) {
+                    for (int i = 0; i < creations.get(code).size(); ++i) {
+                        final Runnable creation = creations.get(code).get(i);
+                        final String which = "creation " + i + " of " + code;
+                        if (isBad) {
+                            final RuntimeException own = assertThrows(RuntimeException.class, creation::run, which);
+                            assertFalse(own instanceof TesseraException, which + ": " + own);
+                        } else {
+                            final TesseraException error = assertThrows(TesseraException.class, creation::run, which);
+                            assertEquals(code, error.code(), which + ": " + error);
+                            assertEquals(1, error.peer(), which + ": " + error);
+                        }
+                    }
+                }
+                assertThrows(TesseraInvalidArgumentException.class,
+                        () -> Saver.at(comm, root).format(isBad ? "unknown" : "tessera").open());
+                comm.barrier(); // which a second refusal would meet
+                rows.barrier();
+                Saver.at(comm, root).open().close();
+            }
+            comm.barrier();
+        });
+    }
 }

@@ -30,7 +30,7 @@ class StorageTest {
     Path directory;
 
     /** Objects in a map; a method whose name is in {@link #errors} throws what stands there. */
-    static final class MapStorage implements Storage {
+    static class MapStorage implements Storage {
         final Map<String, byte[]> objects = new TreeMap<>();
         final Map<String, Exception> errors = new ConcurrentHashMap<>();
         final AtomicLong bytesRead = new AtomicLong();
