@@ -25,7 +25,10 @@ fn a_curve_has_arrays() {
     assert_eq!(roc.array("thresholds").unwrap()[0], f64::INFINITY);
     assert_eq!(roc.array("matrix").unwrap_err().code(), Code::NotFound);
     let wrong = roc.counts("fpr").unwrap_err();
-    assert_eq!((wrong.code(), wrong.message()), (Code::InvalidArgument, "the array \"fpr\" has numbers; call array(\"fpr\")"));
+    assert_eq!(
+        (wrong.code(), wrong.message()),
+        (Code::InvalidArgument, "the array \"fpr\" has numbers; call array(\"fpr\")")
+    );
     roc.reset().unwrap();
     assert_eq!(roc.array("fpr").unwrap_err().code(), Code::NotFound);
     assert_eq!((roc.kind(), format!("{roc:?}")), (MetricKind::RocCurve, "Metric { kind: RocCurve, .. }".to_owned()));

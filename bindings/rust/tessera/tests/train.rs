@@ -300,10 +300,7 @@ fn optimizers_do_what_their_papers_say() {
     close(lamb, std::array::from_fn(|i| start[i] - 0.1 * ratio * directions[i]));
     let lion = step(&|m| Lion::new(m).lr(0.1).betas(0.5, 0.75).weight_decay(0.1).build().unwrap(), 2);
     let sign = |g: f64| if g == 0.0 { 0.0 } else { g.signum() };
-    close(
-        lion,
-        std::array::from_fn(|i| (start[i] * 0.99 - 0.1 * sign(gradient[i])) * 0.99 - 0.1 * sign(gradient[i])),
-    );
+    close(lion, std::array::from_fn(|i| (start[i] * 0.99 - 0.1 * sign(gradient[i])) * 0.99 - 0.1 * sign(gradient[i])));
 }
 
 #[test]
