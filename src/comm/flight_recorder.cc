@@ -47,6 +47,11 @@ uint64_t take(std::atomic<uint64_t>& version) {
     return seen;
 }
 
+template <class Slot>
+void set(Slot& place, size_t offset, uint64_t value) {
+    place.word(offset).store(value, std::memory_order_release);
+}
+
 }  // namespace
 
 // Once a collective: each word is stored where it belongs, without an entry in between.
@@ -61,13 +66,12 @@ uint64_t FlightRecorder::record(FlightState state, uint64_t sequence, const Oper
         return ticket;
     }
     const uint64_t now = ticks();
-    const auto set = [&](size_t offset, uint64_t value) { place.word(offset).store(value, std::memory_order_release); };
-    set(offsetof(FlightEntry, ticket), ticket);
-    set(offsetof(FlightEntry, state), static_cast<uint64_t>(state));
-    set(offsetof(FlightEntry, sequence), sequence);
-    set(offsetof(FlightEntry, issued), now);
-    set(offsetof(FlightEntry, started), state == FlightState::queued ? 0 : now);
-    set(offsetof(FlightEntry, ended), 0);
+    set(place, offsetof(FlightEntry, ticket), ticket);
+    set(place, offsetof(FlightEntry, state), static_cast<uint64_t>(state));
+    set(place, offsetof(FlightEntry, sequence), sequence);
+    set(place, offsetof(FlightEntry, issued), now);
+    set(place, offsetof(FlightEntry, started), state == FlightState::queued ? 0 : now);
+    set(place, offsetof(FlightEntry, ended), 0);
     store_words(std::span(place.entry).subspan<operation_at, words_of<Operation>>(), operation);
     place.version.store(version + 2, std::memory_order_release);
     return ticket;
@@ -78,26 +82,27 @@ void FlightRecorder::update(uint64_t ticket, Change&& change) {
     Slot& place = slot(ticket);
     const uint64_t version = take(place.version);
     if (place.word(offsetof(FlightEntry, ticket)).load(std::memory_order_relaxed) == ticket) {
-        change([&](size_t offset, uint64_t value) { place.word(offset).store(value, std::memory_order_release); });
+        change(place);
     }
     place.version.store(version + 2, std::memory_order_release);
 }
 
 void FlightRecorder::started(uint64_t ticket, uint64_t sequence) {
-    update(ticket, [&](const auto& set) {
-        set(offsetof(FlightEntry, state), static_cast<uint64_t>(FlightState::started));
-        set(offsetof(FlightEntry, sequence), sequence);
-        set(offsetof(FlightEntry, started), ticks());
+    update(ticket, [&](Slot& place) {
+        set(place, offsetof(FlightEntry, state), static_cast<uint64_t>(FlightState::started));
+        set(place, offsetof(FlightEntry, sequence), sequence);
+        set(place, offsetof(FlightEntry, started), ticks());
     });
 }
 
 uint64_t FlightRecorder::ended(uint64_t ticket, bool well) {
     uint64_t took = 0;
-    update(ticket, [&](const auto& set) {
+    update(ticket, [&](Slot& place) {
         const uint64_t now = ticks();
-        set(offsetof(FlightEntry, state), static_cast<uint64_t>(well ? FlightState::finished : FlightState::failed));
-        set(offsetof(FlightEntry, ended), now);
-        took = now - slot(ticket).word(offsetof(FlightEntry, started)).load(std::memory_order_relaxed);
+        set(place, offsetof(FlightEntry, state),
+            static_cast<uint64_t>(well ? FlightState::finished : FlightState::failed));
+        set(place, offsetof(FlightEntry, ended), now);
+        took = now - place.word(offsetof(FlightEntry, started)).load(std::memory_order_relaxed);
     });
     return took;
 }
