@@ -45,7 +45,11 @@ def test_signatures_are_deepspeeds() -> None:
 
 def test_it_trains_as_one_process(tmp_path: Path) -> None:
     """With every option; and each error is named."""
-    printed = run_ranks(JOBS, 2, "checks", tmp_path)
+    run_ranks(JOBS, 2, "checks", tmp_path)
+
+
+def test_it_prints_what_the_configuration_asks_for(tmp_path: Path) -> None:
+    printed = run_ranks(JOBS, 2, "checks", tmp_path, "what_is_printed")
     assert printed.count("step=2, skipped=0, lr=[0.02], mom=[(0.9, 0.999)]") == 1, printed
     assert printed.count("time since the last printed step: forward ") == 2, printed
     assert printed.count('"ds_config"') == 1, printed
