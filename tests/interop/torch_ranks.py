@@ -69,10 +69,13 @@ def alone_on_each(act: Callable[[], object], rank: int, ranks: int) -> None:
 def run_checks(checks: Sequence[Callable[[], object]], names: Sequence[str], rank: int) -> None:
     """Runs those of these names, or a sample of half, one after the other; rank 0 prints what each took."""
     assert {check.__name__ for check in checks} >= set(names), names
-    drawn = sample([check.__name__ for check in checks], (len(checks) + 1) // 2, f"checks of {Path(sys.argv[0]).stem}")
-    for check in checks:
-        if check.__name__ not in (names or drawn):
-            continue
+    half = (len(checks) + 1) // 2
+    chosen = (
+        [check for check in checks if check.__name__ in names]
+        if names
+        else sample(checks, half, Path(sys.argv[0]).stem)
+    )
+    for check in chosen:
         since = time.monotonic()
         try:
             check()
