@@ -319,7 +319,10 @@ void Coordinator::consider_late_nodes() {
 
 void Coordinator::gather(Time now) {
     state_ = State::gathering;
-    for (auto& [node, member] : nodes_) member.spent = false;
+    // Of hosts that have no rank left, the job begins anew.
+    if (std::ranges::all_of(nodes_, [](const auto& entry) { return entry.second.spent; })) {
+        for (auto& [node, member] : nodes_) member.spent = member.started = false;
+    }
     gathering_since_ = now;
     last_call_.reset();
     told_waiting_ = false;
@@ -639,7 +642,7 @@ void Coordinator::go_on_after_loss(const std::vector<RankEnd>& failures, const s
         return begin_round();
     }
     const std::string left = why_not_enough();
-    if (nodes.empty() || restarts_ >= options_.max_restarts) {
+    if (restarts_ >= options_.max_restarts) {
         return give_up(failures, options_.max_restarts > 0 ? fmt::format("{}; {} of {} restarts used (--max-restarts)",
                                                                          left, restarts_, options_.max_restarts)
                                                            : left);
@@ -659,7 +662,7 @@ void Coordinator::go_on_after_failure(const std::vector<RankEnd>& failures, cons
     // The ranks of lost hosts are not among them, and those of hosts that wait are to come.
     members_ = std::move(next->members);
     std::erase_if(members_, [&](const RankIdentity& identity) { return !nodes_.contains(identity.node); });
-    for (auto& [node, member] : nodes_) member.spent = member.started && seats_of(node).empty();
+    for (auto& [node, member] : nodes_) member.spent = member.spent || (member.started && seats_of(node).empty());
     const std::string message = root.message();
     const std::string reason = root.cause() + (message.empty() ? "" : ": " + message);
     const std::string how = next->uses_restart ? fmt::format(", restart {} of {}", restarts_, options_.max_restarts)

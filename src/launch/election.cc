@@ -1,6 +1,7 @@
 #include "launch/election.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace tsr {
 
@@ -36,6 +37,7 @@ bool Election::count(int seat, const Vote& vote) {
     if (static_cast<int>(voters_.size()) < majority_of(seats_)) return false;
     if (phase_ == Phase::standing) return true;
     phase_ = Phase::standing;
+    is_new_ = true;
     term_ = trial_;
     voters_ = {seat_};
     return false;
@@ -46,12 +48,17 @@ void Election::tick(Time now) {
     next_ = next_attempt(now);
     trial_ = std::max(term_, heard_) + 1;
     phase_ = trial_ <= max_term ? Phase::asking : Phase::idle;
+    is_new_ = true;
     voters_ = {seat_};
 }
 
 std::optional<Stand> Election::question() const {
     if (phase_ == Phase::idle) return std::nullopt;
     return Stand{trial_, phase_ == Phase::standing};
+}
+
+std::optional<Stand> Election::new_question() {
+    return std::exchange(is_new_, false) ? question() : std::nullopt;
 }
 
 }  // namespace tsr

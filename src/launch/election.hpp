@@ -40,8 +40,10 @@ class Election {
     [[nodiscard]] bool count(int seat, const Vote& vote);
     void tick(Time now);
     [[nodiscard]] std::optional<Time> next_tick() const { return next_; }
-    // What to ask the other voters, now and when they can be reached again.
+    // What to ask a voter that can be reached now.
     [[nodiscard]] std::optional<Stand> question() const;
+    // What to ask all of them: once for each attempt and phase, as those who said no may have lost their leader since.
+    [[nodiscard]] std::optional<Stand> new_question();
 
     [[nodiscard]] int term() const { return term_; }  // the highest one in which it voted, led or followed
 
@@ -57,6 +59,7 @@ class Election {
     std::optional<Time> next_;  // to stand; none: it has a leader
     Phase phase_ = Phase::idle;
     int trial_ = 0;         // the term for which it asks or stands
+    bool is_new_ = false;   // the question
     std::set<int> voters_;  // for this one, in this phase
 };
 

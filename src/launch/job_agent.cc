@@ -376,7 +376,6 @@ void JobAgent::search() {
     }
     contacts_.emplace(std::move(others), party_, options_.hosts->silence);
     search_deadline_ = Deadline::in(options_.hosts->join_timeout);
-    asked_.reset();
     if (election_ && !coordinator_) election_->lose(Clock::now());
 }
 
@@ -423,11 +422,8 @@ std::optional<Stand> JobAgent::question() const {
     return election_ && !coordinator_ ? election_->question() : std::nullopt;
 }
 
-// Asks the other store hosts once for each term and phase.
 void JobAgent::ask() {
-    const auto stand = question();
-    if (stand && stand != asked_) contacts_->send_all(encode(Report(*stand)));
-    asked_ = stand;
+    if (const auto stand = election_->new_question()) contacts_->send_all(encode(Report(*stand)));
 }
 
 void JobAgent::hear_of_search(int seat, const Order& order) {

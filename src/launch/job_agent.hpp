@@ -156,7 +156,6 @@ class JobAgent {
     std::optional<Election> election_;  // if it votes
     std::optional<Contacts> contacts_;  // while it searches for the coordinating agent
     Deadline search_deadline_ = Deadline::in(milliseconds{0});
-    std::optional<Stand> asked_;  // what the other store hosts were asked last
     int term_ = 0;                // of the coordinating agent
     std::string coordinator_uri_;
     Clock::time_point led_since_;

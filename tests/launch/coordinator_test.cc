@@ -384,6 +384,34 @@ TEST(Coordinator, AHostThatIsNeededIsWaitedForAtThePriceOfARestart) {
     EXPECT_THAT(job.finishes.at(0).text, HasSubstr("1 host left, fewer than 2 (--nnodes); 1 of 1 restarts used"));
 }
 
+// --on-loss shrink
+TEST(Coordinator, AHostThatHasLostAllItsRanksComesBackOnlyIfNoneIsLeft) {
+    RunOptions options = options_of(2, 2);
+    options.on_loss = OnLoss::shrink;
+    options.min_ranks = 1;
+    options.max_restarts = 1;
+    Job job(options);
+    job.join(0, hello_of(0, 1));
+    job.join(1, hello_of(1, 3));
+    // Rank 0 is lost with all that its host had, then another one.
+    job.take(0, RankEnded{0, end_of({0, 0, 0}, SIGKILL)});
+    job.over(0);
+    job.end_all(1, 15, true);
+    EXPECT_EQ(job.starts.at(1).round, 1);
+    job.take(1, RankEnded{1, end_of({0, 0, 0}, SIGKILL)});
+    for (const int rank : {1, 2}) job.take(1, RankEnded{1, end_of({rank, 0, 0}, 15, true)});
+    job.over(1);
+    EXPECT_EQ(job.starts.at(0).round, 0);
+    EXPECT_EQ(job.starts.at(1).round, 2);
+    EXPECT_EQ(job.starts.at(1).world_size, 2);
+    // It is all that is left: the job begins anew with it and another one.
+    job.lose(1);
+    EXPECT_EQ(job.coordinator.restarts(), 1);
+    job.join(2, hello_of(2, 2));
+    EXPECT_EQ(job.starts.at(0).round, 3);
+    EXPECT_EQ(job.starts.at(2).world_size, 3);
+}
+
 TEST(Coordinator, TheCauseIsTheFirstWhateverTheClocksSay) {
     Job job(options_of(2, 2, 1));
     job.join(0, hello_of(0, 1));
@@ -624,6 +652,7 @@ class Simulation {
         host.orders.pop_front();
         if (const auto* start = std::get_if<StartRound>(&order)) {
             EXPECT_TRUE(host.alive.empty()) << "ranks of two rounds on one host";
+            EXPECT_FALSE(start->seats.empty()) << "a host without ranks takes part";
             host.round = *start;
             host.ending = false;
             for (const Seat& seat : start->seats) host.alive.insert(seat.rank);

@@ -62,6 +62,24 @@ TEST(Election, AVoterVotesOnceInATerm) {
     EXPECT_EQ(other.question()->term, 4);
 }
 
+// It may have lost its leader since, and the term is the same.
+TEST(Election, WhoSaidNoIsAskedAgain) {
+    const Time now;
+    Election first(0, 3);
+    Election second(1, 3);
+    first.lose(now);
+    first.tick(now);
+    ASSERT_EQ(first.new_question(), (Stand{1, false}));
+    EXPECT_FALSE(first.new_question());
+    EXPECT_FALSE(first.count(1, second.answer({1, false}, now)));
+    second.lose(now);
+    first.tick(first.next_tick().value());
+    ASSERT_EQ(first.new_question(), (Stand{1, false}));
+    EXPECT_FALSE(first.count(1, second.answer({1, false}, now)));
+    ASSERT_EQ(first.new_question(), (Stand{1, true}));
+    EXPECT_TRUE(first.count(1, second.answer({1, true}, now)));
+}
+
 // --- the simulation
 
 constexpr milliseconds silence{3000};
@@ -93,7 +111,6 @@ struct SimulatedHost {
     Connection* leader = nullptr;
     bool searches = true;
     std::map<int, Connection*> contacts;
-    std::optional<Stand> asked;
     bool takes_part = false;
     std::string job;
     int term = 0;
@@ -364,7 +381,6 @@ class Spares {
         SimulatedHost& h = host(i);
         h.round.reset();
         h.searches = true;
-        h.asked.reset();
         if (h.election) h.election->lose(now_);
     }
 
@@ -417,11 +433,9 @@ class Spares {
 
     void ask(int i) {
         SimulatedHost& h = host(i);
-        const auto question = h.election->question();
-        if (question && question != h.asked) {
-            for (auto& [seat, c] : h.contacts) send_up(*c, *question);
-        }
-        h.asked = question;
+        const auto question = h.election->new_question();
+        if (!question) return;
+        for (auto& [seat, c] : h.contacts) send_up(*c, *question);
     }
 
     void hear_contact(int i, int seat, Connection& c, bool beats) {
