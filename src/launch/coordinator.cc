@@ -97,6 +97,11 @@ void Coordinator::join(Node node, const Hello& hello, Time now) {
     }
     if (state_ == State::deposed) return;
     if (state_ == State::finished) return order(node, Refused{"the job has ended"});
+    // It can never follow this term again, and would come back for ever.
+    if (!hosts_.spares.empty() && hello.ballot == job_ && hello.term > term_) {
+        state_ = State::deposed;
+        return;
+    }
     if (const std::string why = why_refused(hello); !why.empty()) {
         order(node, Refused{why});
         // Before the job has begun, whoever starts it is there to see it; later, a stray host must not end it.

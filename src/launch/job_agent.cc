@@ -216,7 +216,10 @@ Hello JobAgent::hello(int socket) {
         if (socket >= 0) hello.address = local_address_of(socket);
         if (takes_part_) hello.job = job_id_;
         hello.seat = seat_;
-        if (election_) hello.ballot = job_id_;
+        if (election_) {
+            hello.ballot = job_id_;
+            hello.term = election_->term();
+        }
     }
     return hello;
 }

@@ -158,7 +158,8 @@ std::string encode(const Report& report) {
                                          {"master_port", hello.master_port},
                                          {"job", hello.job},
                                          {"seat", hello.seat},
-                                         {"ballot", hello.ballot}});
+                                         {"ballot", hello.ballot},
+                                         {"term", hello.term}});
             },
             [](const RankEnded& ended) {
                 return text_of("ended", {{"round", ended.round}, {"end", end_json(ended.end)}});
@@ -255,6 +256,7 @@ Report decode_report(const Json& message) {
         hello.job = message.at("job").as_string();
         hello.seat = number_at(message, "seat", -1, max_ranks - 1);
         hello.ballot = message.at("ballot").as_string();
+        hello.term = number_at(message, "term", 0, max_term);
         return hello;
     }
     if (kind == "ended") return RankEnded{number_at(message, "round"), end_at(message)};

@@ -33,6 +33,7 @@ struct Hello {
     std::string job;     // in whose rounds it was; empty: in none yet
     int seat = -1;       // its place among the store hosts
     std::string ballot;  // the job in which it has the vote of its seat; empty: none
+    int term = 0;        // the highest one in which it voted, led or followed
 };
 
 // A rank has ended; what it left is not read yet.

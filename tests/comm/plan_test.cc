@@ -113,7 +113,8 @@ TEST(Plan, IsNotLaunchedTwiceAtOnce) {
 }
 
 TEST(Plan, OfAFailedCommunicatorOrOfAMessageIsRefused) {
-    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+    std::barrier both_are_done(2);
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
         std::vector<float> values(4);
         const Tensor tensor = tensor_of(std::span<float>(values), DType::f32);
         EXPECT_THROW(
@@ -121,6 +122,7 @@ TEST(Plan, OfAFailedCommunicatorOrOfAMessageIsRefused) {
             Error);
         const auto plan = comm.prepare(sum_of(tensor));
         plan->run();
+        both_are_done.arrive_and_wait();
         comm.abort("enough");
         EXPECT_THROW(plan->run(), Error);
         EXPECT_THROW(plan->start(), Error);

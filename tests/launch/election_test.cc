@@ -178,7 +178,10 @@ class Spares {
         hello.ranks = {options_.ranks()};
         hello.job = h.takes_part ? h.job : "";
         hello.seat = h.seat;
-        if (h.election) hello.ballot = h.job;
+        if (h.election) {
+            hello.ballot = h.job;
+            hello.term = h.election->term();
+        }
         return hello;
     }
 

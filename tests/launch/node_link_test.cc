@@ -134,11 +134,12 @@ TEST(NodeMessage, SurvivesTheJourney) {
     hello.job = "j";
     hello.seat = 2;
     hello.ballot = "b";
+    hello.term = 4;
     const Hello same = std::get<Hello>(again(hello));
     EXPECT_EQ(same.agreed, hello.agreed);
     EXPECT_EQ(same.ranks, hello.ranks);
     EXPECT_EQ(same.node_rank, 5);
-    EXPECT_EQ(std::tie(same.job, same.seat, same.ballot), std::tuple("j", 2, "b"));
+    EXPECT_EQ(std::tie(same.job, same.seat, same.ballot, same.term), std::tuple("j", 2, "b", 4));
     EXPECT_EQ(std::get<Stand>(again(Stand{7, true})), (Stand{7, true}));
     const Welcome welcome = std::get<Welcome>(order_again(Welcome{"j", "r", "h", 3, true}));
     EXPECT_EQ(std::tie(welcome.job, welcome.run, welcome.host), std::tuple("j", "r", "h"));

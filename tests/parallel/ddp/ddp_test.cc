@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <fstream>
 #include <memory>
 #include <span>
@@ -219,11 +220,13 @@ TEST(Ddp, GradientsCannotBeTouchedWhileTheyAreReduced) {
 }
 
 TEST(Ddp, FailedReductionPoisonsAndNamesItsCause) {
-    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+    std::barrier both_are_ready(2);
+    const Outcomes outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
         Model model = three_layers();
         Ddp ddp(shared(comm), model.params(), small_buckets);
         Sgd optimizer(with_grads(ddp), {});
         optimizer.set_gate([&] { ddp.check_idle("the optimizer cannot use the gradients"); });
+        both_are_ready.arrive_and_wait();
         if (comm.rank() == 1) {
             comm.abort("rank 1 gives up");
             return;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -342,14 +343,17 @@ TEST(DdpSharedStamps, ARankThatWasGivenUpChangesNothing) {
     if (std::string_view(testing::test_backend()) == "gloo") return;  // a rank shares with itself
     CommOptions options = test_options();
     options.host_id = "one";
-    expect_all_well(run_ranks(2, options, [](Communicator& comm) {
+    std::barrier both_have_a_copy(2);
+    expect_all_well(run_ranks(2, options, [&](Communicator& comm) {
         if (comm.rank() == 0) {
             HostCopy copy(shared(comm));
+            both_have_a_copy.arrive_and_wait();
             copy.meet("load begins");
             comm.abort("rank 0 gives up");
             return;
         }
         HostCopy copy(std::make_shared<Stopped>(comm));
+        both_have_a_copy.arrive_and_wait();
         for (const auto& change :
              std::vector<std::function<void()>>{[&] { copy.begin_load(); }, [&] { copy.begin_step(0); }}) {
             EXPECT_THAT(expect_error(change, Code::aborted).what(), HasSubstr("rank 0 gives up"));

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -252,12 +253,14 @@ TEST(Fsdp, WhatWasInterruptedGoesOn) {
 }
 
 TEST(Fsdp, ARankThatGivesUpEndsTheWaitsOfAll) {
-    const Outcomes outcomes = run_ranks(3, test_options(), [](Communicator& comm) {
+    std::barrier all_have_begun(3);
+    const Outcomes outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {
         Model model = Mlp::initial();
         Fsdp fsdp(shared(comm), a_unit_a_layer(model), {});
         Adam optimizer(sharded(fsdp), {});
         optimizer.set_gate([&] { fsdp.check_idle("the optimizer cannot change the shards"); });
         fsdp.forward(0);
+        all_have_begun.arrive_and_wait();
         if (comm.rank() == 1) return comm.abort("rank 1 gives up");
         const Error first = expect_error(
             [&] {
