@@ -5,6 +5,7 @@
 // leader. Who follows a coordinating agent votes for nobody else, which is that agent's lease: it ends with the connection
 // between the two, or with the silence after which both give it up. Before it stands, an agent asks the others whether
 // they would vote for it, which binds nobody: else one that was cut off for a while could not follow an older term again.
+// One that voted in a later term all the same cannot follow this one: the coordinating agent stands down when it joins.
 //
 // One voter's part, as a state machine without input, output or clock of its own.
 #pragma once
