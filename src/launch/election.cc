@@ -57,8 +57,6 @@ std::optional<Stand> Election::question() const {
     return Stand{trial_, phase_ == Phase::standing};
 }
 
-std::optional<Stand> Election::new_question() {
-    return std::exchange(is_new_, false) ? question() : std::nullopt;
-}
+std::optional<Stand> Election::new_question() { return std::exchange(is_new_, false) ? question() : std::nullopt; }
 
 }  // namespace tsr

@@ -156,7 +156,7 @@ class JobAgent {
     std::optional<Election> election_;  // if it votes
     std::optional<Contacts> contacts_;  // while it searches for the coordinating agent
     Deadline search_deadline_ = Deadline::in(milliseconds{0});
-    int term_ = 0;                // of the coordinating agent
+    int term_ = 0;  // of the coordinating agent
     std::string coordinator_uri_;
     Clock::time_point led_since_;
     int group_size_ = 0;  // of the last round; 0: there was none

@@ -142,10 +142,14 @@ TEST(PipelineFailure, OfARankThatIsLateInItsLastCallbackIsATimeoutThatNamesIt) {
                 throw;
             }
         });
-        for (const auto& error : outcomes) {
+        const size_t late_rank = trains ? 0 : 2;
+        for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+            const auto& error = outcomes[rank];
+            // The late one has all that it needs: it may be done before it hears of the others' timeout.
+            if (rank == late_rank && !error) continue;
             ASSERT_TRUE(error);
             EXPECT_EQ(error->code(), Code::timeout) << error->what();
-            EXPECT_EQ(error->record()->peer, trains ? 0 : 2) << error->what();
+            EXPECT_EQ(error->record()->peer, static_cast<int>(late_rank)) << error->what();
             EXPECT_THAT(error->what(),
                         HasSubstr(trains ? "The last that rank 0 computes is stage 0, micro-batch 2, backward"
                                          : "The last that rank 2 computes is stage 2, micro-batch 2, forward"));
