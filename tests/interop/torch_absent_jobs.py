@@ -39,6 +39,7 @@ def groups() -> None:
 
 if sys.argv[1] == "init":
     stay_away()
-    dist.init_process_group("tessera", timeout=SOON)
+    # Rank 0 serves the store: it must not give up before the others, some of which may have begun later.
+    dist.init_process_group("tessera", timeout=SOON if rank else 3 * SOON)
 else:
     groups()
