@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "base/error.hpp"
 #include "store/channel.hpp"
 #include "store/handshake.hpp"
+#include "store/server.hpp"
 #include "store/table.hpp"
 #include "store/wire.hpp"
 
@@ -107,6 +109,22 @@ class TcpStore final : public Store {
 
     Channel connect(Deadline deadline) { return connect_with_handshake(address_, party_, deadline); }
 
+    // A further connection: a server that is full drops handshakes that take long. One that has ended refuses the next.
+    Channel connect_again(Deadline deadline) {
+        const Deadline patience = deadline.earlier(Deadline::in(StoreServer::stranger_lifetime));
+        for (milliseconds pause{5};; pause = std::min(pause * 2, poll_slice)) {
+            try {
+                return connect(deadline);
+            } catch (const Error& error) {
+                const int native = error.record()->native_code;
+                const bool is_dropped = error.record()->retriable && (native == ECONNRESET || native == EPIPE);
+                if (!is_dropped || patience.expired()) throw;
+            }
+            poll_interrupt();
+            std::this_thread::sleep_for(pause);
+        }
+    }
+
     Channel take_connection(Deadline deadline) {
         {
             const std::lock_guard lock(mutex_);
@@ -120,7 +138,7 @@ class TcpStore final : public Store {
                 return channel;
             }
         }
-        return connect(deadline);
+        return connect_again(deadline);
     }
 
     void give_back(Channel channel) {

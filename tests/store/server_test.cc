@@ -4,7 +4,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cerrno>
+#include <future>
 #include <iterator>
 #include <mutex>
 #include <random>
@@ -370,6 +372,45 @@ TEST_F(StoreServerTest, IdleStrangersCannotKeepRanksOut) {
     const auto store = Store::open(server_->uri(), options);
     EXPECT_EQ(store->add("n", 1, soon()), 1);
     EXPECT_LE(server_->census().strangers, StoreServer::max_strangers);
+}
+
+// The second connection of a client, whose first one waits.
+TEST(StoreClient, MakesAConnectionAgainThatAFullServerDropped) {
+    Address address{"127.0.0.1", 0};
+    const Fd listener = listen_on(address);
+    const auto party = handshake::Party::of(test_store_options(), true, address.host);
+    const auto accepted = [&] {
+        EXPECT_TRUE(readable(listener.get(), soon()));
+        return Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    };
+    const auto opened = [&] {
+        Channel channel = Channel::to_client(accepted(), party);
+        open(channel, soon(), "a client");
+        return channel;
+    };
+    std::atomic<bool> waits{false};
+    std::promise<void> done;
+    std::thread server([&] {
+        Channel first = opened();
+        char byte;
+        receive_all(first, &byte, 1, soon(), "the wait");
+        waits = true;
+        for (int i = 0; i < 3; ++i) accepted();
+        Channel channel = opened();
+        receive_all(channel, &byte, 1, soon(), "the request");
+        std::string reply;
+        wire::append(reply, uint32_t{1});
+        wire::append(reply, static_cast<uint8_t>(wire::Outcome::no));
+        send_all(channel, reply, soon(), "the reply");
+        done.get_future().wait();
+    });
+    const auto store = Store::open(address.uri(), test_store_options());
+    std::thread waiter([&] { EXPECT_THROW((void)store->wait("x", soon()), Error); });
+    wait_until([&] { return waits.load(); }, soon(), "the first connection");
+    EXPECT_FALSE(store->get("y", soon()));
+    done.set_value();
+    server.join();
+    waiter.join();
 }
 
 TEST_F(StoreServerTest, SlowHandshakeEndsAfterItsTime) {
