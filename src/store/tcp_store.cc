@@ -109,36 +109,16 @@ class TcpStore final : public Store {
 
     Channel connect(Deadline deadline) { return connect_with_handshake(address_, party_, deadline); }
 
-    // A further connection: a server that is full drops handshakes that take long. One that has ended refuses the next.
-    Channel connect_again(Deadline deadline) {
-        const Deadline patience = deadline.earlier(Deadline::in(StoreServer::stranger_lifetime));
-        for (milliseconds pause{5};; pause = std::min(pause * 2, poll_slice)) {
-            try {
-                return connect(deadline);
-            } catch (const Error& error) {
-                const int native = error.record()->native_code;
-                const bool is_dropped = error.record()->retriable && (native == ECONNRESET || native == EPIPE);
-                if (!is_dropped || patience.expired()) throw;
-            }
-            poll_interrupt();
-            std::this_thread::sleep_for(pause);
+    std::optional<Channel> take_idle() {
+        const std::lock_guard lock(mutex_);
+        if (owner_ != ::getpid()) {  // a forked child must not use its parent's connections
+            idle_.clear();
+            owner_ = ::getpid();
         }
-    }
-
-    Channel take_connection(Deadline deadline) {
-        {
-            const std::lock_guard lock(mutex_);
-            if (owner_ != ::getpid()) {  // a forked child must not use its parent's connections
-                idle_.clear();
-                owner_ = ::getpid();
-            }
-            if (!idle_.empty()) {
-                Channel channel = std::move(idle_.back());
-                idle_.pop_back();
-                return channel;
-            }
-        }
-        return connect_again(deadline);
+        if (idle_.empty()) return std::nullopt;
+        Channel channel = std::move(idle_.back());
+        idle_.pop_back();
+        return channel;
     }
 
     void give_back(Channel channel) {
@@ -146,19 +126,30 @@ class TcpStore final : public Store {
         if (owner_ == ::getpid() && idle_.size() < max_idle) idle_.push_back(std::move(channel));
     }
 
+    // The server, if it is full, drops handshakes that take long; this end may notice that only with its first request, as
+    // it sends the last message of the handshake. Such a request was not executed. A server that has ended refuses the next
+    // connection.
+    static bool was_dropped(const Error& error) {
+        const int native = error.record()->native_code;
+        return error.code() == Code::io && (native == ECONNRESET || native == EPIPE);
+    }
+
     Reply call(const wire::Request& request, Deadline deadline, const char* verb) {
         check_key(request.key);
         const std::string what = fmt::format("{} of '{}' in the store at {}", verb, request.key, uri_);
+        const Deadline patience = deadline.earlier(Deadline::in(StoreServer::stranger_lifetime));
         try {
-            Channel channel = take_connection(deadline);
-            send_all(channel, wire::encode(request), deadline, what);
-            if (request.operation == wire::Operation::wait && !readable(channel, deadline)) {
-                deadline = Deadline::in(cancel_grace);
-                send_all(channel, wire::encode({.operation = wire::Operation::cancel}), deadline, what);
+            for (milliseconds pause{5};; pause = std::min(pause * 2, poll_slice)) {
+                std::optional<Channel> idle = take_idle();
+                const bool is_new = !idle;
+                try {
+                    return call_over(idle ? std::move(*idle) : connect(deadline), request, deadline, what);
+                } catch (const Error& error) {
+                    if (!is_new || !was_dropped(error) || patience.expired()) throw;
+                }
+                poll_interrupt();
+                std::this_thread::sleep_for(pause);
             }
-            Reply reply = read_reply(channel, deadline, what);
-            give_back(std::move(channel));
-            return checked(std::move(reply), what);
         } catch (const Error& error) {
             if (error.code() != Code::io || error.record()->native_code == 0) throw;
             throw Error(Code::io, fmt::format("lost the store at {} during {} of '{}': the process that serves it (the "
@@ -167,6 +158,17 @@ class TcpStore final : public Store {
                 .with_native(NativeDomain::os, error.record()->native_code)
                 .caused_by(error);
         }
+    }
+
+    Reply call_over(Channel channel, const wire::Request& request, Deadline deadline, const std::string& what) {
+        send_all(channel, wire::encode(request), deadline, what);
+        if (request.operation == wire::Operation::wait && !readable(channel, deadline)) {
+            deadline = Deadline::in(cancel_grace);
+            send_all(channel, wire::encode({.operation = wire::Operation::cancel}), deadline, what);
+        }
+        Reply reply = read_reply(channel, deadline, what);
+        give_back(std::move(channel));
+        return checked(std::move(reply), what);
     }
 
     static Reply read_reply(Channel& channel, Deadline deadline, const std::string& what) {

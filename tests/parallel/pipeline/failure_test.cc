@@ -145,8 +145,8 @@ TEST(PipelineFailure, OfARankThatIsLateInItsLastCallbackIsATimeoutThatNamesIt) {
         const size_t late_rank = trains ? 0 : 2;
         for (size_t rank = 0; rank < outcomes.size(); ++rank) {
             const auto& error = outcomes[rank];
-            // The late one has all that it needs: it may be done before it hears of the others' timeout.
-            if (rank == late_rank && !error) continue;
+            // The late one has all that it needs. Over Gloo it may be done before it hears of the others' timeout.
+            if (rank == late_rank && !error && std::string_view(testing::test_backend()) == "gloo") continue;
             ASSERT_TRUE(error);
             EXPECT_EQ(error->code(), Code::timeout) << error->what();
             EXPECT_EQ(error->record()->peer, static_cast<int>(late_rank)) << error->what();
